@@ -28,7 +28,6 @@ _UNKNOWN = (
     "self_check",
     "onnx_outputs",
     "onnx_exclude_outputs",
-    "mark_all",
     "shape_inference",
 )
 """With these the reference is another, or depends on more than can be seen."""

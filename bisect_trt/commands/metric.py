@@ -1,11 +1,9 @@
-"""The check by a metric: the whole set on the disk, what the reference scores on it, and the bound that follows."""
+"""The check by a metric: the set on the disk, the score of the reference on it, and the bound that follows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 import onnx
 
@@ -19,62 +17,29 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import Prober
-from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.statistics import expected_verdicts
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
-from bisect_trt.tensors.saved import SavedRun, same_samples
 from bisect_trt.worker.protocol import Failed, Series
 
 _CHUNK = 64
 """Samples that the reference runs in one request: each takes at most what a model may take."""
 _FEW = 30
-_MANY = 10_000
-
-Labelled = tuple[Mapping[str, Any], Any]
-"""Inputs and labels of a sample."""
 
 
-def make_scale(subject: Subject, settings: MetricSettings, saved: SavedRun | None = None) -> Scale:
+def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
     """Write the set, run the reference on it, and score its outputs.
-
-    Args:
-        subject: The model.
-        settings: The metric, and where the set comes from.
-        saved: Outputs that stand for the reference's, in place of running it.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
         UnavailableError: The reference does not run on a sample.
     """
-    samples = _counted(labelled_inputs(input_infos(subject.network), settings.data), subject.console)
-    data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
-    if saved is None:
-        _run_reference(subject, data)
-    else:
-        same_samples(saved, data.count, "the set has")
-        data.write_golden(saved.samples)
-    scale = scale_of(data, settings, subject.console, "the reference" if saved is None else saved.name)
-    verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
-    error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
-    return replace(scale, error=error, runtime=subject.models.reference)
-
-
-def scale_of(data: Evaluation, settings: MetricSettings, console: Console, name: str) -> Scale:
-    """Score the reference's outputs on a set.
-
-    Args:
-        data: The set, with those outputs.
-        settings: The metric.
-        console: Prints the score.
-        name: The name of the reference in messages.
-
-    Raises:
-        UsageError: The metric does not fit the outputs or labels.
-    """
-    options = settings.options
+    options, console = settings.options, subject.console
     metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
+    samples = labelled_inputs(input_infos(subject.network), settings.data)
+    data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
+    _run_reference(subject, data)
     if metric.of_sample is not None:
         reference = data.known(metric).value
     else:
@@ -82,26 +47,20 @@ def scale_of(data: Evaluation, settings: MetricSettings, console: Console, name:
         golden = [data.reference(place) for place in range(data.count)]
         reference = metric.of_set(golden, golden, [data.labels(place) for place in range(data.count)])
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
-    _refuse_reference(metric, reference, bound, drop=options.max_drop is not None)
+    _check_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"
     bounded = "" if bound is None else f"; it must be at {limit} {metric.say(bound)}"
-    labels = "" if data.labelled or settings.asked.endswith(".py") else " (no labels, so what it says is the truth)"
-    console.say(f"  {metric.name} of {name}: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
+    labels = (
+        "" if data.labelled or settings.asked.endswith(".py") else " (no labels, so its own outputs stand for them)"
+    )
+    console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
     if data.count < _FEW and bound is not None:
         console.warn(
             f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
         )
-    return Scale(metric, settings.asked, data, reference, bound)
-
-
-def _counted(samples: Iterable[Labelled], console: Console) -> Iterator[Labelled]:
-    """The samples; how many there are so far is printed, since a loader may never end."""
-    said = _MANY
-    for number, sample in enumerate(samples, 1):
-        yield sample
-        if number == said:
-            console.say(f"  {number} samples of the set so far; of a loader that never ends, --iterations N takes N")
-            said *= 2
+    verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
+    error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
+    return Scale(metric, settings.asked, data, reference, bound, error, subject.models.reference)
 
 
 def _run_reference(subject: Subject, data: Evaluation) -> None:
@@ -112,37 +71,35 @@ def _run_reference(subject: Subject, data: Evaluation) -> None:
         reply = subject.models.ask(Series(subject.models.reference, model, *files), here=True)
         if isinstance(reply, Failed):
             raise UnavailableError(
-                f"the reference cannot run the model on all samples of the set: {reply.message}. A metric needs its outputs; "
-                "leave those samples out that it does not run on."
+                f"the reference cannot run the model on all samples of the set: {reply.message}. Leave out the samples that it "
+                "does not run on."
             )
 
 
-def _refuse_reference(metric: Metric, reference: float, bound: float | None, *, drop: bool) -> None:
-    """Make sure that the reference is as good as a candidate has to be.
+def _check_reference(metric: Metric, reference: float, bound: float | None, *, drop: bool) -> None:
+    """Check that the reference is as good as a candidate has to be.
 
     Raises:
         UsageError: It is not.
     """
+    name, worse = f"{metric.name} of the reference", metric.lower_is_better
     if math.isnan(reference):
-        why = "NaN" if metric.custom else "a mean of nothing, because no label of the set counts"
-        fix = "metric" if metric.custom else "loader"
-        raise UsageError(
-            f"{metric.name} of the reference's outputs is {why}, so nothing can be held against it; mend the {fix}."
-        )
+        fix = "correct the metric" if metric.custom else "no label of the set counts; correct the loader"
+        raise UsageError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
     if math.isinf(reference) and drop:
         raise UsageError(
-            f"{metric.name} of the reference's outputs is {reference:g}, from which no drop can be measured; give "
-            f"--{'max' if metric.lower_is_better else 'min'} instead of --max-drop, or have the metric end somewhere."
+            f"{name} is {reference:g}, from which no drop can be measured; give --{'max' if worse else 'min'} instead of "
+            "--max-drop."
         )
-    if bound is not None and (reference > bound if metric.lower_is_better else reference < bound):
+    if bound is not None and (reference > bound if worse else reference < bound):
         raise UsageError(
-            f"{metric.name} of the reference itself is {metric.say(reference)}, which is worse than {metric.say(bound)}; ask for "
-            "no more than it has, or say by --max-drop how much may be lost."
+            f"{name} itself is {metric.say(reference)}, which is worse than {metric.say(bound)}; give a weaker bound, or "
+            "--max-drop."
         )
 
 
 def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings) -> MetricCheck:
-    """The check by a metric.
+    """Return the check by a metric.
 
     Raises:
         UsageError: As :func:`make_scale`.
@@ -156,7 +113,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings)
         return splice(network, between(network, tuple(inputs), tuple(outputs)), subject.infos, nothing_stored).proto
 
     def rest(piece: onnx.ModelProto) -> tuple[onnx.ModelProto | None, onnx.ModelProto | None]:
-        """The parts of the model before and after a piece of it."""
+        """Return the parts of the model before and after a piece of it."""
         weights = {entry.name for entry in piece.graph.initializer}
         fed = [value.name for value in piece.graph.input if value.name not in weights]
         made = [value.name for value in piece.graph.output]
@@ -168,7 +125,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings)
 
 
 def measure_whole(session: Session, candidate: Candidate) -> None:
-    """Score a candidate on the whole set, for the result; nothing where no metric is the check."""
+    """Put the score of a candidate on the whole set into the result, if the check is a metric."""
     prober, result, console = session.prober, session.result, session.console
     check = prober.runner.check
     if not isinstance(check, MetricCheck):
@@ -176,7 +133,7 @@ def measure_whole(session: Session, candidate: Candidate) -> None:
     scale, original = check.scale, session.outcome(prober.ledger.records[0]).metric
     measured = check.measure(prober.runner.write(candidate), 0.0)
     if isinstance(measured, Failed):
-        console.warn(f"what the answer scores on the whole set is not known: {measured.message}")
+        console.warn(f"the answer could not be scored on the whole set: {measured.message}")
         return
     result.extra["metric"] = scale.to_json(measured) | {
         "confidence": scale.confidence(len(prober.ledger.records)),

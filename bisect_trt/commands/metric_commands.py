@@ -1,147 +1,114 @@
-"""``run``, ``layerwise`` and ``diagnose`` with ``--metric``: score whole sets, and find the layers that cost the metric."""
+"""``run``, ``layerwise`` and ``diagnose`` with ``--metric``: score the whole set, and find the layers that cost the metric.
+
+A piece of a model has no metric, so ``diagnose`` leaves no script of its own: it leaves the set, and the command that scores the
+whole model on it.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.compare import CompareSettings
-from bisect_trt.commands.compare_saved import same_outputs, saved_runs
-from bisect_trt.commands.metric import make_scale, measure_whole, scale_of
-from bisect_trt.commands.metric_reproducer import leave_metric
+from bisect_trt.commands.compare import CompareSettings, refuse_options
+from bisect_trt.commands.metric import make_scale, measure_whole
 from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import NEUTRAL, make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import MetricSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.trials import carry
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
-from bisect_trt.options.run import RunOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.console import Console
-from bisect_trt.report.reproducer import MODEL, pack
+from bisect_trt.report.culprits import describe_nodes
+from bisect_trt.report.environment import environment
+from bisect_trt.report.reproducer import FILES, ISSUE, MODEL, pack
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import block, code, plain, prose, table
 from bisect_trt.search.oracle import Oracle, Subset, about_units
 from bisect_trt.search.strategy import shortest_failing_prefix
-from bisect_trt.tensors.inputs import given_labels
-from bisect_trt.tensors.metrics import Evaluation
-from bisect_trt.tensors.saved import SavedRun, Selected, load_runs, same_samples
-from bisect_trt.worker.guard import scratch
-from bisect_trt.worker.protocol import Failed, Measure, Measured
-from bisect_trt.worker.sessions import measure
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.tensors.metrics import Evaluation, script_file
+from bisect_trt.worker.process import run_to_end
+from bisect_trt.worker.protocol import Failed, Measure
 
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import DiagnoseSettings
 
+_SINGLE_OUTPUTS = {
+    *("save_outputs", "save_inputs", "load_outputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"),
+    *("self_check", "fail_fast"),
+}
+"""Options of ``run`` that are about single outputs."""
+_MOST_BYTES = 64 << 20
+"""A larger set is not copied."""
+_TRIAL_SECONDS = 3600.0
+_LOADER = '''"""The set that was scored: {count} samples{labels}, for --data-loader-script."""
 
-def refuse_beside_metric(options: RunOptions) -> None:
-    """Refuse options of ``run`` that are about single outputs.
+from pathlib import Path
 
-    Raises:
-        UsageError: One was given.
-    """
-    given = {
-        "--save-outputs": options.save_outputs,
-        "--save-inputs": options.save_inputs,
-        "--onnx-outputs": options.onnx_outputs or options.mark_all,
-        "--onnx-exclude-outputs": options.onnx_exclude_outputs,
-        "--save-onnx": options.save_onnx,
-        "--self-check": options.self_check,
-        "--fail-fast": options.fail_fast,
-        "--check-average": options.check_average,
-    }
-    if beside := next((name for name, wanted in given.items() if wanted), None):
-        raise UsageError(
-            f"--metric scores all outputs on a whole set of samples; {beside} has no part in that: drop it."
-        )
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parent / "data"
+
+
+def load_data():
+    for number in range({count}):
+        inputs = dict(np.load(FOLDER / f"given-{{number}}.npz"))
+        labels = FOLDER / f"labels-{{number}}.npz"
+        if not labels.exists():
+            yield inputs
+            continue
+        named = dict(np.load(labels))
+        yield inputs, named.get("", named)
+'''
+Words = list[str | Path]
+"""A command line; a path is a file in the folder that is left, relative to it."""
 
 
 def score(session: Session, settings: CompareSettings, metric: MetricSettings) -> Result:
     """Score every target on the whole set.
 
     Raises:
-        UsageError: A sample does not fit the model, saved outputs do not fit the set, or the metric does not fit
-            the outputs or labels.
+        UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
         UnavailableError: The reference or a target cannot run the model.
     """
     subject, console, result = session.subject, session.console, session.result
+    refuse_options(settings.options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
     model = subject.models.write("measured", subject.network.proto)
-    references: list[SavedRun | None] = [run for path in settings.load_outputs for run in load_runs(path)]
-    for saved in references or [None]:
-        scale = make_scale(subject, metric, saved)
-        against = "" if saved is None else f" against {saved.name}"
-        for each in settings.each():
-            console.step(f"{each.target.describe()}{against}, on all {scale.data.count} samples")
-            request = Measure(each.target, model, scale.scoring(0.0), warm_up=each.warm_up)
-            measured = subject.models.ask(request, settings.timeout)
-            if isinstance(measured, Failed):
-                raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")
-            _tell(scale, measured, each.target.describe(), saved, console, result)
-    return _conclude(result)
-
-
-def score_saved(paths: Sequence[Path], metric: MetricSettings, console: Console, result: Result) -> Result:
-    """Score each saved run on the whole set, with the last one for the reference.
-
-    Labels come from the same options as samples; the inputs among these are ignored.
-
-    Raises:
-        UsageError: There are not two runs, they or the labels do not fit each other, or the metric does not fit them.
-    """
-    runs, right = saved_runs(paths)
-    count = len(right.samples)
-    none: list[Any] = [None] * count
-    labels = list(islice(given_labels(metric.data), count + 1)) or none
-    if len(labels) != count:
-        gives = f"more than {count}" if len(labels) > count else len(labels)
-        raise UsageError(
-            f"{right.name} holds {count} sample(s) and there are labels for {gives}; give those of the samples that were saved "
-            "(--iterations)."
-        )
-    for run in runs:
-        same_samples(run, count, f"{right.name} holds")
-        names = same_outputs(run.name, run.samples[0], list(right.samples[0]), console)
-        with scratch() as folder:
-            # A target that returns its inputs: then all is done as for a live one.
-            data = Evaluation.write(Path(folder), zip(run.samples, labels, strict=True), metric.data.seed)
-            data.write_golden(
-                Selected(sample, same_outputs(right.name, sample, names, console)) for sample in right.samples
-            )
-            scale = scale_of(data, metric, console, right.name)
-            console.step(f"{run.name} against {right.name}, on all {count} samples")
-            _tell(scale, measure(lambda outputs: outputs, scale.scoring(0.0)), run.name, right, console, result)
-    return _conclude(result)
-
-
-def _tell(
-    scale: Scale, measured: Measured, name: str, saved: SavedRun | None, console: Console, result: Result
-) -> None:
-    """Print the score of one target, and put it into the result."""
-    found = scale.to_json(measured)
-    result.extra.setdefault("targets", []).append({"name": name, "latency_ms": measured.latency_ms, "metric": found})
-    result.extra.setdefault("metric", found)
-    against, equal = ("the reference", "the reference's") if saved is None else (saved.name, f"as {saved.name}")
-    lost = measured.value - scale.reference
-    change = f" ({lost:+.4g}{scale.metric.unit} against {against})" if lost else f" ({equal})"
-    if math.isnan(lost):
-        change = f" ({equal})" if measured.value == scale.reference else ""
-    console.answer(f"{scale.describe(measured)}{change}")
-
-
-def _conclude(result: Result) -> Result:
-    failed = any(target["metric"]["passed"] is False for target in result.extra["targets"])
-    result.extra["comparisons"] = []
+    scale = make_scale(subject, metric)
+    targets = result.extra["targets"] = []
+    for target in settings.targets:
+        console.step(f"{target.describe()}, on all {scale.data.count} samples")
+        request = Measure(target, model, scale.scoring(0.0), warm_up=settings.options.warm_up)
+        measured = subject.models.ask(request, settings.options.timeout)
+        if isinstance(measured, Failed):
+            raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")
+        found, latency = scale.to_json(measured), measured.latency_ms
+        targets.append({"name": target.describe(), "latency_ms": latency, "metric": found})
+        lost = measured.value - scale.reference  # NaN where both are infinite
+        change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
+        equal = measured.value == scale.reference
+        console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
+    result.extra |= {"metric": targets[0]["metric"], "comparisons": []}
+    failed = any(target["metric"]["passed"] is False for target in targets)
     result.status, result.minimality = "not_reproduced" if failed else "found", "1-minimal"
     return result
 
 
 def layerwise_scored(session: Session) -> Result:
-    """Find up to which layer the target may compute before the metric is past its bound; the reference computes the rest.
+    """Find the layer up to which the target may compute before the metric is past its bound; the reference computes the rest.
 
     Raises:
         DoesNotReproduce: The whole model on the target is within the bound.
@@ -159,14 +126,16 @@ def layerwise_scored(session: Session) -> Result:
 
 
 def find_drop(session: Session) -> tuple[int, list[dict[str, Any]]]:
-    """The last unit of the shortest prefix with which the metric is past its bound, as it is for the whole model.
+    """Find the last unit of the shortest prefix with which the metric is past its bound, as it is for the whole model.
 
     Returns:
-        The unit; and what was measured, the shortest prefix first: how many units, the last of them, the metric, whether it
-        is within its bound, and the samples that it took.
+        The unit; and the measurements, the shortest prefix first: the number of ``units``, the last ``node``, the score of the
+        ``candidate``, whether it ``passed``, and the ``samples`` it took.
     """
-    subject, prober = session.subject, session.prober
-    units, keys = subject.units, {len(subject.units.searched): subject.original.key}
+    subject, prober, console = session.subject, session.prober, session.console
+    network, units, check = subject.network, subject.units, session.prober.runner.check
+    assert isinstance(check, MetricCheck)
+    metric, keys = check.scale.metric, {len(units.searched): subject.original.key}
 
     def build(chosen: Subset) -> Candidate:
         candidate = subject.cut(units.with_weights(chosen))
@@ -176,40 +145,36 @@ def find_drop(session: Session) -> tuple[int, list[dict[str, Any]]]:
     def story(oracle: Oracle) -> int:
         return shortest_failing_prefix(units.searched, frozenset(), about_units(oracle))
 
-    length = prober.search_from(subject.original, story, build)
-    asked, curve = {record.key for record in prober.ledger.records}, []
+    unit = units.searched[prober.search_from(subject.original, story, build) - 1]
+    asked, curve = (
+        {record.key for record in prober.ledger.records},
+        [],
+    )  # without probes that nobody asked for in the end
     for count, key in sorted(keys.items()):
         outcome = prober.ledger.outcome(key)
-        # What was probed ahead of time was not asked for.
         if key not in asked or outcome is None or outcome.metric is None:
             continue
-        node = subject.describe_searched([units.searched[count - 1]])
-        seen = {name: outcome.metric[name] for name in ("candidate", "passed", "samples")}
-        curve.append({"units": count, "node": node[0] if node else None, **seen})
-    unit = units.searched[length - 1]
-    _tell_drop(session, unit, curve)
-    return unit, curve
-
-
-def _tell_drop(session: Session, unit: int, curve: Sequence[Mapping[str, Any]]) -> None:
-    network, check = session.subject.network, session.prober.runner.check
-    assert isinstance(check, MetricCheck)
-    metric = check.scale.metric
-    for entry in curve:
-        word, node = "within " if entry["passed"] else "too bad", entry["node"]
-        name = "" if node is None else f", up to {node['op']} '{node['name'] or node['outputs'][0]}'"
-        value = metric.say(float(entry["candidate"]))
-        session.console.say(f"  {word} {metric.name} {value} with {entry['units']} units on the target{name}")
-    session.console.answer(
+        node = next(iter(subject.describe_searched([units.searched[count - 1]])), None)
+        entry = {"units": count, "node": node}
+        entry |= {name: outcome.metric[name] for name in ("candidate", "passed", "samples")}
+        curve.append(entry)
+        word = "within " if entry["passed"] else "too bad"
+        console.say(f"  {word} {metric.name} {metric.say(float(outcome.metric['candidate']))} {_prefix(entry)}")
+    console.answer(
         f"{metric.name} is past its bound once the target computes {network.describe(network.order[unit])} with all before "
         "it; with one unit less it is not."
     )
+    return unit, curve
+
+
+def _prefix(entry: Mapping[str, Any]) -> str:
+    node = entry["node"]
+    last = "" if node is None else f", up to {node['op']} '{node['name'] or node['outputs'][0]}'"
+    return f"with {entry['units']} units on the target{last}"
 
 
 def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     """Find why the metric drops on the target, and write the layers that cause it.
-
-    A piece of a model has no metric without the rest of it and the whole set: the script that shows the drop runs all of it.
 
     Raises:
         DoesNotReproduce: The metric does not drop past its bound.
@@ -240,13 +205,129 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
     if settings.anonymous:
-        console.warn("--anonymise: a set and what it scores cannot be renamed, so neither is left, nor a script")
+        console.warn("--anonymise: a set and its scores cannot be renamed, so they are not left in the folder")
         return result
     assert check.metric is not None
     assert check.target is not None
-    files = leave_metric(session, check.metric, check.target, answer, settings.output)
+    try:
+        files = _leave(session, check.metric, check.target, answer, settings.output)
+    except OSError as error:
+        raise UsageError(f"{settings.output} cannot be written: {error.strerror or error}; make room.") from error
     if settings.archive is not None:
         files += sorted({*settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
         pack(settings.output, files, settings.archive, NEUTRAL)
         result.artifacts["archive"] = str(settings.archive)
     return result
+
+
+def _leave(
+    session: Session, metric: MetricSettings, target: TargetSettings, answer: Candidate, folder: Path
+) -> list[Path]:
+    """Write the set and the report, try the command in it, and return the files.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    subject, console, check = session.subject, session.console, session.prober.runner.check
+    assert isinstance(check, MetricCheck)
+    carried, files = carry(target, folder / FILES)
+    words: Words = [Path(word) if word in files else word for word in carried.flags()]
+    weights = subject.settings.external_data_dir
+    given = replace(subject.settings, data=DataOptions(), external_data_dir=weights and weights.absolute())
+    words += given.words()
+    where, kept = _leave_set(check.scale.data, subject.settings.data, folder, words)
+    asked = metric.asked
+    for path in script_file(asked):  # a user's function, which may be named behind the file
+        kept.append(folder / f"metric-{path.name}")
+        shutil.copyfile(path, kept[-1])
+        words += ["--metric", Path(f"{kept[-1].name}{asked.removeprefix(str(path))}")]
+        asked = ""
+    words += replace(metric.options, metric=asked or None).words()
+    tried = _try(session, words, folder)
+    model = os.path.relpath(subject.settings.path, folder)
+    command = shlex.join(plain(str(word)) for word in ("bisect-trt", "run", model, *words))
+    (folder / ISSUE).write_text(_issue(session, check.scale, target, answer, (where, tried, command)), "utf-8")
+    console.answer(f"  {folder / ISSUE}: the command that scores the whole model; {tried}")
+    console.answer(f"  {where}")
+    return [folder / ISSUE, *kept, *(folder / name for name in files)]
+
+
+def _leave_set(data: Evaluation, given: DataOptions, folder: Path, words: Words) -> tuple[str, list[Path]]:
+    """Copy the set to the folder unless it is large, and add the options that read it; return where it is, and its files."""
+    files = [path for path in sorted(data.folder.iterdir()) if path.name.startswith(("given-", "labels-"))]
+    size = sum(path.stat().st_size for path in files)
+    if size > _MOST_BYTES:
+        options = ["--iterations", str(data.count), "--seed", str(given.seed)]
+        if given.data_loader_script is not None:
+            options = ["--data-loader-script", str(given.data_loader_script)]
+        elif given.load_inputs:
+            options = ["--load-inputs", *(str(path.absolute()) for path in given.load_inputs)]
+        words += options
+        return f"the {data.count} samples are {size >> 20} MiB and not copied: {shlex.join(options)} gives them", []
+    labels = " with their labels" if data.labelled else ""
+    (folder / "data").mkdir(exist_ok=True)
+    kept = [Path(shutil.copyfile(path, folder / "data" / path.name)) for path in files]
+    loader = folder / "data.py"
+    loader.write_text(_LOADER.format(count=data.count, labels=labels), encoding="utf-8")
+    words += ["--data-loader-script", Path(loader.name)]
+    return f"{folder / 'data'}: the {data.count} samples{labels}", [loader, *kept]
+
+
+def _try(session: Session, words: Sequence[str | Path], folder: Path) -> str:
+    """Run the command as its reader will; return how it ended, and put the score of the whole model into the result."""
+    log = session.subject.workspace.scratch("metric-trial.log")
+    found = log.with_name("metric-trial.json").absolute()
+    given = [str(folder.absolute() / word) if isinstance(word, Path) else word for word in words]
+    model = str(session.subject.settings.path.absolute())
+    command = [sys.executable, "-m", "bisect_trt", "run", model, *given, "--json", str(found)]
+    end = run_to_end(command, log=log, environment={}, timeout=_TRIAL_SECONDS, cwd=log.parent)
+    measured = json.loads(found.read_text(encoding="utf-8")).get("metric") if found.is_file() else None
+    if measured is not None:
+        session.result.extra["metric"]["whole"] = measured["candidate"]
+        if end.code == 1:
+            return "run here, it shows the drop"
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    tried = f"run here, it ends with {end.describe()}{f': {last[-1]}' if last else ''}"
+    session.console.warn(f"the command does not show the drop: {tried}")
+    return tried
+
+
+def _issue(
+    session: Session, scale: Scale, target: TargetSettings, answer: Candidate, texts: tuple[str, str, str]
+) -> str:
+    """Return the text of a report; ``texts`` are where the set is, how the trial ended, and the command."""
+    subject, metric, (where, tried, command) = session.subject, session.result.extra["metric"], texts
+    say, name, file = scale.metric.say, prose(scale.metric.name), subject.settings.path.name
+    reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
+    bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
+    parts = [
+        f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",
+        (
+            f"{code(file)} on {prose(target.describe())}: {name} is {seen} on {metric['of']} samples. ONNX Runtime on the CPU "
+            f"without graph optimizations has {reference}; the bound is {bound}."
+        ),
+        "## Environment",
+        table(environment()),
+        "## Steps to reproduce",
+        (
+            f"This command, run in this folder, scores the whole model and ends with 1 while {name} is past its bound; "
+            f"{prose(tried)}. It needs bisect-trt."
+        ),
+        block(command),
+        f"{code(MODEL)} is not that model, but the layers that cost the metric. {prose(where)}.",
+        table({"file": file, "sha256": subject.sha256, "nodes": str(len(subject.network.nodes))}),
+        "## The layers that cost it",
+        "With these on the target and the reference for all others the metric is past its bound.",
+        describe_nodes(answer.proto, list(answer.proto.graph.node)),
+    ]
+    if metric.get("layers"):
+        rows = [
+            f"- {prose(_prefix(entry))}: {name} {float(entry['candidate']):.6g}, "
+            f"{'within the bound' if entry['passed'] else 'past it'}"
+            for entry in metric["layers"]
+        ]
+        parts += ["## Where it falls", "\n".join(rows)]
+    if "fixed" in metric:
+        kept = len(session.result.extra.get("keep_fp32") or [])
+        parts += ["## Fix", f"With {kept} nodes in fp32 {name} is {say(float(metric['fixed']))}."]
+    return "\n\n".join(parts) + "\n"

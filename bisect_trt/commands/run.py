@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.compare import compare, compare_settings, targets_to_run
-from bisect_trt.commands.compare_saved import check_average, compare_saved
-from bisect_trt.commands.metric_commands import refuse_beside_metric, score, score_saved
-from bisect_trt.commands.settings import data_options, metric_settings, tolerance_options
+from bisect_trt.commands.compare import compare, compare_saved, compare_settings, refuse_options, targets_to_run
+from bisect_trt.commands.metric_commands import score
+from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import Compare
@@ -39,15 +38,13 @@ def run(call: Call) -> Result:
     if model is None and call.source is None:
         return _compare_saved(call)
     settings = compare_settings(options, call[Target], call[MoreTargets], call[Compare], call[Plots])
-    if call[Metric].metric is not None:
-        refuse_beside_metric(options)
-    for path in (settings.save_onnx, script):
+    for path in (options.save_onnx, script):
         if path is not None:
             check_output(path, overwrite=True)
     if script is not None and model is not None:
         return _write_script(call, model, script)
-    job = call.open(None, settings.load_outputs, shape_inference=options.shape_inference, bounded=False)
-    with job.examined(settings.timeout, settings.target, *settings.also) as session:
+    job = call.open(None, options.load_outputs, shape_inference=options.shape_inference, bounded=False)
+    with job.examined(options.timeout, *settings.targets) as session:
         return compare(session, settings) if job.metric is None else score(session, settings, job.metric)
 
 
@@ -72,49 +69,18 @@ def _compare_saved(call: Call) -> Result:
     options, result, console = call[RunOptions], call.result, call.console
     if targets_to_run(call[MoreTargets], call[Target]) or not options.load_outputs:
         raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
-    _refuse_without_model(options, call[Data], call[Run].gen_script)
-    metric = metric_settings(call[Metric], data_options(call[Data]), call[Compare], bounded=False)
-    if metric is not None:
-        refuse_beside_metric(options)
-        return score_saved(options.load_outputs, metric, console, result)
+    why = "needs a model; name one, or drop it."
+    refuse_options(options, _NEED_A_MODEL, why)
+    other = {"gen-script": call[Run].gen_script, "external-data-dir": call[Data].external_data_dir}
+    if given := [name for name, value in {**other, "metric": call[Metric].metric}.items() if value is not None]:
+        raise UsageError(f"--{given[0]} {why}")
+    call[Metric].check(bounded=False)
     check_plots(call[Plots])
     tolerance = tolerance_options(call[Compare], None, nonfinite_equal=False)
-    if options.check_average:
-        check_average(tolerance, fail_fast=options.fail_fast)
-    return compare_saved(
-        options.load_outputs,
-        tolerance,
-        options.onnx_outputs,
-        console,
-        result,
-        fail_fast=options.fail_fast,
-        average=options.check_average,
-        plots=call[Plots],
-    )
+    return compare_saved(options.load_outputs, tolerance, options, call[Plots], console, result)
 
 
-def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | None) -> None:
-    """Make sure that nothing is asked for that only a model can give.
-
-    Raises:
-        UsageError: Something is.
-    """
-    given = {
-        "--onnx-exclude-outputs": options.onnx_exclude_outputs,
-        "--mark-all": options.mark_all,
-        "--shape-inference": options.shape_inference,
-        "--save-onnx": options.save_onnx,
-        "--save-inputs": options.save_inputs,
-        "--save-outputs": options.save_outputs,
-        "--warm-up": options.warm_up is not None,
-        "--external-data-dir": data.external_data_dir,
-        "--gen-script": gen_script,
-    }
-    for option, wanted in given.items():
-        if wanted:
-            raise UsageError(f"{option} needs a model; name one, or drop it.")
-
-
+_NEED_A_MODEL = {"onnx_exclude_outputs", "shape_inference", "save_onnx", "save_inputs", "save_outputs", "warm_up"}
 _PROGRAM = '''\
 """Compare a model on a target with the reference; ends with the exit status of `bisect-trt run`."""
 

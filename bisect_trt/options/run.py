@@ -26,7 +26,6 @@ class MoreTargets:
 
     onnx: Annotated[bool, switch("ONNX's reference evaluator as a target, beside another or alone.")] = False
     onnxrt_reference: Annotated[bool, switch("The reference itself as a target beside the others.")] = False
-    fp_to_fp16: Annotated[bool, switch("The target runs a model with fp16 nodes: --fp16, lowered by Casts.")] = False
 
 
 @dataclass
@@ -37,10 +36,9 @@ class RunOptions:
         list[str],
         option(
             metavar="TENSOR",
-            help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all, mark unfused.",
+            help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all.",
         ),
     ] = field(default_factory=list)
-    mark_all: Annotated[bool, switch("The same as --onnx-outputs mark all.")] = False
     onnx_exclude_outputs: Annotated[
         list[str],
         option(
@@ -60,7 +58,6 @@ class RunOptions:
         ),
     ] = False
     fail_fast: Annotated[bool, switch("Stop at the first output that does not match.")] = False
-    check_average: Annotated[bool, switch("Of each output, the average over samples decides, not each sample.")] = False
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")

@@ -87,24 +87,6 @@ def labelled_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> Iterat
     return islice(_every_sample(infos, options, whole=False), options.most)
 
 
-def given_labels(options: DataOptions) -> Iterator[Any]:
-    """The labels alone, where no model says what the inputs are: an array, or a dict of arrays, a sample; ``None`` without.
-
-    Nothing is given where the samples would be random.
-
-    Raises:
-        UsageError: There is no such script or file, or the script raises.
-    """
-    _refuse_both(options)
-    given: Iterator[tuple[Mapping[str, Any], Any]] = iter(())
-    if options.data_loader_script is not None:
-        given = each_sample(options.data_loader_script, options.iterations)
-    elif options.load_inputs:
-        given = ((sample, None) for sample, _ in _loaded(options.load_inputs))
-    for sample, beside in given:
-        yield _without_labels((), sample)[1] if beside is None else beside
-
-
 def _refuse_both(options: DataOptions) -> None:
     if options.data_loader_script is not None and options.load_inputs:
         raise UsageError("--data-loader-script and --load-inputs both give the inputs; use one of them")

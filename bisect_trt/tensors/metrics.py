@@ -389,11 +389,6 @@ class Evaluation:
         """The file with the reference's outputs of a sample."""
         return self.folder / f"golden-{place}.npz"
 
-    def write_golden(self, samples: Iterable[Mapping[str, Array]]) -> None:
-        """Store the reference's outputs of all samples."""
-        for place, outputs in enumerate(samples):
-            save_npz(self.golden(place), outputs)
-
     def labels(self, place: int) -> Labels:
         """The labels of a sample; ``None`` without any."""
         if not self.labelled:

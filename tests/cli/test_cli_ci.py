@@ -51,7 +51,17 @@ def test_what_a_status_means_in_ci(command: str, status: str, found: str) -> Non
 def test_each_output_of_a_comparison_is_a_case(cli: CommandLine, here: Path) -> None:
     overflowing(here / "model.onnx")
     ran = cli(
-        "run", "model.onnx", *TARGET, "--mark-all", "--junit", "junit.xml", "--json", "result.json", "--annotations"
+        "run",
+        "model.onnx",
+        *TARGET,
+        "--onnx-outputs",
+        "mark",
+        "all",
+        "--junit",
+        "junit.xml",
+        "--json",
+        "result.json",
+        "--annotations",
     )
     assert ran.status == 1
     comparisons = read_json(here / "result.json")["comparisons"]
@@ -280,7 +290,7 @@ def test_a_reference_is_kept_until_what_it_depends_on_changes(here: Path) -> Non
     assert [counts(model, inputs=values), counts(model, inputs=[dict(values)])] == [miss, hit]
     assert [counts(model, seed=3), counts(onnx.load(str(model)), seed=3)] == [miss, hit]
     assert counts(model, inputs=values, atol=1.0) == hit  # which says nothing of the reference
-    assert counts(model, mark_all=True) == neither
+    assert counts(model, onnx_outputs="mark all") == neither
     chain(here / "model.onnx", 5)
     assert counts(model) == miss
     assert References(None).key(model, {"data_loader_script": "x.py"}) is None

@@ -275,7 +275,6 @@ def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("<2>", "A node is called so, and makes 't2'."),
         ("t22", "Close to it: 't2'"),
         ("op:add", "Close to it: 'op:Add'."),
         ("nobody", "--onnx-outputs mark all)."),
@@ -297,6 +296,6 @@ def test_outputs_are_chosen_by_the_operator_that_makes_them(cli: CommandLine, he
 
     assert compared("--onnx-outputs", "op:Mul") == ["big_out", "small_out"]
     assert compared("--onnx-outputs", "op:M*", "a0_out") == ["big_out", "small_out", "a0_out"]
-    assert compared("--mark-all", "--exclude-outputs", "op:Add") == ["big_out", "small_out"]
+    assert compared("--onnx-outputs", "mark", "all", "--exclude-outputs", "op:Add") == ["big_out", "small_out"]
     ran = cli("run", model, "--onnxrt", "--onnx-outputs", "op:Softmax")
     assert "the model makes no tensor 'op:Softmax'" in ran.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -138,17 +139,21 @@ def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) 
     assert found["bound"] > found["whole"] == found["curve"][-1]["candidate"]
     assert all(entry["sample"] % 4 == 0 and entry["lost"] > 0 for entry in found["worst_samples"])
     assert "The samples that cost most" in Path(result["artifacts"]["report"]).read_text()
-    # The script tells a model that drops from one that does not, wherever it is run.
+    # The command tells a model that drops from one that does not, wherever the folder is.
     with zipfile.ZipFile("out.zip") as packed:
         packed.extractall("elsewhere")
-    (script,) = Path("elsewhere").rglob("reproduce.py")
+    (folder,) = (path.parent for path in Path("elsewhere").rglob("ISSUE.md"))
     fine = onnx.load(model)
     for tensor in fine.graph.initializer:
         if tensor.name in ("big", "small"):
             tensor.CopyFrom(numpy_helper.from_array(np.ones_like(numpy_helper.to_array(tensor)), tensor.name))
     onnx.save(fine, "fine.onnx")
-    words = [[sys.executable, str(script), str(path)] for path in (model, Path("fine.onnx"))]
-    statuses = [subprocess.run(each, check=False, capture_output=True).returncode for each in words]
+    command = next(line for line in issue.splitlines() if line.startswith("bisect-trt run "))
+    options = [sys.executable, "-m", "bisect_trt", "run"], shlex.split(command)[3:]
+    statuses = [
+        subprocess.run([*options[0], str(path.absolute()), *options[1]], check=False, cwd=folder).returncode
+        for path in (model, Path("fine.onnx"))
+    ]
     assert statuses == [1, 0]
 
 
@@ -188,53 +193,6 @@ def test_what_does_not_fit(cli: CommandLine, model: Path, options: list[str], me
     assert message in ran.err
 
 
-def test_saved_outputs_score_what_a_live_run_does(cli: CommandLine, model: Path) -> None:
-    """With the same labels, curve, verdict and exit status; so does a target beside saved outputs of the reference."""
-    assert cli("run", model, *TARGET, *DATA, "--save-outputs", "ours.npz").status == 1
-    assert cli("run", model, "--onnxrt-reference", *DATA, "--save-outputs", "right.json").status == 0
-    for asked in (["score.py", "--max-drop", "5%"], ["whole.py:wrong", "--lower-is-better", "--max", "0.3"]):
-        live = cli("run", model, *TARGET, *DATA, "--metric", *asked, "--json", "live.json")
-        ways = [["--load-outputs", "ours.npz", "right.json"]]
-        ways += [[str(model), *TARGET, "--load-outputs", "right.json"]] if asked[0] == "score.py" else []
-        for way in ways:
-            ran = cli("run", *way, *DATA, "--metric", *asked, "--json", "saved.json")
-            assert ran.status == live.status
-            assert read_json(Path("saved.json"))["metric"] == read_json(Path("live.json"))["metric"]
-            assert "of right.json: " in ran.out
-            assert "against right.json, on all 60 samples" in ran.out
-
-
-def test_saved_outputs_and_their_labels(cli: CommandLine, here: Path) -> None:
-    """Without labels the last one is the truth; labels may lie in files; and all have to be of as many samples."""
-    (here / "ids.py").write_text(
-        "import numpy\ndef load_data():\n    while True:\n        yield {}, numpy.array([0])\n"
-    )
-    for number, (right, ours) in enumerate([(0, 0), (1, 0), (2, 2), (0, 1)], 1):
-        np.savez(f"right-{number}.npz", y=np.eye(3)[[right]], z=np.ones(2))
-        np.savez(f"ours-{number}.npz", y=np.eye(3)[[ours]])
-        np.savez(f"x-{number}.npz", labels=np.array([ours]), x=np.zeros(1))
-    both = ["run", "--load-outputs", "ours.npz", "right.npz", "--metric", "top-1", "--json", "r.json"]
-    assert cli(*both, "--min", "0.5").status == 0
-    assert read_json(Path("r.json"))["metric"]["candidate"] == 0.5
-    assert cli(*both, "--max-drop", "0.4").status == 1
-    assert cli(*both, "--load-inputs", "x.npz").status == 0
-    found = read_json(Path("r.json"))["metric"]
-    assert (found["reference"], found["candidate"]) == (0.5, 1.0)
-    ran = cli(*both, "--data-loader-script", "ids.py", "--iterations", "4")
-    assert ran.status == 0
-    found = read_json(Path("r.json"))["metric"]
-    assert (found["reference"], found["candidate"]) == (0.5, 0.5)
-    assert ran.err.count("ours.npz has no 'z'") == 1
-    for words, gives in ((["ids.py"], "more than 4"), (["ids.py", "--iterations", "3"], "3")):
-        ran = cli(*both, "--data-loader-script", *words)
-        assert ran.status == 2
-        assert f"right.npz holds 4 sample(s) and there are labels for {gives}; give those of" in ran.error
-    ran = cli("run", "--load-outputs", "ours.npz", "--metric", "top-1")
-    assert (ran.status, "ours.npz is one saved result" in ran.error) == (2, True)
-    ran = cli("run", "--load-outputs", "ours.npz", "x.npz", "--metric", "top-1")
-    assert (ran.status, "has none of the outputs to compare" in ran.error) == (2, True)
-
-
 @pytest.mark.parametrize("name", ["each", "whole"])
 def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path, name: str) -> None:
     """As scikit-learn's do: what the reference has not is the candidate's, and the worst there is."""
@@ -254,8 +212,8 @@ def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path, name: str) -
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--metric", "top-1", "--save-outputs", "o.npz"], 2, "--save-outputs has no part in that"),
-        (["--metric", "nan.py"], 2, "is NaN, so nothing can be held against it"),
+        (["--metric", "top-1", "--save-outputs", "o.npz"], 2, "--save-outputs does not apply to --metric"),
+        (["--metric", "nan.py"], 2, "is NaN, so no candidate can be compared with it"),
         (["--metric", "inf.py", "--max-drop", "1%"], 2, "is inf, from which no drop can be measured"),
         (["--metric", "inf.py", "--min", "30"], 0, "inf.py:metric is inf"),
         (["--metric", "top-1", "--data-loader-script", "none.py"], 2, "no label of the set counts"),

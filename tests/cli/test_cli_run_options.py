@@ -41,7 +41,6 @@ def targets(result: dict[str, Any]) -> list[tuple[str, int, int]]:
         (["--onnx-outputs", "t[12]", "t0"], ["t1", "t2", "t0"]),
         (["--onnx-outputs", "t*", "--onnx-exclude-outputs", "*0", "t3"], ["t1", "t2"]),
         (["--onnx-outputs", "mark", "all", "--exclude-outputs", "t1"], ["t0", "t2", "t3"]),
-        (["--mark-all"], ["t0", "t1", "t2", "t3"]),
     ],
 )
 def test_outputs_by_name_and_glob(cli: CommandLine, here: Path, words: list[str], names: list[str]) -> None:
@@ -104,7 +103,7 @@ def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
     run(cli, model, "--onnxrt", "--onnx-outputs", "big_out", "--save-onnx", "plain.onnx")
     assert [value.name for value in onnx.load("plain.onnx").graph.output] == ["big_out"]
-    run(cli, model, "--onnxrt", "--fp-to-fp16", "--save-onnx", "half.onnx", status=1)
+    run(cli, model, "--onnxrt", "--fp16", "--save-onnx", "half.onnx", status=1)
     casts = [node for node in onnx.load("half.onnx").graph.node if node.op_type == "Cast"]
     assert any(node.attribute[0].i == TensorProto.FLOAT16 for node in casts)
     run(cli, "half.onnx", "--onnxrt", "--validate", status=1)  # it overflows on its own
@@ -150,8 +149,11 @@ SCRIPTS = (
     ("--onnxrt --fp16 --keep-fp32 big_out --atol big_out:1 --onnx-outputs big_out a0_out --check-error-stat max", 0),
     ("--onnxrt --fp16 --onnx --onnxrt-reference --providers cpu --validate", 1),
     ("--onnx --fp16 --timeout 60", 1),
-    ("--onnxrt --fp-to-fp16 --shape-inference --save-onnx FILE.onnx --warm-up 1 --use-subprocess --fail-fast", 1),
-    ("--onnxrt --mark-all --exclude-outputs a0_out --save-inputs FILE.x.json --save-outputs FILE.y.npz", 0),
+    ("--onnxrt --fp16 --shape-inference --save-onnx FILE.onnx --warm-up 1 --use-subprocess --fail-fast", 1),
+    (
+        "--onnxrt --onnx-outputs mark all --exclude-outputs a0_out --save-inputs FILE.x.json --save-outputs FILE.y.npz",
+        0,
+    ),
     ("--onnxrt --iterations 2 --seed 3 --val-range x:[0,0.5] --input-shapes x:[2,3] --postprocess top-1", 0),
     ("--onnxrt --load-inputs x.npz --load-outputs y.npz --compare indices --index-tolerance 1 --fresh-process", 1),
     ("--onnxrt --external-data-dir . --data-loader-script data.py --data-loader-func-name mine --array-swap-mb 0", 0),
@@ -205,7 +207,7 @@ def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
     graph = onnx.load("ran.onnx").graph
     assert declared(graph.value_info) == {name: [2, 3] for name in ("a0_out", "a1_out", "a2_out", "small_out")}
     assert declared(graph.output) == {"big_out": [2, 3]}
-    run(cli, model, "--onnxrt", "--fp-to-fp16", "--shape-inference", "--save-onnx", "half.onnx", status=1)
+    run(cli, model, "--onnxrt", "--fp16", "--shape-inference", "--save-onnx", "half.onnx", status=1)
     onnx.checker.check_model("half.onnx", full_check=True)  # no declaration is of the type from before
 
 

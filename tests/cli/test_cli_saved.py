@@ -124,7 +124,7 @@ def test_nan_in_what_is_compared_with(cli: CommandLine) -> None:
     np.savez("b.npz", y=np.array([np.nan, 1.0]))
     ran = cli("run", "--load-outputs", "a.npz", "b.npz")
     assert ran.status == 1
-    assert "'y' is NaN or Inf in 1 of 2 elements of what it is compared with" in ran.err
+    assert "'y' is NaN or Inf in 1 of 2 elements of the reference" in ran.err
     assert cli("run", "--load-outputs", "a.npz", "a.npz").status == 1
     assert cli("run", "--load-outputs", "a.npz", "a.npz", "--infinities-compare-equal").status == 0
     assert cli("run", "--load-outputs", "b.npz", "b.npz", "--infinities-compare-equal").status == 1

@@ -157,7 +157,7 @@ def test_a_model_that_the_target_does_not_run_agrees_with_nothing(cli: CommandLi
 def test_what_has_no_part_in_it_is_refused(cli: CommandLine, here: Path) -> None:
     ran = cli("run", write(here / "model.onnx", "n"), "--onnxrt", "--self-check", "--warm-up", "3")
     assert ran.status == 2
-    assert "--warm-up has no part in that" in ran.err
+    assert "--warm-up does not apply to --self-check" in ran.err
 
 
 def test_in_a_place(cli: CommandLine, here: Path) -> None:
