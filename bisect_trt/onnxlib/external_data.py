@@ -1,8 +1,7 @@
-"""Weights that lie outside the model file, and copies of the files that hold them.
+"""Weights: their size, where they lie outside the model file, and copies of the files that hold them.
 
-A search derives a hundred models from one. Where the weights are large they are stored once, in a file that every
-candidate names, instead of inside each candidate. ONNX and ONNX Runtime both insist that this file lies in the model's
-own folder and is no link, so such candidates share one folder. Copies share blocks where the file system can, and keep holes.
+A search derives a hundred models from one. Large weights are stored once, in a file that every candidate refers to.
+ONNX and ONNX Runtime require that this file lies in the folder of the model and is no link, so such candidates share a folder.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,158 +17,79 @@ from typing import BinaryIO
 import numpy as np
 import onnx
 from onnx import TensorProto
-from onnx.external_data_helper import uses_external_data
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.nodes import all_nodes, bodies
 
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, sharing its blocks where the file system can, and leaving its holes holes.
-
-    It is there under its name when all of it is. A hard link would do for runtimes, but ONNX's loader refuses a file that has
-    two names, so after it the user's own model could not be loaded any more.
-
-    Raises:
-        OSError: It cannot be read or written; where there is no room, nothing is begun.
-    """
-    if target.exists() and target.stat().st_size == source.stat().st_size:
-        return
-    temporary = target.with_name(f".{target.name}.new")
-    try:
-        with source.open("rb") as reader, temporary.open("wb") as writer:
-            if not shares_blocks(reader, writer):
-                check_room(target.parent, os.fstat(reader.fileno()).st_blocks * 512, source.name)
-                copy_range(reader, 0, os.fstat(reader.fileno()).st_size, writer)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-_CHUNK = 16 << 20
-ALIGNMENT = 4096
-"""Weights begin at a multiple of it: file systems share whole blocks of so many bytes."""
-_CLONE = 0x40049409
-"""``FICLONE``, ioctl_ficlone(2): the file gets the other's blocks, on Btrfs, XFS and others."""
-
-
-def check_room(folder: Path, needed: int, what: str) -> None:
-    """Make sure that there is room for so many bytes in a folder.
-
-    Raises:
-        OSError: There is not.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        takes = f"{what} takes {needed >> 20} MiB of disk where {free >> 20} MiB are free"
-        raise OSError(errno.ENOSPC, takes, str(folder))
-
-
-def shares_blocks(reader: BinaryIO, writer: BinaryIO) -> bool:
-    """Give a file that is still empty all blocks of another; whether the file system can."""
-    if sys.platform != "linux":
-        return False
-    import fcntl  # noqa: PLC0415 - Windows has none
-
-    try:
-        fcntl.ioctl(writer.fileno(), _CLONE, reader.fileno())
-    except OSError:
-        return False
-    return True
-
-
-def copy_range(reader: BinaryIO, start: int, length: int, writer: BinaryIO) -> None:
-    """Copy bytes of a file to the position of another one; its holes become holes.
-
-    Blocks that begin in both at a multiple of 4096 bytes are shared where the file system can; see copy_file_range(2).
-
-    Args:
-        reader: The file.
-        start: The first byte.
-        length: How many there are.
-        writer: The other one; it stands behind them afterwards, and is at least so long.
-
-    Raises:
-        OSError: One cannot be read or written, or the first is shorter.
-    """
-    if os.fstat(reader.fileno()).st_size < start + length:
-        raise OSError(errno.EIO, f"{reader.name} ends early")
-    shift = writer.tell() - start
-    writer.flush()
-    for data, end in _data_of(reader, start, start + length):
-        at = data
-        while at < end:
-            ahead = -at % ALIGNMENT
-            most = min(
-                ahead or (end - at) - (end - at) % ALIGNMENT or end - at, end - at, _CHUNK
-            )  # whole blocks by themselves
-            at += _copy_some(reader, at, most, writer, at + shift)
-    writer.seek(start + length + shift)
-    if os.fstat(writer.fileno()).st_size < start + length + shift:
-        writer.truncate(start + length + shift)
-
-
-def _copy_some(reader: BinaryIO, start: int, length: int, writer: BinaryIO, to: int) -> int:
-    """Copy at least one of some bytes; how many."""
-    if hasattr(os, "copy_file_range"):
-        try:
-            if copied := os.copy_file_range(reader.fileno(), writer.fileno(), length, start, to):
-                return copied
-        except OSError as error:  # not between these two
-            if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
-                raise
-    chunk = os.pread(reader.fileno(), length, start)
-    if not chunk:
-        raise OSError(errno.EIO, f"{reader.name} ends early")
-    return os.pwrite(writer.fileno(), chunk, to)
-
-
-def data_bytes(reader: BinaryIO, start: int, length: int) -> int:
-    """How many of some bytes of a file are no holes."""
-    return sum(end - data for data, end in _data_of(reader, start, start + length))
-
-
-def _data_of(reader: BinaryIO, place: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where the bytes of a file that are no holes begin and end, between two places; lseek(2)."""
-    if not hasattr(os, "SEEK_DATA"):
-        yield place, end
-        return
-    while place < end:
-        try:
-            data = os.lseek(reader.fileno(), place, os.SEEK_DATA)
-            hole = min(os.lseek(reader.fileno(), data, os.SEEK_HOLE), end)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # there is no more data; else a file system without holes
-                yield place, end
-            return
-        if data < end:
-            yield data, hole
-        place = max(hole, data)
-
-
 EMBED_LIMIT_BYTES = 64 << 20
-"""Weights up to this much in all stay inside each candidate; past it they are shared."""
+"""Up to this total size weights stay inside each candidate; larger ones are shared."""
 SHARED_TENSOR_BYTES = 1024
-"""A tensor smaller than this is never moved out: it may be a shape that parsers want to see."""
+"""A smaller tensor is never moved out of the model: it may be a shape that parsers need to see."""
 WEIGHTS_FILE = "bisect_trt_weights.bin"
+ALIGNMENT = 4096
+"""Weights begin at a multiple of it: runtimes map whole pages, and file systems share whole blocks."""
+_CHUNK = 16 << 20
 _FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
 """The fields of a tensor that hold numbers one by one, with the type of these."""
-_ELEMENT_BYTES: dict[int, int] = {
-    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT16, TensorProto.UINT16), 2),
-    **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 4),
-    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64, TensorProto.COMPLEX64), 8),
-    TensorProto.COMPLEX128: 16,
+_NAMES_OF_BITS = {
+    2: "INT2 UINT2",
+    4: "INT4 UINT4 FLOAT4E2M1",
+    16: "FLOAT16 BFLOAT16 INT16 UINT16",
+    32: "FLOAT INT32 UINT32",
+    64: "DOUBLE INT64 UINT64 COMPLEX64",
+    128: "COMPLEX128",
 }
-"""All others of fixed size take a byte, or share one."""
-_ELEMENTS_IN_A_BYTE = {
-    getattr(TensorProto, name): share
-    for name, share in {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}.items()
-    if hasattr(TensorProto, name)  # newer than the oldest ONNX that will do
+_BITS = {
+    TensorProto.DataType.Value(name): bits
+    for bits, names in _NAMES_OF_BITS.items()
+    for name in names.split()
+    if name in TensorProto.DataType.keys()  # noqa: SIM118 - an enum of protobuf; old releases of ONNX lack some names
 }
+"""Bits of an element; all other types of fixed size take a byte."""
+
+
+def element_bits(element_type: int) -> int:
+    """How many bits an element of a type takes; 8 for a string."""
+    return _BITS.get(element_type, 8)
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """How many bytes the elements of a tensor take in a file; a string counts as one."""
+    return -(-math.prod(int(dim) for dim in tensor.dims) * element_bits(tensor.data_type) // 8)
+
+
+def inner_bytes(tensor: TensorProto) -> int:
+    """How many bytes of numbers a tensor holds inside the model; 0 for strings, which cannot lie outside it."""
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    width = max(1, element_bits(tensor.data_type) // 8)
+    counts = {kind: len(getattr(tensor, field)) for field, kind in _FIELDS.items()}
+    return sum(count * min(width, np.dtype(kind).itemsize) for kind, count in counts.items())
+
+
+def held_bytes(model: onnx.ModelProto) -> int:
+    """About how much memory a runtime takes for a model's weights: the weight, and a copy laid out for its kernels."""
+    return 2 * sum(map(tensor_bytes, model.graph.initializer))
+
+
+def make_raw(tensor: TensorProto) -> None:
+    """Store numbers that are listed one by one as bytes, which alone can lie outside the model; the values stay equal.
+
+    A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits (``onnx.proto``, TensorProto).
+    """
+    width = max(1, element_bits(tensor.data_type) // 8)
+    for field, kind in _FIELDS.items():
+        if not tensor.HasField("raw_data") and (numbers := getattr(tensor, field)):
+            values = np.array(numbers, dtype=kind)
+            if kind[0] in "iu" and width < values.itemsize:
+                values = values.astype(f"u{width}")
+            tensor.raw_data = values.astype(values.dtype.newbyteorder("<")).tobytes()
+            tensor.ClearField(field)
 
 
 def model_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every weight of a model, initializers and the tensors in attributes, those in bodies and functions too."""
+    """Every weight of a model: initializers and the tensors in attributes, those in bodies and functions too."""
     yield from model.graph.initializer
     for node in all_nodes(model):
         for attribute in node.attribute:
@@ -182,41 +100,14 @@ def model_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
             yield from body.initializer
 
 
-def external_files(model: onnx.ModelProto) -> dict[str, int]:
-    """The files a model keeps weights in, each with the length in bytes that it needs to have.
-
-    Raises:
-        UnavailableError: A weight does not say which file, or not as numbers where in it.
-    """
-    files: dict[str, int] = {}
-    for tensor in model_tensors(model):
-        if uses_external_data(tensor):
-            entries = {entry.key: entry.value for entry in tensor.external_data}
-            try:
-                location = Path(entries["location"]).as_posix()
-                place = [int(entries.get(key, 0)) for key in ("offset", "length")]
-            except (KeyError, TypeError, ValueError) as error:
-                raise _misplaced(tensor) from error
-            if min(place) < 0 or location == "." or "\0" in location:
-                raise _misplaced(tensor)
-            files[location] = max(files.get(location, 0), sum(place))
-    return files
-
-
-def _misplaced(tensor: TensorProto) -> UnavailableError:
-    return UnavailableError(
-        f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
-    )
-
-
 @dataclass(frozen=True)
 class Place:
-    """Where in a file a weight lies; both in bytes.
+    """Where in a file a weight lies.
 
     Attributes:
         location: The file, as the model names it.
         offset: The first byte.
-        length: How many there are.
+        length: The number of bytes.
     """
 
     location: str
@@ -225,22 +116,53 @@ class Place:
 
 
 def place_of(tensor: TensorProto) -> Place:
-    """Where an external weight lies; one that does not say how long it is, is as long as its elements take."""
+    """Where an external weight lies; without a stated length, the length follows from its shape."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    length = int(entries.get("length", 0)) or stored_bytes(tensor)
+    length = int(entries.get("length", 0)) or tensor_bytes(tensor)
     return Place(entries["location"], int(entries.get("offset", 0)), length)
 
 
-def stored_bytes(tensor: TensorProto) -> int:
-    """How many bytes the elements of a tensor take in a file, where those of 4 and 2 bits share one."""
-    count = math.prod(int(dim) for dim in tensor.dims)
-    share = _ELEMENTS_IN_A_BYTE.get(tensor.data_type)
-    return tensor_bytes(tensor) if share is None else -(-count // share)
+def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Make a tensor refer to ``length`` bytes at ``offset`` of the file ``location``, instead of bytes of its own."""
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+def load_inside(tensor: TensorProto, folder: Path) -> None:
+    """Read an external weight into the model; ``folder`` has its file."""
+    load_external_data_for_tensor(tensor, str(folder))
+    tensor.data_location = TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def external_files(model: onnx.ModelProto) -> dict[str, int]:
+    """The files a model keeps weights in, each with the length in bytes that it needs to have.
+
+    Raises:
+        UnavailableError: A weight does not say which file, or where in it.
+    """
+    files: dict[str, int] = {}
+    for tensor in filter(uses_external_data, model_tensors(model)):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        try:
+            location = Path(entries["location"]).as_posix()
+            place = [int(entries.get(key, 0)) for key in ("offset", "length")]
+        except (KeyError, TypeError, ValueError):
+            place, location = [-1], ""
+        if min(place) < 0 or location == "." or "\0" in location:
+            raise UnavailableError(
+                f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
+            )
+        files[location] = max(files.get(location, 0), sum(place))
+    return files
 
 
 def has_external_data(model: onnx.ModelProto) -> bool:
     """Whether any weight lies outside the model file."""
-    return any(uses_external_data(tensor) for tensor in model_tensors(model))
+    return any(map(uses_external_data, model_tensors(model)))
 
 
 def folder_with(model: onnx.ModelProto, folders: Iterable[Path]) -> Path | None:
@@ -252,7 +174,7 @@ def folder_with(model: onnx.ModelProto, folders: Iterable[Path]) -> Path | None:
 def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
     """Put a large model's weights into ``folder`` once, and make ``model`` refer to them there.
 
-    Models whose weights are small and inside are left as they are.
+    Small weights that are inside the model stay there.
 
     Args:
         model: Changed in place.
@@ -274,64 +196,71 @@ def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: P
             name = WEIGHTS_FILE
             while name in taken:
                 name = f"_{name}"
-            _move_out(embedded, folder / name)
+            with (folder / name).open("wb") as file:
+                for tensor in embedded:
+                    move_out(tensor, file, name)
     except OSError as error:
         raise UsageError(
             f"the weights of {source} cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
         ) from error
 
 
-def _move_out(tensors: Iterable[TensorProto], path: Path) -> None:
-    with path.open("wb") as file:
-        for tensor in tensors:
-            make_raw(tensor)
-            file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
-            refer_to(tensor, path.name, file.tell(), len(tensor.raw_data))
-            file.write(tensor.raw_data)
-            tensor.ClearField("raw_data")
+def move_out(tensor: TensorProto, file: BinaryIO, location: str) -> None:
+    """Append a tensor's values to a file, and make the tensor refer to them; ``location`` is the name of the file."""
+    make_raw(tensor)
+    at = align(file)
+    file.write(tensor.raw_data)
+    refer_to(tensor, location, at, len(tensor.raw_data))
 
 
-def tensor_bytes(tensor: TensorProto) -> int:
-    """How many bytes the elements of a tensor take, wherever they lie; a string counts as one."""
-    return math.prod(int(dim) for dim in tensor.dims) * _ELEMENT_BYTES.get(tensor.data_type, 1)
+def align(file: BinaryIO, past: int = 0) -> int:
+    """Go to where the next weight begins in a file, ``past`` bytes behind a multiple of 4096; returns that place."""
+    return file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT + past)
 
 
-def inner_bytes(tensor: TensorProto) -> int:
-    """How many bytes of numbers a tensor holds inside the model; 0 for strings, which can lie nowhere else."""
-    if tensor.HasField("raw_data"):
-        return len(tensor.raw_data)
-    width = _ELEMENT_BYTES.get(tensor.data_type, 1)
-    for field, kind in _FIELDS.items():
-        if count := len(getattr(tensor, field)):
-            return int(count * min(width, np.dtype(kind).itemsize))
-    return 0
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, unless the target has its size already; the target appears when it is complete.
 
+    A hard link would do for runtimes, but ONNX's loader refuses a file with two names, and the user's own model with it.
 
-def make_raw(tensor: TensorProto) -> None:
-    """Turn numbers that are stored one by one into bytes, which alone can lie outside; they mean the same.
-
-    A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits (``onnx.proto``, TensorProto).
+    Raises:
+        OSError: The file cannot be read or written.
     """
-    if tensor.HasField("raw_data"):
+    size = source.stat().st_size
+    if target.exists() and target.stat().st_size == size:
         return
-    width = _ELEMENT_BYTES.get(tensor.data_type, 1)
-    for field, kind in _FIELDS.items():
-        if numbers := getattr(tensor, field):
-            values = np.array(numbers, dtype=kind)
-            if kind[0] in "iu" and width < values.itemsize:
-                values = values.astype(f"u{width}")
-            tensor.raw_data = values.astype(values.dtype.newbyteorder("<")).tobytes()
-            tensor.ClearField(field)
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        with source.open("rb") as reader, temporary.open("wb") as writer:
+            copy_range(reader, 0, size, writer)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make a tensor's data live in ``location`` at ``offset``; ``length`` is in bytes."""
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
+def copy_range(reader: BinaryIO, start: int, length: int, writer: BinaryIO) -> None:
+    """Copy ``length`` bytes of a file from ``start`` to the position of another one.
 
+    The kernel copies where it can, and file systems such as Btrfs and XFS share the blocks then.
 
-def held_bytes(model: onnx.ModelProto) -> int:
-    """About how much memory a runtime takes for a model's weights: the weight, and a copy laid out for its kernels."""
-    return 2 * sum(map(tensor_bytes, model.graph.initializer))
+    Raises:
+        OSError: One file cannot be read or written, or the first ends early.
+    """
+    writer.flush()
+    reader.seek(start)
+    while length > 0:
+        copied = 0
+        if hasattr(os, "copy_file_range"):
+            try:
+                copied = os.copy_file_range(reader.fileno(), writer.fileno(), length, start)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise
+        if not copied:  # not between these two files
+            reader.seek(start)
+            copied = writer.write(reader.read(min(length, _CHUNK)))
+            writer.flush()
+        if not copied:
+            raise OSError(errno.EIO, f"{reader.name} ends early")
+        start, length = start + copied, length - copied
+    writer.seek(os.lseek(writer.fileno(), 0, os.SEEK_CUR))

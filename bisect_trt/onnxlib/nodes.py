@@ -1,21 +1,23 @@
-"""What stands in a node: attributes, the bodies of control flow, and what these read; and the walk through all nodes."""
+"""Nodes and graphs as ONNX's messages: walks through them, what they read and hold, and small edits in place."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 """Of ONNX's own operators."""
-
-
+IR_WITHOUT_INITIALIZER_INPUTS = 4
+"""Before IR version 4 every initializer has to be listed among the graph's inputs."""
+_M = TypeVar("_M", bound=Message)
 _HELD = {
     "value_float": onnx.AttributeProto.FLOAT,
     "value_floats": onnx.AttributeProto.FLOATS,
@@ -23,6 +25,31 @@ _HELD = {
     "value_ints": onnx.AttributeProto.INTS,
 }
 """In what a Constant may hold numbers beside a tensor, since opset 12."""
+
+
+def clone(message: _M) -> _M:
+    """A copy of a message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def keep_only(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type
+    """Make these the only entries of a repeated field; they may be entries of it."""
+    kept = list(entries)
+    if len(kept) != len(field) or any(one is not other for one, other in zip(kept, field, strict=True)):
+        del field[:]
+        field.extend(kept)
+
+
+def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> None:
+    """Store weights in a model; they become inputs too where the model's IR version asks for that."""
+    for tensor in tensors:
+        model.graph.initializer.append(tensor)
+        if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
+            model.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -110,15 +137,12 @@ def mentioned_names(graph: onnx.GraphProto) -> set[str]:
 
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """A copy of a node that reads other tensors, in its bodies too."""
-    new = onnx.NodeProto()
-    new.CopyFrom(node)
+    new = clone(node)
     new.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(new):
         own = _own(body)
         outer = {name: other for name, other in names.items() if name not in own}
-        renamed = [rename_reads(inner, outer) for inner in body.node]
-        del body.node[:]
-        body.node.extend(renamed)
+        keep_only(body.node, [rename_reads(inner, outer) for inner in body.node])
         for value in body.output:
             value.name = outer.get(value.name, value.name)
     return new

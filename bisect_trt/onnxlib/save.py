@@ -7,37 +7,30 @@ from __future__ import annotations
 
 import errno
 import filecmp
-import itertools
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import onnx
-from onnx.external_data_helper import (
-    load_external_data_for_model,
-    load_external_data_for_tensor,
-    uses_external_data,
-)
+from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.onnxlib.external_data import (
     ALIGNMENT,
     SHARED_TENSOR_BYTES,
     Place,
-    check_room,
+    align,
     copy_file,
     copy_range,
-    data_bytes,
     external_files,
     has_external_data,
     inner_bytes,
-    make_raw,
+    load_inside,
     model_tensors,
+    move_out,
     place_of,
     refer_to,
-    shares_blocks,
 )
 
 SINGLE_FILE_LIMIT_BYTES = 1 << 30
@@ -109,64 +102,35 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
-    """Write a model's weights into one file, each copied from where it lies, and make the model refer to them there.
+    """Write a model's weights into one file, and make the model refer to them there.
 
-    None is read as a whole, so this takes no memory, and none of the disk where the file system can share blocks; what two
-    weights of the model share they share in the new file. Small ones go into the model, where parsers want to see shapes.
+    No weight is read into memory as a whole; a range of a file that two weights share is copied once. Small weights go into
+    the model, where parsers need to see shapes.
 
     Raises:
-        OSError: They cannot be read or written; where there is no room, nothing is begun.
+        OSError: They cannot be read or written.
     """
     temporary = data.with_name(f".{data.name}.new")
     written: dict[Place, int] = {}
     try:
         with ExitStack() as stack, temporary.open("wb") as writer:
             readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}
-            _check_room(model, readers, writer, data)
             for tensor in model_tensors(model):
+                outside = uses_external_data(tensor)
                 if _bytes(tensor) < SHARED_TENSOR_BYTES:
-                    if uses_external_data(tensor):
-                        load_external_data_for_tensor(tensor, str(weights))
-                        tensor.data_location = onnx.TensorProto.DEFAULT
-                        del tensor.external_data[:]
-                    continue
-                at = -(-writer.tell() // ALIGNMENT) * ALIGNMENT
-                if uses_external_data(tensor):
+                    if outside:
+                        load_inside(tensor, weights)
+                elif outside:
                     place = place_of(tensor)
                     if place not in written:
-                        at += place.offset % ALIGNMENT  # blocks are shared where they begin in both
-                        writer.seek(at)
+                        written[place] = align(writer, place.offset % ALIGNMENT)  # blocks can be shared then
                         copy_range(readers[Path(place.location).as_posix()], place.offset, place.length, writer)
-                        written[place] = at
                     refer_to(tensor, data.name, written[place], place.length)
                 else:
-                    make_raw(tensor)
-                    writer.seek(at)
-                    writer.write(tensor.raw_data)
-                    refer_to(tensor, data.name, at, len(tensor.raw_data))
-                    tensor.ClearField("raw_data")
+                    move_out(tensor, writer, data.name)
         temporary.replace(data)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _check_room(model: onnx.ModelProto, readers: Mapping[str, BinaryIO], writer: BinaryIO, data: Path) -> None:
-    """Make sure that the weights fit in a file that is still empty; where blocks can be shared, they always do.
-
-    Raises:
-        OSError: They do not.
-    """
-    tensors = list(model_tensors(model))
-    places = {place_of(tensor) for tensor in tensors if uses_external_data(tensor)}
-    ranges = [(readers[Path(place.location).as_posix()], place.offset, place.length) for place in places]
-    needed = sum(itertools.starmap(data_bytes, ranges)) + sum(map(inner_bytes, tensors))
-    try:
-        check_room(data.parent, needed, data.name)
-    except OSError:
-        shared = [shares_blocks(reader, writer) for reader in readers.values()]
-        writer.truncate(0)
-        if not shared or not all(shared):
-            raise
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:

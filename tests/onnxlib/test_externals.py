@@ -12,7 +12,6 @@ from cutting import assert_same, model_of, run, tensor_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib import external_data
@@ -210,27 +209,6 @@ def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:
     assert external_files(model) == {"in a node": 20, "in a body": 20, "in a function": 20}
 
 
-def test_a_file_that_is_there_is_not_copied_again(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(os.urandom(100_000))
-    copy_file(source, target)
-    assert target.read_bytes() == source.read_bytes()
-    before = target.stat().st_mtime_ns
-    copy_file(source, target)
-    assert target.stat().st_mtime_ns == before
-
-
-def test_copying_where_the_system_cannot_share_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    source = tmp_path / "source"
-    source.write_bytes(os.urandom(100_000))
-    copy_file(source, tmp_path / "target")
-    assert (tmp_path / "target").read_bytes() == source.read_bytes()
-
-
 def test_no_room(tmp_path: Path) -> None:
     source = in_files(tmp_path / "source", "a folder")
     (tmp_path / "run").mkdir()
@@ -250,66 +228,24 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
         external_files(model)
 
 
-@given(
-    pieces=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=6),
-    start=st.integers(0, 9000),
-    at=st.integers(0, 9000),
-)
-@settings(deadline=None, max_examples=examples(40))
-def test_a_part_of_a_file_is_copied_to_the_byte_and_its_holes_stay_holes(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bool, int]], start: int, at: int
-) -> None:
-    folder = tmp_path_factory.mktemp("holes")
-    step = 1 << 16
-    with (folder / "from").open("wb") as file:
-        for is_hole, steps in pieces:
-            file.seek(steps * step, 1) if is_hole else file.write(os.urandom(steps * step))
-        file.truncate()
-    whole = (folder / "from").read_bytes()
-    start = min(start, len(whole))
-    with (folder / "from").open("rb") as reader, (folder / "to").open("wb") as writer:
-        writer.write(b"x" * at)
-        copy_range(reader, start, len(whole) - start, writer)
-        assert writer.tell() == at + len(whole) - start
-    assert (folder / "to").read_bytes() == b"x" * at + whole[start:]
-    written = sum(steps for is_hole, steps in pieces if not is_hole) * step
-    assert (folder / "to").stat().st_blocks * 512 <= written + 8 * step
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_part_of_a_file_is_copied_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(18, "Invalid cross-device link")
 
-
-def test_a_sparse_file_is_copied_without_taking_room(tmp_path: Path) -> None:
-    with (tmp_path / "from").open("wb") as file:
-        file.truncate(1 << 34)
-        file.seek(1 << 33)
-        file.write(b"here")
-    copy_file(tmp_path / "from", tmp_path / "to")
-    copy = (tmp_path / "to").stat()
-    assert (copy.st_size, copy.st_nlink) == (1 << 34, 1)
-    assert copy.st_blocks * 512 < 1 << 20
-    with (tmp_path / "to").open("rb") as file:
-        file.seek(1 << 33)
-        assert file.read(5) == b"here\0"
-
-
-def test_a_file_that_ends_early(tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(b"abc")
-    with (
-        (tmp_path / "short").open("rb") as reader,
-        (tmp_path / "to").open("wb") as writer,
-        pytest.raises(OSError, match="ends early"),
-    ):
-        copy_range(reader, 1, 5, writer)
-
-
-def test_a_disk_that_is_too_small_is_told_before_anything_is_copied(tmp_path: Path, small_disk: Path) -> None:
-    big = helper.make_tensor("w", TensorProto.FLOAT, [1 << 19], (b"abcd" * (1 << 19)), raw=True)
-    model = model_of(
-        [helper.make_node("Add", ["x", "w"], ["y"])], [tensor_info("x", 1, [1])], [tensor_info("y", 1, None)], {}
-    )
-    model.graph.initializer.append(big)
-    path = tmp_path / "m.onnx"
-    onnx.save(model, str(path), save_as_external_data=True, location="w.bin", convert_attribute=False)
-    with pytest.raises(
-        UsageError, match=r"be copied to .*: w\.bin takes 2 MiB of disk where 1 MiB are free; make room"
-    ):
-        share_weights(load_model(path), path, small_disk)
-    assert not list(small_disk.iterdir())
+    if not shares:
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+    whole = os.urandom(100_000)
+    (tmp_path / "from").write_bytes(whole)
+    with (tmp_path / "from").open("rb") as reader, (tmp_path / "to").open("wb") as writer:
+        writer.write(b"x" * 7)
+        copy_range(reader, 5000, 90_000, writer)
+        assert writer.tell() == 90_007
+        writer.write(b"y")
+        with pytest.raises(OSError, match="ends early"):
+            copy_range(reader, 99_999, 2, writer)
+    assert (tmp_path / "to").read_bytes() == b"x" * 7 + whole[5000:95_000] + b"y" + whole[-1:]
+    copy_file(tmp_path / "from", tmp_path / "copy")
+    before = (tmp_path / "copy").stat().st_mtime_ns
+    copy_file(tmp_path / "from", tmp_path / "copy")
+    assert ((tmp_path / "copy").read_bytes(), (tmp_path / "copy").stat().st_mtime_ns) == (whole, before)

@@ -125,7 +125,7 @@ def test_weights_behind_a_link_out_of_the_folder(tmp_path: Path, link: str) -> N
         (tmp_path / "w.bin").symlink_to(secret)
         (folder / "w.bin").symlink_to("../w.bin")
     path = external(folder / "model.onnx", "sub/w.bin" if link == "a link to a folder" else "w.bin")
-    with pytest.raises(UsageError, match=r"leads to .*/elsewhere/w\.bin, outside its own folder"):
+    with pytest.raises(UsageError, match=r"outside its own folder \(.*/elsewhere/w\.bin\)"):
         load_model(path)
     # The user may name another folder; it is that which counts then.
     with pytest.raises(UsageError, match="outside its own folder"):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -178,48 +175,13 @@ def test_weights_stay_where_they_are_if_that_is_beside_the_model(
     assert list(external_files(load_model(out))) == ["out.onnx.data"]
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(
-    tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room(tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
     model = large(tmp_path, 1 << 20)
-    takes = r"out\.onnx cannot be written: out\.onnx\.data takes 2 MiB of disk where 1 MiB are free; make room"
-    with pytest.raises(UsageError, match=rf"{takes} or name another file\.$"):
+    with pytest.raises(UsageError, match=r"out\.onnx cannot be written: .*; make room or name another file\.$"):
         save_model(model, tmp_path, small_disk / "out.onnx")
-    with pytest.raises(UsageError, match=rf"{takes}, or name a file in {tmp_path}, where the weights need no copy\.$"):
+    with pytest.raises(
+        UsageError, match=rf"make room, or name a file in {tmp_path}, where the weights need no copy\.$"
+    ):
         save_model(model, tmp_path, small_disk / "out.onnx", beside=True)
     assert not list(small_disk.iterdir())
-    with (tmp_path / "w.bin").open("wb") as file:  # holes take none
-        file.truncate(100 + (2 << 20))
-    save_model(model, tmp_path, small_disk / "out.onnx")
-    assert (small_disk / "out.onnx.data").stat().st_size > 2 << 20
-
-
-@pytest.fixture
-def sharing_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 128 MiB whose files can share blocks."""
-    image, folder = tmp_path / "image", tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("mkfs.btrfs") is None:
-        pytest.skip("btrfs-progs is not installed")
-    with image.open("wb") as file:
-        file.truncate(128 << 20)
-    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
-    if subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False).returncode:
-        pytest.skip("only root may mount a disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_where_files_can_share_blocks_answers_take_no_room(sharing_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
-    size = 12 << 20
-    model, weights = large(sharing_disk, size), (sharing_disk / "w.bin").read_bytes()
-    os.sync()
-    (sharing_disk / "answers").mkdir()
-    for number in range(8):  # 192 MiB
-        out = sharing_disk / "answers" / f"{number}.onnx"
-        save_model(model, sharing_disk, out)
-    data = data_file(out).read_bytes()
-    places = [place_of(tensor) for tensor in load_model(out).graph.initializer]
-    assert b"".join(data[place.offset :][:size] for place in places) == weights[100:]

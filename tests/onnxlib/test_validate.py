@@ -48,11 +48,6 @@ def calling(functions: list[FunctionProto]) -> ModelProto:
     return model_of(calls, [X], ["y"], domains=["mine"], functions=functions)
 
 
-def doubling(levels: int) -> ModelProto:
-    names = [f"F{level}" for level in range(levels + 1)]
-    return calling([function(name, names[place - 1 : place] * 2) for place, name in enumerate(names)])
-
-
 def nested(depth: int) -> ModelProto:
     names = [f"F{level}" for level in range(depth)]
     return calling([function(name, names[place - 1 : place]) for place, name in enumerate(names)])
@@ -96,8 +91,6 @@ BROKEN = {
     "a function twice": (calling([function("F", []), function("F", [])]), "the function 'F' is there twice"),
     "a function calls itself": (calling([function("F", ["F"])]), "the function 'F' calls itself"),
     "functions in a circle": (calling([function("F", ["G"]), function("G", ["F"])]), "the function '[FG]' calls itself"),
-    "functions that double": (doubling(30), "make 1,073,741,824 nodes, more than the 250,000"),
-    "functions that double often": (doubling(400), "make about 1e120 nodes"),
     "a weight without a type": (
         changed(lambda model: model.graph.initializer[0].ClearField("data_type")),
         "the weight 'w' has no element type",
@@ -150,10 +143,8 @@ def test_a_sentence_says_what_is_broken(what: str, tmp_path: Path) -> None:
 
 
 def test_functions_that_end_are_read(tmp_path: Path) -> None:
-    """A few that double, many one in the other; which of them draw random numbers is found at once."""
-    for model in (doubling(12), nested(3000)):
-        onnx.save(model, str(tmp_path / "model.onnx"))
-        assert Network(load_model(tmp_path / "model.onnx")).constant == [False]
+    onnx.save(nested(3000), str(tmp_path / "model.onnx"))
+    assert Network(load_model(tmp_path / "model.onnx")).constant == [False]
 
 
 def test_a_function_that_draws_random_numbers_through_others_is_no_constant() -> None:
