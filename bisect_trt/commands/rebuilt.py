@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx
 
 from bisect_trt.errors import BisectError, ExitStatus, quoted
-from bisect_trt.onnxlib.lower import first_output
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict

@@ -20,8 +20,8 @@ from bisect_trt.commands.trials import carry, ruled_out, try_commands
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.external_data import has_external_data
-from bisect_trt.onnxlib.lower import first_output
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.external_data import held_bytes
-from bisect_trt.onnxlib.lower.roundtrip import EXACT_OPS
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Draws, bodies
 from bisect_trt.onnxlib.rewrites import matches

@@ -14,7 +14,7 @@ import onnx
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.commands.value_ranges import FP16_MAX, FP16_NORMAL, FP16_TINY, Facts
-from bisect_trt.onnxlib.lower.roundtrip import EXACT_OPS
+from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.nodes import attribute, bodies
 from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions

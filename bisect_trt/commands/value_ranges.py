@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.onnxlib.lower import LOW_TYPES, plan_slots
+from bisect_trt.onnxlib.lower_plan import LOW_TYPES, plan_slots
 from bisect_trt.onnxlib.nodes import attribute, held
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.stats import blocks
@@ -89,7 +89,7 @@ class Facts:
         self.network = subject.network
         self.precision = precision
         types = {name: element_type(info.dtype) for name, info in subject.infos.items()}
-        self._slots = plan_slots(self.network.proto, (), types, opaque=False, low=LOW_TYPES[precision])
+        self._slots = plan_slots(self.network.proto, (), types, LOW_TYPES[precision])
         searched = (self.network.order[unit] for unit in subject.units.searched)
         self.nodes = [index for index in searched if self._slots[index].inputs or self._slots[index].outputs]
         self._magnitudes: dict[str, Magnitudes | None] = {}

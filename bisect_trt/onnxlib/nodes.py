@@ -29,7 +29,7 @@ _HELD = {
 
 def clone(message: _M) -> _M:
     """A copy of a message."""
-    copy = type(message)()
+    copy: _M = type(message)()
     copy.CopyFrom(message)
     return copy
 
@@ -151,6 +151,11 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
 def label(node: onnx.NodeProto) -> str:
     """What a node goes by in messages: its name, or what it makes."""
     return node.name or next(filter(None, node.output), "?")
+
+
+def first_output(node: onnx.NodeProto) -> str:
+    """The name of a node's first output, which identifies it: ONNX lets node names be empty."""
+    return next((name for name in node.output if name), "")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types

@@ -308,6 +308,6 @@ class Interpreter:
 
 def low_type(settings: TargetSettings) -> int | None:
     """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it stays as it is."""
-    from bisect_trt.onnxlib.lower import LOW_TYPES  # noqa: PLC0415 - as above
+    from bisect_trt.onnxlib.lower_plan import LOW_TYPES  # noqa: PLC0415 - as above
 
     return next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, rest_slow, save, script
 
 from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.onnxlib.lower import tensor_dtypes
+from bisect_trt.onnxlib.lower_plan import tensor_dtypes
 from bisect_trt.tensors.inputs import DataOptions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

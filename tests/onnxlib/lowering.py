@@ -14,7 +14,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from bisect_trt.onnxlib.lower import lower_fp16, lower_roundtrip
+from bisect_trt.onnxlib.emulation import lower_roundtrip
+from bisect_trt.onnxlib.lower import lower_fp16
 
 Array = npt.NDArray[Any]
 Lowering = Callable[..., ModelProto]

@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.cases import light_model
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.lower import lower_roundtrip
+from bisect_trt.onnxlib.emulation import lower_roundtrip
 
 
 @both

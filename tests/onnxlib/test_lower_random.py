@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import (
+    FLOAT,
     FLOAT16,
     HALF_EPSILON,
     LEVELS,
@@ -19,7 +21,9 @@ from onnx import ModelProto, numpy_helper
 from random_lowering import feeds_for, random_models
 from support import examples
 
-from bisect_trt.onnxlib.lower import lower_fp16, lower_roundtrip, tensor_dtypes
+from bisect_trt.onnxlib.emulation import lower_roundtrip
+from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.onnxlib.lower_plan import tensor_dtypes
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -27,7 +31,12 @@ from bisect_trt.onnxlib.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: int, level: str) -> None:
     """Node by node: each, as a real fp16 node, makes of the values before it what the round trips have after it."""
     feeds = feeds_for(seed)
-    values = ort_run(checked(lower_roundtrip, with_outputs(source, computed(source))), feeds, level)
+    emulated = checked(lower_roundtrip, with_outputs(source, computed(source)))
+    onnx.checker.check_model(emulated, full_check=True)
+    types = tensor_dtypes(emulated)
+    inner = [node for node in emulated.graph.node if node.op_type != "Cast"]
+    assert all(types[name] == FLOAT for node in inner for name in (*node.input, *node.output))
+    values = ort_run(emulated, feeds, level)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
     halves = {name: value.astype(np.float16) for name, value in {**values, **feeds, **weights}.items()}
     for name, value in values.items():
@@ -67,8 +76,8 @@ def test_real_fp16_models_hold_fp16_from_end_to_end(source: ModelProto, seed: in
 @settings(deadline=None, max_examples=examples(40))
 @given(source=random_models())
 def test_marking_tensors_changes_no_value(source: ModelProto) -> None:
-    """The same nodes as without; for real fp16 nodes, Casts of what is marked besides."""
-    marked = with_outputs(source, computed(source))
-    assert lower_roundtrip(marked).graph.node == lower_roundtrip(source).graph.node
-    before, after = ([node for node in lower_fp16(m).graph.node if node.op_type != "Cast"] for m in (source, marked))
-    assert after == before
+    """The same nodes as without, and Casts of what is marked besides."""
+    for lower in (lower_fp16, lower_roundtrip):
+        marked = lower(with_outputs(source, computed(source)))
+        before, after = ([n for n in m.graph.node if n.op_type != "Cast"] for m in (lower(source), marked))
+        assert after == before

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import examples
 
-from bisect_trt.onnxlib.lower import lower_roundtrip
+from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import RULES, View, matches, splice_in
 

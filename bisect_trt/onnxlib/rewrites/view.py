@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.onnxlib.cut import IR_WITHOUT_INITIALIZER_INPUTS
-from bisect_trt.onnxlib.lower import LOW_TYPES
+from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, held, reads, rename_reads
 from bisect_trt.onnxlib.shapes import to_info

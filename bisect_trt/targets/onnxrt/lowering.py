@@ -7,7 +7,9 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.onnxlib.lower import lower_fp16, lower_roundtrip, tensor_dtypes
+from bisect_trt.onnxlib.emulation import lower_roundtrip
+from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.onnxlib.lower_plan import tensor_dtypes
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
 from bisect_trt.targets.onnxrt.runner import EXECUTION_PROVIDER, OrtRunner, element_type

@@ -11,7 +11,8 @@ from typing import Any
 from onnx import ModelProto
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
+from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.choices import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError

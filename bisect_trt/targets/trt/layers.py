@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from bisect_trt.onnxlib.lower import first_output
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import is_strongly_typed, lowers_by_cast

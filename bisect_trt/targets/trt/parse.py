@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.lower import first_output
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt

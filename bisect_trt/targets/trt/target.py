@@ -113,7 +113,8 @@ class TensorRtTarget(Target):
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
-        from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.lower_plan import LOW_TYPES  # noqa: PLC0415 - as above
         from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
         from bisect_trt.targets.trt.parse import free_dimensions, name_nodes  # noqa: PLC0415 - as above
 

@@ -21,7 +21,8 @@ from trt_api import OLD, STRONG, WEAK
 from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.lower import first_output, lower_fp16
+from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.targets.base import Minimal
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.runtime import load_proto

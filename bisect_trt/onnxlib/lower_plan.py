@@ -11,19 +11,24 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, captured_names
+from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
+    IR_WITHOUT_INITIALIZER_INPUTS,
+    bodies,
+    captured_names,
+    first_output,
+)
 
 LOW_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """The precisions that a model can be lowered to, and ONNX's element types for them."""
 LOW_NAMES = {element: name for name, element in LOW_TYPES.items()}
 FIRST_OPSET: dict[int, int] = {TensorProto.FLOAT16: 6, TensorProto.BFLOAT16: 13}
 """The first opset with a Cast to it; Cast names its type by number, as lowering does, since opset 6."""
-FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer is listed as a graph input too
 CONSTANT_OPS = ("Constant", "ConstantOfShape")
 
 
 def tensor_dtypes(model: ModelProto, known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Finds the element type of the main graph's tensors.
+    """The element types of the main graph's tensors, by name.
 
     Types need no values, so shape inference sees the weights as inputs: it is then never given more than 2 GB.
 
@@ -35,15 +40,12 @@ def tensor_dtypes(model: ModelProto, known: Mapping[str, int] | None = None) -> 
         ``TensorProto.DataType`` by tensor name. Sequences, optionals and what nobody knows are not in it.
     """
     graph = model.graph
-    skeleton = ModelProto(ir_version=max(model.ir_version, FIRST_IR_WITH_FREE_INITIALIZERS))
+    skeleton = ModelProto(ir_version=max(model.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
     skeleton.opset_import.extend(model.opset_import)
     skeleton.functions.extend(model.functions)
     bare = skeleton.graph
-    bare.name = graph.name
-    bare.node.extend(graph.node)
-    bare.output.extend(graph.output)
-    bare.value_info.extend(graph.value_info)
-    bare.input.extend(graph.input)
+    for field in ("node", "input", "output", "value_info"):
+        getattr(bare, field).extend(getattr(graph, field))
     listed = {value.name for value in graph.input}
     weights = {tensor.name: tensor for tensor in graph.initializer}
     weights.update({sparse.values.name: sparse.values for sparse in graph.sparse_initializer})
@@ -99,30 +101,22 @@ class Slots:
     outputs: frozenset[int] = frozenset()
 
 
-def first_output(node: NodeProto) -> str:
-    """Returns what a node goes by: the name of its first output, since ONNX lets node names be empty."""
-    return next((name for name in node.output if name), "")
-
-
 def plan_slots(
     model: ModelProto,
     keep: Collection[str],
     dtypes: Mapping[str, int],
-    *,
-    opaque: bool,
     low: int = TensorProto.FLOAT16,
 ) -> list[Slots]:
-    """Decides for each node what it computes in the low precision.
+    """What each node computes in the low precision.
 
-    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); what the operator's schema does not allow
-    in that precision at the model's opset; and float arithmetic on shapes, which TensorRT does on the host, in fp32 too.
+    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); control flow, other domains, model-local
+    functions and sequences; what the operator's schema does not allow in that precision at the model's opset; and float
+    arithmetic on shapes, which TensorRT does on the host, in fp32 too.
 
     Args:
         model: The model. Only nodes of the main graph are planned.
         keep: First output tensors of the nodes to keep in fp32.
         dtypes: ``TensorProto.DataType`` by tensor, from :func:`tensor_dtypes`.
-        opaque: Whether nodes that cannot be looked into (control flow, other domains, model-local functions,
-            sequences) count as lowered at their boundary.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
 
     Returns:
@@ -140,7 +134,7 @@ def plan_slots(
         elif (schema := _schema(node, opset, functions, dtypes)) is not None:
             slots.append(_by_schema(node, schema, dtypes, low))
         else:
-            slots.append(_every_float(node, dtypes) if opaque else Slots())
+            slots.append(Slots())
     for index in _shape_arithmetic(graph, slots, dtypes):
         slots[index] = Slots()
     return _only_useful_casts(graph, slots)
@@ -149,7 +143,7 @@ def plan_slots(
 def _schema(
     node: NodeProto, opset: int, functions: Collection[tuple[str, str]], dtypes: Mapping[str, int]
 ) -> onnx.defs.OpSchema | None:
-    """Returns a node's schema, or None where the node must be taken as a whole."""
+    """A node's schema; ``None`` where the node must be taken as a whole."""
     whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(bodies(node))
     if whole or any(name and name not in dtypes for name in (*node.input, *node.output)):
         return None
@@ -160,18 +154,14 @@ def _schema(
     return None if schema.deprecated else schema
 
 
-def _every_float(node: NodeProto, dtypes: Mapping[str, int]) -> Slots:
-    return Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
-
-
 def _floats(names: Collection[str], dtypes: Mapping[str, int]) -> frozenset[int]:
     return frozenset(i for i, name in enumerate(names) if dtypes.get(name) == TensorProto.FLOAT)
 
 
 def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int) -> Slots:
-    """Turns each type variable that is float and may be ``low``; see ONNX's IR.md, "Operator signatures"."""
+    """The positions whose type variable may be ``low``; see ONNX's IR.md, "Operator signatures"."""
     wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
-    floats = _every_float(node, dtypes)
+    floats = Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
     if node.op_type == "Cast":
         return Slots(outputs=floats.outputs)
     if node.op_type in READS_ANY_TYPE:
@@ -195,7 +185,7 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
 
 
 def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
-    """Returns (node index, input position) by tensor; position -1 stands for a body that captures it."""
+    """By tensor its readers: node and input position; position -1 stands for a body that captures it."""
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, node in enumerate(graph.node):
         for position, name in enumerate(node.input):
@@ -208,7 +198,7 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
 def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
     graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int]
 ) -> set[int]:
-    """Finds the nodes that compute, in floats, nothing but sizes: from shapes alone, for integers or scales alone.
+    """The nodes that compute, in floats, nothing but sizes: from shapes alone, for integers or scales alone.
 
     A mask made from a shape is not among them: it ends in the data. Whether a tensor is a graph output does not count, so
     that marking tensors as outputs changes no value.
@@ -246,7 +236,7 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
 
 
 def _only_useful_casts(graph: GraphProto, slots: list[Slots]) -> list[Slots]:
-    """Leaves a Cast to float32 alone where no lowered node reads its result."""
+    """The same, but for Casts to float32 whose result no lowered node reads; these stay."""
     readers = _readers(graph)
     return [
         Slots()

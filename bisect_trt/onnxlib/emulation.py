@@ -1,0 +1,219 @@
+"""Models in another precision, emulated: fp16 and bf16 by rounding the results of fp32 nodes, and fp32 in float64.
+
+ONNX Runtime's CPU provider computes an fp16 node for which it has no kernel in fp32, and drops the Casts between two such
+nodes, so a model of real fp16 nodes rounds and overflows less there than on a GPU. For bf16 nodes it has no kernels at all. A
+Cast to fp16 or bf16 and back to fp32 behind an fp32 node it does carry out, at every optimisation level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.external_data import load_inside, model_tensors
+from bisect_trt.onnxlib.lower import Rewriter, element_of, lower_fp16
+from bisect_trt.onnxlib.lower_plan import check_opset
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone
+
+EXACT_OPS = frozenset({
+    "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
+    "Neg", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "Where",
+})  # fmt: skip
+"""Operators that give values of the low precision for such values: they move or choose them, or change signs."""
+_OPSET_WITH_ROUND = 11
+_HALF_OVERFLOWS = 65520.0
+"""Values from here on are Inf in fp16: half a step past its largest number."""
+_PAST_FP32 = 3.0e38
+"""Makes Inf of any such number, and keeps its sign."""
+
+
+def lower_roundtrip(
+    model: ModelProto,
+    keep: Collection[str] = (),
+    dtypes: Mapping[str, int] | None = None,
+    low: int = TensorProto.FLOAT16,
+    *,
+    arithmetic: bool = False,
+) -> ModelProto:
+    """The model lowered to fp16 or bf16 and emulated: fp32 nodes whose inputs and results are rounded.
+
+    Args:
+        model: As for :func:`lower_fp16`, as are ``keep``, ``dtypes`` and ``low``.
+        keep: Nodes to leave in fp32.
+        dtypes: Types that ONNX cannot infer.
+        low: What to round to.
+        arithmetic: As for :func:`emulate`.
+
+    Raises:
+        UsageError: The opset is too old.
+    """
+    return emulate(lower_fp16(model, keep, dtypes, low), low, arithmetic=arithmetic)
+
+
+def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bool = False) -> ModelProto:
+    """The model with each low-precision node turned into an fp32 one whose results are rounded by round trips.
+
+    All names but those of weights stay, and stand for fp32 tensors of the same values; graph inputs and outputs become fp32
+    too, rounded inside.
+
+    Args:
+        model: What :func:`lower_fp16` made (or a model that declares the types of its low-precision tensors as that does),
+            nodes in topological order; it is not changed. Bodies of control flow hold no low precision.
+        low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+        arithmetic: Whether fp16 is rounded to by arithmetic in fp32, for a runtime that drops Casts to it and back.
+
+    Raises:
+        UsageError: Rounding by arithmetic needs a later opset.
+    """
+    work = _Emulation(model, low, arithmetic=arithmetic)
+    graph = work.model.graph
+    lowered = {value.name for value in (*graph.value_info, *graph.output) if element_of(value) == low}
+    renamed = {
+        tensor.name: work.fresh(f"{tensor.name}_fp32") for tensor in graph.initializer if tensor.data_type == low
+    }
+    for name, new in renamed.items():  # stored in fp32 they could be past the 2 GiB of a message
+        work.cast(name, new, TensorProto.FLOAT)
+    for value in graph.input:
+        if element_of(value) == low and value.name not in renamed:
+            renamed[value.name] = work.fresh(f"{value.name}_rounded")
+            work.round_trip(value.name, renamed[value.name])
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if element_of(value) == low:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for node in work.source:
+        work.node(node, lowered, renamed)
+    return work.model
+
+
+class _Emulation(Rewriter):
+    """A rewriter that writes round trips."""
+
+    def __init__(self, model: ModelProto, low: int, *, arithmetic: bool) -> None:
+        super().__init__(model, low)
+        self._arithmetic = arithmetic and low == TensorProto.FLOAT16
+        self._shared: dict[str, str] = {}
+        opset = check_opset(model, low)
+        if self._arithmetic and opset is not None and opset < _OPSET_WITH_ROUND:
+            raise UsageError(
+                f"The model has opset {opset}; rounding to fp16 by arithmetic needs {_OPSET_WITH_ROUND} or later: "
+                "convert it with onnx.version_converter first."
+            )
+
+    def node(self, node: NodeProto, lowered: Collection[str], renamed: Mapping[str, str]) -> None:
+        """Write a node in fp32; what it makes is rounded where it is among the ``lowered`` tensors."""
+        new = clone(node)
+        new.input[:] = [renamed.get(name, name) for name in node.input]
+        for each in new.attribute:
+            if each.HasField("t") and each.t.data_type == self.low:
+                each.t.CopyFrom(widen_tensor(each.t, each.t.name))
+        if node.op_type == "Cast" and attribute(node, "to", 0) == self.low:
+            self.round_trip(new.input[0], node.output[0], new)
+            return
+        raw: dict[str, str] = {}
+        if not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
+            raw = {name: self.fresh(f"{name}_raw") for name in node.output if name in lowered}
+            new.output[:] = [raw.get(name, name) for name in node.output]
+        self.append(new)
+        for name, source in raw.items():
+            self.round_trip(source, name)
+
+    def round_trip(self, source: str, target: str, cast: NodeProto | None = None) -> None:
+        """Write a Cast to the low precision and one back, or what computes the same; ``cast`` is the first if there is one."""
+        if self._arithmetic:
+            self._round_to_half(source, target)
+            return
+        low = self.fresh_low(target)
+        if cast is None:
+            self.cast(source, low, self.low)
+        else:
+            cast.output[0] = low
+            self.append(cast)
+        self.cast(low, target, TensorProto.FLOAT)
+
+    def _round_to_half(self, source: str, target: str) -> None:
+        """Write what rounds to fp16 in fp32: the step that fp16 has at a number's size, a Round to whole steps, and Inf.
+
+        A logarithm that is a little off at a power of two chooses the step of the neighbour, to whose grid that power and
+        what rounds to it belong as well. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
+        """
+
+        def write(kind: str, *inputs: str, to: str = "") -> str:
+            made = to or self.fresh(f"{target}_{kind.lower()}")
+            self.append(helper.make_node(kind, inputs, [made]))
+            return made
+
+        size = write("Abs", source)
+        logarithm = write("Log", write("Max", size, self._scalar(2.0**-14)))
+        exponent = write("Floor", write("Mul", logarithm, self._scalar(1 / math.log(2))))
+        steps = write("Pow", self._scalar(2), write("Sub", self._scalar(10), exponent))
+        rounded = write("Div", write("Round", write("Mul", source, steps)), steps)
+        beyond = write("Mul", source, self._scalar(_PAST_FP32))
+        write("Where", write("Less", size, self._scalar(_HALF_OVERFLOWS)), rounded, beyond, to=target)
+
+    def _scalar(self, value: float) -> str:
+        """A constant of one fp32 number, which all that need it share."""
+        key = repr(value)
+        if key not in self._shared:
+            self._shared[key] = self.fresh(f"round_{key}")
+            tensor = numpy_helper.from_array(np.array(value, np.float32), "")
+            self.append(helper.make_node("Constant", [], [self._shared[key]], value=tensor))
+        return self._shared[key]
+
+
+def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
+    """The float32 tensor of the same values as an fp16 or bf16 one that is inside the model."""
+    if tensor.data_type == TensorProto.FLOAT16:
+        return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
+    bits = clone(tensor)
+    bits.data_type = TensorProto.UINT16
+    values = numpy_helper.to_array(bits).astype(np.uint32) << np.uint32(16)
+    return numpy_helper.from_array(values.view(np.float32), name)
+
+
+def widened(model: ModelProto, weights: Path) -> ModelProto:
+    """The model in float64: every float32 tensor, weight, constant and Cast to float32 becomes float64.
+
+    Other types stay what they are: a Cast to fp16 is a rounding that the model asks for.
+
+    Args:
+        model: The model; it is not changed.
+        weights: The folder of the files of its weights.
+    """
+    wide = clone(model)
+    for tensor in model_tensors(wide):
+        if tensor.data_type == TensorProto.FLOAT:
+            if uses_external_data(tensor):
+                load_inside(tensor, weights)
+            values = numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    nodes = list(all_nodes(wide))
+    for graph in (wide.graph, *(body for node in nodes for body in bodies(node))):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if element_of(value) == TensorProto.FLOAT:
+                value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for node in nodes:
+        _widen_attributes(node)
+    return wide
+
+
+_NAMES_A_TYPE = ("to", "dtype", "stash_type", "output_dtype")
+
+
+def _widen_attributes(node: NodeProto) -> None:
+    for each in node.attribute:
+        if each.name in _NAMES_A_TYPE and each.i == TensorProto.FLOAT:
+            each.i = TensorProto.DOUBLE
+        if node.op_type == "Constant" and each.name in ("value_float", "value_floats"):
+            value = each.f if each.name == "value_float" else list(each.floats)
+            tensor = numpy_helper.from_array(np.array(value, np.float32).astype(np.float64))
+            each.CopyFrom(helper.make_attribute("value", tensor))
+    if node.op_type == "ConstantOfShape" and not node.attribute:
+        zero = numpy_helper.from_array(np.zeros(1, np.float64))
+        node.attribute.append(helper.make_attribute("value", zero))
