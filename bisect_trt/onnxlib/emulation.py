@@ -16,10 +16,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.external_data import load_inside, model_tensors
+from bisect_trt.onnxlib.external_data import inner_bytes, load_inside, model_tensors
 from bisect_trt.onnxlib.lower import Rewriter, element_of, lower_fp16
 from bisect_trt.onnxlib.lower_plan import check_opset
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, keep_only
 
 EXACT_OPS = frozenset({
     "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
@@ -28,6 +28,8 @@ EXACT_OPS = frozenset({
 })  # fmt: skip
 """Operators that give values of the low precision for such values: they move or choose them, or change signs."""
 _OPSET_WITH_ROUND = 11
+_WIDENED_BYTES = 1 << 28
+"""fp16 weights up to this much in all are stored in fp32; a message of protobuf ends at 2 GiB."""
 _HALF_OVERFLOWS = 65520.0
 """Values from here on are Inf in fp16: half a step past its largest number."""
 _PAST_FP32 = 3.0e38
@@ -74,21 +76,23 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bo
     """
     work = _Emulation(model, low, arithmetic=arithmetic)
     graph = work.model.graph
-    lowered = {value.name for value in (*graph.value_info, *graph.output) if element_of(value) == low}
-    renamed = {
-        tensor.name: work.fresh(f"{tensor.name}_fp32") for tensor in graph.initializer if tensor.data_type == low
-    }
-    for name, new in renamed.items():  # stored in fp32 they could be past the 2 GiB of a message
-        work.cast(name, new, TensorProto.FLOAT)
+    inner = {value.name for value in graph.value_info if element_of(value) == low}
+    lowered = inner.union(value.name for value in graph.output if element_of(value) == low)
+    # What stood for an inner tensor in fp32 is the same tensor now.
+    casts = [node for node in work.source if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT]
+    merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
+    renamed = merged | work.widen_weights()
     for value in graph.input:
         if element_of(value) == low and value.name not in renamed:
             renamed[value.name] = work.fresh(f"{value.name}_rounded")
             work.round_trip(value.name, renamed[value.name])
+    keep_only(graph.value_info, [value for value in graph.value_info if value.name not in merged])
     for value in (*graph.input, *graph.output, *graph.value_info):
         if element_of(value) == low:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for node in work.source:
-        work.node(node, lowered, renamed)
+        if node.op_type != "Cast" or merged.get(node.input[0]) != node.output[0]:
+            work.node(node, lowered, renamed)
     return work.model
 
 
@@ -106,6 +110,23 @@ class _Emulation(Rewriter):
                 "convert it with onnx.version_converter first."
             )
 
+    def widen_weights(self) -> dict[str, str]:
+        """Make the weights of the low precision fp32: stored, or by Casts where a message could not hold them.
+
+        Returns:
+            The names that those behind Casts go by.
+        """
+        weights = [tensor for tensor in self.model.graph.initializer if tensor.data_type == self.low]
+        renamed: dict[str, str] = {}
+        stored = sum(map(inner_bytes, weights)) <= _WIDENED_BYTES
+        for tensor in weights:
+            if stored and not uses_external_data(tensor):
+                tensor.CopyFrom(widen_tensor(tensor, tensor.name))
+            else:
+                renamed[tensor.name] = self.fresh(f"{tensor.name}_fp32")
+                self.cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT)
+        return renamed
+
     def node(self, node: NodeProto, lowered: Collection[str], renamed: Mapping[str, str]) -> None:
         """Write a node in fp32; what it makes is rounded where it is among the ``lowered`` tensors."""
         new = clone(node)
@@ -117,9 +138,11 @@ class _Emulation(Rewriter):
             self.round_trip(new.input[0], node.output[0], new)
             return
         raw: dict[str, str] = {}
+        new.output[:] = [renamed.get(name, name) for name in node.output]
         if not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
-            raw = {name: self.fresh(f"{name}_raw") for name in node.output if name in lowered}
-            new.output[:] = [raw.get(name, name) for name in node.output]
+            rounded = [renamed.get(name, name) for name in node.output if name in lowered]
+            raw = {name: self.fresh(f"{name}_raw") for name in rounded}
+            new.output[:] = [raw.get(name, name) for name in new.output]
         self.append(new)
         for name, source in raw.items():
             self.round_trip(source, name)

@@ -77,7 +77,6 @@ def test_real_fp16_models_hold_fp16_from_end_to_end(source: ModelProto, seed: in
 @given(source=random_models())
 def test_marking_tensors_changes_no_value(source: ModelProto) -> None:
     """The same nodes as without, and Casts of what is marked besides."""
-    for lower in (lower_fp16, lower_roundtrip):
-        marked = lower(with_outputs(source, computed(source)))
-        before, after = ([n for n in m.graph.node if n.op_type != "Cast"] for m in (lower(source), marked))
-        assert after == before
+    marked = with_outputs(source, computed(source))
+    before, after = ([n for n in lower_fp16(m).graph.node if n.op_type != "Cast"] for m in (source, marked))
+    assert after == before

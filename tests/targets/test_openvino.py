@@ -100,7 +100,9 @@ def test_arithmetic_rounds_to_fp16(
         path, [make("Neg", ["x"], ["n"]), make("Mul", ["n", "one"], ["y"])], weights={"one": np.float32(1)}, shape=["n"]
     )
     lowered = lower_roundtrip(onnx.load(plain), arithmetic=True)
-    assert not [node for node in lowered.graph.node if node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT16]
+    assert not [
+        node for node in lowered.graph.node if node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT16
+    ]
     onnx.save(lowered, path)
     with np.errstate(over="ignore"):
         expected = -values.astype(np.float16).astype(np.float32)
