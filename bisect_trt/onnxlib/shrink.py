@@ -6,24 +6,28 @@ Axes that belong together are cut together: :func:`linked_axes` finds them by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, keep_only
 from bisect_trt.onnxlib.shapes import element_type, forget_shapes, inferred_infos
 
 Axis = tuple[str, int]
 """A tensor's name, and which of its axes."""
 Shape = tuple[int, ...]
-Pairs = Iterator[tuple[Axis, Axis]]
+Shapes = Mapping[str, Shape]
+Labels = Sequence[Hashable]
+"""Names of a tensor's axes, as in an equation of Einsum; ``None`` for one that is linked to no other."""
+Equation = Iterable[tuple[str, Labels]]
+"""Tensors with their labels: axes of the same label are linked."""
 
 
 def linked_axes(network: Network) -> list[list[Axis]]:
@@ -40,11 +44,19 @@ def linked_axes(network: Network) -> list[list[Axis]]:
         (name, axis): [(name, axis)] for name, shape in shapes.items() for axis, size in enumerate(shape) if size > 1
     }
     for index in network.order:
-        for one, other in _pairs(network.nodes[index], shapes):
-            if one in group and other in group and group[one] is not group[other] and _same(one, other, shapes):
-                joined = group[one] + group[other]
-                group.update(dict.fromkeys(joined, joined))
+        for equation in _equations(network.nodes[index], shapes):
+            first: dict[Hashable, Axis] = {}
+            for axis, label in ((axis, label) for axis, label in _labelled(equation) if label is not None):
+                one = first.setdefault(label, axis)
+                same = one in group and axis in group and shapes[one[0]][one[1]] == shapes[axis[0]][axis[1]]
+                if same and group[one] is not group[axis]:
+                    joined = group[one] + group[axis]
+                    group.update(dict.fromkeys(joined, joined))
     return list({id(axes): axes for axes in group.values()}.values())
+
+
+def _labelled(equation: Equation) -> Iterator[tuple[Axis, Hashable]]:
+    return (((name, axis), label) for name, labels in equation for axis, label in enumerate(labels))
 
 
 def _shapes(network: Network) -> dict[str, Shape]:
@@ -57,156 +69,136 @@ def _shapes(network: Network) -> dict[str, Shape]:
     }
 
 
-def _same(one: Axis, other: Axis, shapes: Mapping[str, Shape]) -> bool:
-    return shapes[one[0]][one[1]] == shapes[other[0]][other[1]]
-
-
-def _pairs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
-    """What a node links; pairs may name axes of other sizes or that do not exist."""
+def _equations(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
+    """What a node links; labels may join axes of other sizes, which broadcast."""
     reads, makes = ([name for name in names if name] for names in (node.input, node.output))
     known = [name for name in (*reads, *makes) if name in shapes]
     if len(known) < len(reads) + len(makes) or node.domain not in DEFAULT_DOMAINS:
-        yield from _by_size(known, shapes)
+        yield _by_size(known, shapes)
     elif node.op_type in _RULES:
         yield from _RULES[node.op_type](node, shapes)
     else:
-        for made in makes:
-            for read in reads:
-                yield from _aligned(read, made, shapes)
+        yield from (_aligned(read, made, shapes) for made in makes for read in reads)
 
 
-def _aligned(one: str, other: str, shapes: Mapping[str, Shape]) -> Pairs:
+def _by_size(names: Iterable[str], shapes: Shapes) -> Equation:
+    return [(name, shapes[name]) for name in names]
+
+
+def _aligned(one: str, other: str, shapes: Shapes) -> Equation:
     """Axes counted from the last, as broadcasting does; those of one size where that does not fit."""
-    first, second = len(shapes[one]), len(shapes[other])
-    fits = all(a == b or 1 in (a, b) for a, b in zip(shapes[one][::-1], shapes[other][::-1], strict=False))
-    if fits and first <= second:
-        yield from _zipped(one, range(first), other, range(second - first, second))
-    else:
-        yield from _by_size([one, other], shapes)
+    first, second = shapes[one], shapes[other]
+    fits = all(a == b or 1 in (a, b) for a, b in zip(first[::-1], second[::-1], strict=False))
+    if not fits or len(first) > len(second):
+        return _by_size([one, other], shapes)
+    return [(name, range(-len(shapes[name]), 0)) for name in (one, other)]
 
 
-def _zipped(one: str, axes: Iterable[int], other: str, others: Iterable[int]) -> Pairs:
-    return (((one, a), (other, b)) for a, b in zip(axes, others, strict=False))
-
-
-def _by_size(names: Iterable[str], shapes: Mapping[str, Shape]) -> Pairs:
-    first: dict[int, Axis] = {}
-    for name in names:
-        for axis, size in enumerate(shapes[name]):
-            yield first.setdefault(size, (name, axis)), (name, axis)
-
-
-def _matmul(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
-    left, right, made = node.input[0], node.input[1], node.output[0]
-    a, b, c = len(shapes[left]), len(shapes[right]), len(shapes[made])
-    if min(a, b) < 2:
-        yield from _by_size([left, right, made], shapes)
+def _matmul(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
+    made = node.output[0]
+    if min(len(shapes[name]) for name in node.input) < 2:
+        yield _by_size([*node.input, made], shapes)
         return
-    yield (left, a - 1), (right, b - 2)
-    yield (left, a - 2), (made, c - 2)
-    yield (right, b - 1), (made, c - 1)
-    for name, rank in ((left, a), (right, b)):
-        yield from _zipped(name, range(rank - 3, -1, -1), made, range(c - 3, -1, -1))
+    names, ends = (*node.input, made), (("m", "k"), ("k", "n"), ("m", "n"))
+    yield [(name, (*range(-len(shapes[name]), -2), *end)) for name, end in zip(names, ends, strict=True)]
 
 
-def _gemm(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+def _gemm(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
     left, right, made = node.input[0], node.input[1], node.output[0]
-    turned, other = attribute(node, "transA", 0), attribute(node, "transB", 0)
-    yield (left, turned), (made, 0)
-    yield (right, 1 - other), (made, 1)
-    yield (left, 1 - turned), (right, other)
-    for name in node.input[2:]:
-        yield from _aligned(name, made, shapes)
+    first = "km" if attribute(node, "transA", 0) else "mk"
+    second = "nk" if attribute(node, "transB", 0) else "kn"
+    yield [(left, first), (right, second), (made, "mn")]
+    yield from (_aligned(name, made, shapes) for name in node.input[2:])
 
 
-def _transpose(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
-    read, made = node.input[0], node.output[0]
-    order = attribute(node, "perm") or range(len(shapes[read]) - 1, -1, -1)
-    yield from _zipped(read, order, made, range(len(shapes[made])))
+def _transpose(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
+    axes = range(len(shapes[node.input[0]]))
+    yield [(node.input[0], axes), (node.output[0], attribute(node, "perm") or axes[::-1])]
 
 
-def _conv(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
-    read, weight, made = node.input[0], node.input[1], node.output[0]
-    rank = len(shapes[read])
-    yield from _zipped(read, (0, *range(2, rank)), made, (0, *range(2, rank)))
+def _conv(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
+    value, weight, made = node.input[0], node.input[1], node.output[0]
+    space = range(2, len(shapes[node.input[0]]))
     if attribute(node, "group", 1) != 1:
-        yield from _by_size(
-            [read, weight, made, *node.input[2:]], {name: shapes[name][:2] for name in (*node.input, made)}
-        )
+        yield [(value, ("n", None, *space)), (made, ("n", None, *space))]
+        yield _by_size([value, weight, made, *node.input[2:]], {n: shapes[n][:2] for n in (*node.input, made) if n})
         return
-    into, out = (0, 1) if node.op_type == "ConvTranspose" else (1, 0)
-    yield (read, 1), (weight, into)
-    for name, axis in ((weight, out), *((bias, 0) for bias in node.input[2:])):
-        yield (name, axis), (made, 1)
+    into_out = "io" if node.op_type == "ConvTranspose" else "oi"
+    biases = [(bias, "o") for bias in node.input[2:]]
+    yield [(value, ("n", "i", *space)), (weight, into_out), *biases, (made, ("n", "o", *space))]
 
 
-def _quantized(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+def _quantized(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
     """``QuantizeLinear`` and its inverse, with scales for all, along an axis, or for blocks."""
-    read, made = node.input[0], node.output[0]
-    rank = len(shapes[read])
-    yield from _zipped(read, range(rank), made, range(rank))
-    for name in filter(None, node.input[1:]):
-        if len(shapes[name]) == 1:
-            yield (name, 0), (read, attribute(node, "axis", 1) % rank)
-        else:
-            yield from _zipped(name, range(rank), read, range(rank))
+    axes = range(len(shapes[node.input[0]]))
+    along = [attribute(node, "axis", 1) % max(1, len(axes))]
+    scales = [(name, along if len(shapes[name]) == 1 else axes) for name in filter(None, node.input[1:])]
+    yield [(node.input[0], axes), (node.output[0], axes), *scales]
 
 
-def _channels(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+def _channels(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
     """Normalisation with a scale for each channel."""
-    read, made = node.input[0], node.output[0]
-    yield from _zipped(read, range(len(shapes[read])), made, range(len(shapes[made])))
-    for name in node.input[1:]:
-        yield (name, 0), (read, 1)
+    axes = range(len(shapes[node.input[0]]))
+    yield [(node.input[0], axes), (node.output[0], axes), *((name, [1]) for name in node.input[1:])]
 
 
-def _joined(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+def _joined(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
     """``Concat`` and ``Split``: all axes but one."""
-    names = [name for name in (*node.input, *node.output) if name]
-    rank = len(shapes[node.output[0]])
-    kept = [axis for axis in range(rank) if axis != attribute(node, "axis", 0) % rank]
-    for name in names:
-        if len(shapes[name]) == rank:  # not the sizes of a Split
-            yield from _zipped(name, kept, node.output[0], kept)
+    rank = len(shapes[node.input[0]])
+    kept = [None if axis == attribute(node, "axis", 0) % rank else axis for axis in range(rank)]
+    names = (name for name in (*node.input, *node.output) if name)
+    yield [(name, kept) for name in names if len(shapes[name]) == rank]  # not the sizes of a Split
 
 
-def _gather(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
-    data, indices, made = node.input[0], node.input[1], node.output[0]
-    axis, rank, more = attribute(node, "axis", 0) % len(shapes[data]), len(shapes[data]), len(shapes[indices])
-    yield from _zipped(data, range(axis), made, range(axis))
-    yield from _zipped(indices, range(more), made, range(axis, axis + more))
-    yield from _zipped(data, range(axis + 1, rank), made, range(axis + more, rank - 1 + more))
+def _gather(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
+    data, indices = (shapes[name] for name in node.input)
+    axis = attribute(node, "axis", 0) % len(data)
+    before, after = range(axis), range(axis + 1, len(data))
+    chosen = [f"i{place}" for place in range(len(indices))]
+    yield [
+        (node.input[0], (*before, None, *after)),
+        (node.input[1], chosen),
+        (node.output[0], (*before, *chosen, *after)),
+    ]
 
 
-def _reshaped(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+def _reshaped(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
     """The axes of one size from the front, and from the end."""
-    read, made = node.input[0], node.output[0]
+    before, after = shapes[node.input[0]], shapes[node.output[0]]
     for step in (1, -1):
-        for a, b in zip(range(len(shapes[read]))[::step], range(len(shapes[made]))[::step], strict=False):
-            if shapes[read][a] != shapes[made][b]:
-                break
-            yield (read, a), (made, b)
+        pairs = enumerate(zip(before[::step], after[::step], strict=False))
+        count = next((place for place, (a, b) in pairs if a != b), min(len(before), len(after)))
+        ends = ((node.input[0], len(before)), (node.output[0], len(after)))
+        yield [(name, [at if at < count else None for at in range(rank)][::step]) for name, rank in ends]
 
 
-_RULES: dict[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], Pairs]] = {
+def _einsum(node: onnx.NodeProto, shapes: Shapes) -> Iterator[Equation]:
+    yield _by_size([*node.input, *node.output], shapes)
+
+
+_RULES: dict[str, Callable[[onnx.NodeProto, Shapes], Iterator[Equation]]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Transpose": _transpose,
-    "Conv": _conv,
-    "QuantizeLinear": _quantized,
-    "DequantizeLinear": _quantized,
-    "ConvTranspose": _conv,
-    "BatchNormalization": _channels,
-    "InstanceNormalization": _channels,
-    "Concat": _joined,
-    "Split": _joined,
+    "Einsum": _einsum,
     "Gather": _gather,
-    "Reshape": _reshaped,
-    "Flatten": _reshaped,
-    "Squeeze": _reshaped,
-    "Unsqueeze": _reshaped,
-    "Einsum": lambda node, shapes: _by_size([*node.input, *node.output], shapes),
+    **dict.fromkeys(("Conv", "ConvTranspose"), _conv),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _channels),
+    **dict.fromkeys(("Concat", "Split"), _joined),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshaped),
 }
+_PARAMETERS = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), (2,)),
+    "BatchNormalization": (1, 2, 3, 4),
+    "InstanceNormalization": (1, 2),
+    "QLinearConv": (4, 5, 8),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1, 2)),
+}
+"""Inputs of one axis that have to be as long as the channels of what is made."""
+_QUANTIZING = {("QuantizeLinear", 1), ("QuantizeLinear", 2), ("DequantizeLinear", 1), ("DequantizeLinear", 2)}
+_ONE_FOR_ALL = _QUANTIZING | {("QLinearConv", 4), ("QLinearConv", 5)}
+"""Those that may be one number instead."""
 
 
 def parameters_fit(network: Network) -> bool:
@@ -216,37 +208,32 @@ def parameters_fit(network: Network) -> bool:
     of quantization along an axis.
     """
     shapes = _shapes(network)
-    return all(
-        shapes.get(name, (length,)) in ((length,), *loose)
-        for node in network.nodes
-        if node.domain in DEFAULT_DOMAINS
-        for name, length, loose in _parameters(node, shapes)
-    )
-
-
-def _parameters(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, int, tuple[Shape, ...]]]:
-    """Each parameter of one axis: its name, how long it has to be, and the other shapes that it may have."""
-    inputs = dict(enumerate(node.input))
-    read, weight = (shapes.get(inputs.get(place, ""), ()) for place in (0, 1))
-    if node.op_type in ("BatchNormalization", "InstanceNormalization") and len(read) > 1:
-        yield from ((name, read[1], ()) for name in node.input[1:])
-    elif node.op_type in ("Conv", "ConvTranspose") and len(weight) > 1:
-        turned = node.op_type == "ConvTranspose"
-        yield from (
-            (name, weight[1] * attribute(node, "group", 1) if turned else weight[0], ()) for name in node.input[2:]
-        )
-    elif node.op_type == "QLinearConv" and len(filters := shapes.get(inputs.get(3, ""), ())) > 1:
-        yield from ((name, filters[0], ((), (1,))) for name in node.input[4:6])
-        yield from ((name, filters[0], ()) for name in node.input[8:])
-    elif node.op_type in ("QuantizeLinear", "DequantizeLinear") and read and not attribute(node, "block_size", 0):
-        axis = attribute(node, "axis", 1)
-        if -len(read) <= axis < len(read):
-            yield from ((name, read[axis], ((), (1,))) for name in node.input[1:])
+    for node in network.nodes:
+        made = shapes.get(node.output[0] if node.output else "", ())
+        axis = attribute(node, "axis", 1) if "Linear" in node.op_type[-6:] else 1
+        if node.domain not in DEFAULT_DOMAINS or not -len(made) <= axis < len(made) or attribute(node, "block_size", 0):
+            continue
+        for place in _PARAMETERS.get(node.op_type, ()):
+            fitting = [(made[axis],), *([(), (1,)] if (node.op_type, place) in _ONE_FOR_ALL else [])]
+            if shapes.get(dict(enumerate(node.input)).get(place, ""), fitting[0]) not in fitting:
+                return False
+    return True
 
 
 Arrays = Mapping[str, NDArray[Any]]
 _PLAIN_BYTES = 64
 """A weight up to this size may be a shape, an axis or an epsilon: its value is left alone."""
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_NARROW = (
+    TensorProto.INT8,
+    TensorProto.UINT8,
+    TensorProto.INT16,
+    TensorProto.UINT16,
+    TensorProto.INT32,
+    TensorProto.BOOL,
+)
+_CUT = (*_FLOATS, *_NARROW)
+"""Weights whose axes are cut with those that they are linked to: quantized ones, their biases, and masks too."""
 
 
 @dataclass(frozen=True)
@@ -267,12 +254,6 @@ class Piece:
         return [value.name for value in self.proto.graph.output]
 
 
-def _copy(piece: Piece) -> onnx.ModelProto:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(piece.proto)
-    return proto
-
-
 def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
     """The same with only some of its outputs, and without the nodes and weights that only others needed."""
     network = Network(piece.proto)
@@ -283,15 +264,9 @@ def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
 
 def store_inputs(piece: Piece, names: Collection[str]) -> Piece:
     """The same with some of its inputs stored as initializers."""
-    proto = _copy(piece)
-    rest = [value for value in proto.graph.input if value.name not in names]
-    del proto.graph.input[:]
-    proto.graph.input.extend(rest)
-    for name in names:
-        tensor = numpy_helper.from_array(np.ascontiguousarray(piece.inputs[name]), name)
-        proto.graph.initializer.append(tensor)
-        if proto.ir_version < 4:
-            proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+    proto = clone(piece.proto)
+    keep_only(proto.graph.input, [value for value in proto.graph.input if value.name not in names])
+    add_initializers(proto, (numpy_helper.from_array(np.ascontiguousarray(piece.inputs[n]), n) for n in names))
     return Piece(proto, {name: value for name, value in piece.inputs.items() if name not in names})
 
 
@@ -325,7 +300,7 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
         piece: The model.
         windows: What is left of axes; those of other tensors are not looked at.
     """
-    proto = _copy(piece)
+    proto = clone(piece.proto)
     inputs = {name: _cut(name, value, windows) for name, value in piece.inputs.items()}
     cut = {name for name, _ in windows}
     for tensor in proto.graph.initializer:
@@ -374,7 +349,7 @@ def plain_weights(piece: Piece) -> list[str]:
 
 def zero_weights(piece: Piece, names: Collection[str]) -> Piece:
     """The same with some weights all zero."""
-    proto = _copy(piece)
+    proto = clone(piece.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in names:
             zeros = np.zeros_like(numpy_helper.to_array(tensor))
@@ -384,7 +359,7 @@ def zero_weights(piece: Piece, names: Collection[str]) -> Piece:
 
 def with_output_shapes(piece: Piece, golden: Arrays) -> onnx.ModelProto:
     """The model with its outputs declared as they came out of a run, where its inputs have fixed shapes."""
-    proto = _copy(piece)
+    proto = clone(piece.proto)
     if is_dynamic(proto):
         return proto
     for value in proto.graph.output:
@@ -402,16 +377,3 @@ def is_dynamic(proto: onnx.ModelProto) -> bool:
 def input_order(piece: Piece) -> Sequence[str]:
     """Names of its inputs, in the graph's order."""
     return [value.name for value in piece.proto.graph.input if value.name in piece.inputs]
-
-
-_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
-_CUT = (
-    *_FLOATS,
-    onnx.TensorProto.INT8,
-    onnx.TensorProto.UINT8,
-    onnx.TensorProto.INT16,
-    onnx.TensorProto.UINT16,
-    onnx.TensorProto.INT32,
-    onnx.TensorProto.BOOL,
-)
-"""Weights whose axes are cut with those that they are linked to: quantized ones, their biases, and masks too."""
