@@ -20,11 +20,11 @@ from bisect_trt.commands.rounding_error import MUCH_WORSE, ULP, expected_movemen
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
+from bisect_trt.onnxlib.emulation import lower_roundtrip, widened
 from bisect_trt.onnxlib.halves import lows_of
-from bisect_trt.onnxlib.lower import LOW_TYPES, lower_roundtrip
-from bisect_trt.onnxlib.lower.rewriter import round_to_bfloat16, round_to_half
+from bisect_trt.onnxlib.lower import round_to_bfloat16, round_to_half
+from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.nodes import Draws, attribute
-from bisect_trt.onnxlib.widen import widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending

@@ -20,7 +20,8 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.cleanup import sort_nodes
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
+from bisect_trt.onnxlib.lower import lower_fp16, lower_io, store_weights
+from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model

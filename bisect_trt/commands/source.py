@@ -17,7 +17,7 @@ from onnx import helper
 from bisect_trt.commands.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.cut import IR_WITHOUT_INITIALIZER_INPUTS
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.report.console import Console
 from bisect_trt.tensors.npz import save_npz
 

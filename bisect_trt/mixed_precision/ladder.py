@@ -30,8 +30,8 @@ from bisect_trt.mixed_precision.lowering import known_types
 from bisect_trt.mixed_precision.nodes import NodeSpace, make_lowering
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.mixed_precision.validation import Fresh, Round, hold_against
-from bisect_trt.onnxlib.lower import first_output
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf

@@ -18,17 +18,12 @@ from onnx import TensorProto
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
+from bisect_trt.onnxlib.emulation import emulate
 from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.lower import (
-    LOW_TYPES,
-    check_opset,
-    emulate,
-    first_output,
-    lower_fp16,
-    plan_slots,
-    store_weights,
-)
+from bisect_trt.onnxlib.lower import lower_fp16, store_weights
+from bisect_trt.onnxlib.lower_plan import LOW_TYPES, check_opset, plan_slots
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import Group
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import element_type, take_input_shapes
@@ -339,7 +334,7 @@ def lowerable_units(
     """
     network = subject.network
     check_opset(network.proto, LOW_TYPES[precision])
-    slots = plan_slots(network.proto, (), known_types(subject), opaque=False, low=LOW_TYPES[precision])
+    slots = plan_slots(network.proto, (), known_types(subject), LOW_TYPES[precision])
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
     units = [unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
     if not units:

@@ -33,7 +33,7 @@ from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.parameters import Low, PrecisionSettings
 from bisect_trt.mixed_precision.search import Task, refusal
 from bisect_trt.mixed_precision.validation import Fresh, refuse_validation
-from bisect_trt.onnxlib.lower import first_output
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.options.searches import Precision
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent

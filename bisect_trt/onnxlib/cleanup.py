@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.onnxlib.cut import IR_WITHOUT_INITIALIZER_INPUTS, PRODUCER, number
+from bisect_trt.onnxlib.cut import PRODUCER, number
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, held
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, IR_WITHOUT_INITIALIZER_INPUTS, attribute, held
 from bisect_trt.onnxlib.shapes import element_type, to_info
 from bisect_trt.tensors.info import is_extension
 

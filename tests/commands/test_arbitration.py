@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from support import overflowing, read_json
 
 from bisect_trt.commands.arbitration import Fault, Opinions, judge
-from bisect_trt.onnxlib.widen import widened
+from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.tensors.margins import Decision, margin
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 

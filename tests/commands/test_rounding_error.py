@@ -22,9 +22,9 @@ from bisect_trt.commands.diagnose import describe_answer
 from bisect_trt.commands.rounding_error import expected_movement, rounding_alone, spelled
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Draws
-from bisect_trt.onnxlib.widen import widened
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings

@@ -13,10 +13,16 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.onnxlib.cut import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, held, reads, rename_reads
+from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
+    IR_WITHOUT_INITIALIZER_INPUTS,
+    attribute,
+    held,
+    reads,
+    rename_reads,
+)
 from bisect_trt.onnxlib.shapes import to_info
 from bisect_trt.tensors.info import TensorInfo
 
