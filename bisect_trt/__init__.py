@@ -59,7 +59,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name not in {*__all__, "__version__"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from bisect_trt.plugins import COMMANDS, installed  # noqa: PLC0415 - see above
+
+        if name not in installed(COMMANDS):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f"{__name__}.api").function_of(name)
     value: object = (
         _version() if name == "__version__" else getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
     )

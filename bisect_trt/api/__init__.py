@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.plugins import COMMANDS as GROUP
+from bisect_trt.plugins import installed
 from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
@@ -249,3 +251,14 @@ samples = _searches("samples", "target inputs output atol rtol fp16 verbose over
 assert_matches: _Compares[None] = _made(
     "assert_matches", "model inputs target * atol rtol fp16 reproducer", _assert_matches, target="onnxrt"
 )
+
+
+def function_of(command: str) -> Callable[..., Result]:
+    """The function of a command that another package adds: of the model, its inputs, and the command's options by keyword.
+
+    Raises:
+        AttributeError: There is no such command.
+    """
+    if command not in installed(GROUP):
+        raise AttributeError(f"module 'bisect_trt' has no attribute {command!r}")
+    return cast("Callable[..., Result]", _made(command, "model inputs * verbose run", partial(_call, command)))

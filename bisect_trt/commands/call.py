@@ -37,6 +37,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
+from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Places, Search
 from bisect_trt.options.spec import Params, changed
@@ -95,7 +96,12 @@ class Call:
     @property
     def has_check(self) -> bool:
         """Whether a command or a function decides whether a candidate fails."""
-        return bool(self[CheckOptions].check) or self.function is not None
+        return bool(self[CheckOptions].check) or self.function is not None or self.oracle is not None
+
+    @property
+    def oracle(self) -> Oracle | None:
+        """The oracle of another package whose options are given, if any are."""
+        return next((each for each in self.options if isinstance(each, Oracle) and changed(each)), None)
 
     @property
     def search(self) -> SearchSettings:
@@ -147,6 +153,7 @@ class Call:
             target=target,
             tolerance=tolerance_options(self[Compare], target),
             function=self.function,
+            oracle=self.oracle,
             artifacts=tuple(own.artifacts),
             artifacts_dir=own.artifacts_dir,
             show_output=own.show_output,
@@ -161,9 +168,10 @@ class Call:
         """
         if not self.has_check and target is None:
             raise UsageError("there is nothing to check with: give check (a function or a command) or target.")
-        if self.has_check and target is not None and (self.function is not None or not used):
+        judged = bool(self[CheckOptions].check) or self.function is not None
+        if judged and target is not None and (self.function is not None or not used):
             raise UsageError(f"target='{target.runtime}' has no effect beside check; leave one out.")
-        idle = changed(self[Compare]) if self.has_check and target is None else {}
+        idle = changed(self[Compare]) if judged and target is None else {}
         if self.function is not None:
             idle |= {name: 0 for name in changed(self[CheckOptions]) if name not in _FUNCTION_OPTIONS}
         for name in idle:

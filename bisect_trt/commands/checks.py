@@ -44,33 +44,21 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     Raises:
         UsageError: There is none of the three, or an option does not fit the one there is.
     """
+    if settings.oracle is not None:
+        return settings.oracle.check(settings, workers)
     if settings.function is not None:
         return FunctionCheck(settings.function)
     if settings.argv:
-        command = CommandCheck(
-            settings.argv,
-            settings.fail_codes,
-            settings.ignore_fail_codes,
-            tuple(_compile(text) for text in settings.fail_regexes),
-            settings.timeout,
-            workers.memory_limit,
-            workers if workers.places else None,
-        )
-        if settings.artifacts and not all(place.local for place in workers.places):
-            raise UsageError("--artifacts are files that a check leaves here, and it runs elsewhere (--on); drop one.")
-        if settings.by_layer and settings.target is not None:
-            return EngineCheck(workers, settings.target, command)
-        return command
-    if settings.show_output:
-        raise UsageError("--show-output shows what a --check command prints, and there is none; add one.")
-    conditions = {
+        return _command_check(settings, workers)
+    of_commands = {
+        "--show-output": settings.show_output,
         "--fail-regex": settings.fail_regexes,
         "--fail-code": settings.fail_codes,
         "--ignore-fail-code": settings.ignore_fail_codes,
     }
-    for option, value in conditions.items():
+    for option, value in of_commands.items():
         if value:
-            raise UsageError(f"{option} says how to read a --check command, and there is none; add one.")
+            raise UsageError(f"{option} needs a --check command.")
     if settings.target is not None:
         shelf = EngineShelf() if settings.by_layer else None
         return BuiltinCheck(
@@ -78,10 +66,32 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         )
     if not is_interactive():
         raise UsageError(
-            "there is nothing to say good or bad: give a --check command, or a target such as --onnxrt; "
-            "without either you are asked, which needs a terminal."
+            "there is nothing to check with: give a --check command, or a target such as --onnxrt; without either you are "
+            "asked, which needs a terminal."
         )
     return PromptCheck()
+
+
+def _command_check(settings: CheckSettings, workers: WorkerPool) -> Check:
+    """The user's command, given candidates or their engines.
+
+    Raises:
+        UsageError: An option does not fit.
+    """
+    command = CommandCheck(
+        settings.argv,
+        settings.fail_codes,
+        settings.ignore_fail_codes,
+        tuple(_compile(text) for text in settings.fail_regexes),
+        settings.timeout,
+        workers.memory_limit,
+        workers if workers.places else None,
+    )
+    if settings.artifacts and not all(place.local for place in workers.places):
+        raise UsageError("--artifacts conflicts with --on: they are files that a check leaves here.")
+    if settings.by_layer and settings.target is not None:
+        return EngineCheck(workers, settings.target, command)
+    return command
 
 
 def check_settings(settings: CheckSettings) -> None:

@@ -1,7 +1,8 @@
 """The table of commands: the options of each, and the function that does it.
 
-A package adds a command by an entry point of the group ``bisect_trt.commands``: its name is the command's, and it loads a
-:class:`Command`. The command line, the Python function and ``docs/reference.md`` are derived from this table.
+The command line, the Python function and ``docs/reference.md`` are derived from it. A package adds a command by an entry point
+of the group ``bisect_trt.commands``, which has the command's name and is a :class:`Command`; and an oracle by one of the group
+``bisect_trt.oracles``, which is an :class:`~bisect_trt.options.oracle.Oracle`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
+from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Check, Data, General, Places, Plots, Search
+from bisect_trt.plugins import COMMANDS as GROUP
+from bisect_trt.plugins import ORACLES, loaded
 from bisect_trt.targets.options import Target
 
 if TYPE_CHECKING:
@@ -51,22 +54,29 @@ class Command:
 
 
 _HERE = "bisect_trt.commands"
+ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(loaded(ORACLES).values())
+"""The oracles of other packages."""
+_CHECKS: tuple[type, ...] = (Check, *ORACLE_GROUPS)
 _TESTED = (Target, Places, Compare)
 """Options of commands that compare a target with the reference."""
 _RUN = (Data, Search, General)
 COMMANDS: dict[str, Command] = {
     "diagnose": Command((searches.Diagnose, *_TESTED, Metric, *_RUN), f"{_HERE}.diagnose:run", output="reproducer"),
-    "reduce": Command((searches.Reduce, Check, *_TESTED, Metric, *_RUN), f"{_HERE}.reduce:run", output="reduced.onnx"),
-    "precision": Command(
-        (searches.Precision, Check, *_TESTED, Metric, *_RUN), f"{_HERE}.precision:run", output="mixed.onnx"
+    "reduce": Command(
+        (searches.Reduce, *_CHECKS, *_TESTED, Metric, *_RUN), f"{_HERE}.reduce:run", output="reduced.onnx"
     ),
-    "cause": Command((searches.Cause, Check, *_TESTED, *_RUN), f"{_HERE}.cause:run"),
+    "precision": Command(
+        (searches.Precision, *_CHECKS, *_TESTED, Metric, *_RUN), f"{_HERE}.precision:run", output="mixed.onnx"
+    ),
+    "cause": Command((searches.Cause, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.cause:run"),
     "workaround": Command((searches.Workaround, *_TESTED, *_RUN), f"{_HERE}.workaround:run", output="patched.onnx"),
-    "repeat": Command((searches.Repeat, Check, *_TESTED, *_RUN), f"{_HERE}.repeat:run"),
+    "repeat": Command((searches.Repeat, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.repeat:run"),
     "layerwise": Command((searches.Layerwise, *_TESTED, Metric, Data, General), f"{_HERE}.layerwise:run"),
-    "samples": Command((searches.Samples, Check, *_TESTED, *_RUN), f"{_HERE}.samples:run", output="minimal-input.npz"),
-    "sweep": Command((searches.Sweep, Check, *_TESTED, *_RUN), f"{_HERE}.sweep:run"),
-    "releases": Command((searches.Releases, Check, Target, Compare, *_RUN), f"{_HERE}.releases:run"),
+    "samples": Command(
+        (searches.Samples, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.samples:run", output="minimal-input.npz"
+    ),
+    "sweep": Command((searches.Sweep, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.sweep:run"),
+    "releases": Command((searches.Releases, *_CHECKS, Target, Compare, *_RUN), f"{_HERE}.releases:run"),
     "extract": Command((commands.Extract, Data, General), f"{_HERE}.convert:extract_run"),
     "sanitize": Command((commands.Sanitize, Data, General), f"{_HERE}.sanitize:run"),
     "inspect": Command((commands.Inspect,), f"{_HERE}.inspect:run"),
@@ -82,4 +92,4 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command((commands.Doctor, Places), f"{_HERE}.doctor:run"),
 }
 """By name, in the order of ``--help``."""
-COMMANDS |= {each.name: each.load() for each in entry_points(group="bisect_trt.commands") if each.name not in COMMANDS}
+COMMANDS |= {name: command for name, command in loaded(GROUP).items() if name not in COMMANDS}

@@ -14,6 +14,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.places import look_there, open_places
 from bisect_trt.errors import UnavailableError
 from bisect_trt.options.shared import Places
+from bisect_trt.plugins import FAILED
 from bisect_trt.report.console import Console
 from bisect_trt.report.environment import environment
 from bisect_trt.report.result import Result
@@ -122,6 +123,8 @@ def run(call: Call) -> Result:
         UnavailableError: A place is not there.
     """
     where = open_places(call[Places], call.console)
+    for failed in FAILED:
+        call.console.warn(failed)
     with scratch() as folder:
         if where.places:
             return look_there(Path(folder), where, call.console, call.result)

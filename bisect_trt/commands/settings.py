@@ -16,6 +16,7 @@ from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure, Mode
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
+from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Check, Data
 from bisect_trt.probe.ledger import Budget
@@ -138,6 +139,7 @@ class CheckSettings:
         show_output: Whether to show what the command prints.
         hide_fail_output: Whether to leave out what failing candidates print, of that.
         metric: The metric that says good or bad of the target, in place of the tolerance.
+        oracle: The oracle of another package that decides, if one does.
     """
 
     argv: tuple[str, ...] = ()
@@ -156,6 +158,7 @@ class CheckSettings:
     show_output: bool = False
     hide_fail_output: bool = False
     metric: MetricSettings | None = None
+    oracle: Oracle | None = None
 
     def conditions(self) -> Iterator[str]:
         """What a check command is held to, as options."""
@@ -183,7 +186,7 @@ class CheckSettings:
         """Where every candidate has to lie, if the check cannot be told where it is."""
         if self.candidate is not None:
             return self.candidate
-        if (self.target is not None or self.function is not None) and not self.argv:
+        if not self.argv and not (self.target is None and self.function is None and self.oracle is None):
             return None
         if any(name in word for word in self.argv for name in _PLACES):
             return None

@@ -45,7 +45,7 @@ def test_output_is_shown_as_it_comes(cli: CommandLine, model: Path) -> None:
         assert ran.status == 0
         assert ("    | it fails" in ran.out) is shown
         assert ("    | it passes" in ran.out) is bool(options)
-    assert "--show-output shows what a --check command prints" in cli(*words, "--onnxrt", "--show-output").error
+    assert "--show-output needs a --check command" in cli(*words, "--onnxrt", "--show-output").error
 
 
 def test_inputs_and_golden_are_what_the_network_has_there(cli: CommandLine, model: Path) -> None:

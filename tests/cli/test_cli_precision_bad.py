@@ -72,7 +72,7 @@ def test_options_that_do_not_fit(cli: CommandLine, said: str) -> None:
 
 def test_nothing_to_say_good_or_bad(cli: CommandLine) -> None:
     overflowing(Path("model.onnx"))
-    assert "there is nothing to say good or bad" in cli(*LINE, "--fp16").error
+    assert "there is nothing to check with" in cli(*LINE, "--fp16").error
     assert "--providers is an option of a target" in cli(*LINE, "--fp16", "--providers", "cpu").error
 
 

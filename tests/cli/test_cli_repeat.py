@@ -201,7 +201,7 @@ def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
         (["--until", "soon"], "--until soon: give good, bad, both, or a number from 1 up."),
         (["--pin"], "--pin holds builds to one that failed, and repeat is about builds that differ; drop it."),
         (["--repeat", "3"], "here say how often with -n."),
-        ([], "there is nothing to say good or bad"),
+        ([], "there is nothing to check with"),
     ],
 )
 def test_what_makes_no_sense(cli: CommandLine, here: Path, words: list[str], said: str) -> None:

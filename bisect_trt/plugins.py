@@ -1,0 +1,74 @@
+"""What other packages add through entry points: targets, commands and oracles.
+
+Importing this costs nothing, and a command line without plug-ins pays a directory listing: ``importlib.metadata`` is imported
+only where a package mentions one of the groups.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import UnavailableError
+
+TARGETS, COMMANDS, ORACLES = "bisect_trt.targets", "bisect_trt.commands", "bisect_trt.oracles"
+"""The groups of entry points."""
+FAILED: list[str] = []
+"""Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
+
+
+@cache
+def installed(group: str) -> dict[str, str]:
+    """The entry points of a group, as ``module:attribute`` by name."""
+    if f"[{group}]" not in _texts():
+        return {}
+    # It takes as long to import as half of a command line takes to parse.
+    from importlib.metadata import entry_points  # noqa: PLC0415 - see above
+
+    return {entry.name: entry.value for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
+
+
+def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
+    """Import what an entry point names.
+
+    Raises:
+        UnavailableError: Its package cannot be imported.
+    """
+    module, _, attribute = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # another package: whatever it raises
+        raise UnavailableError(f"'{name}' cannot be used: {place} fails to load: {error!r}.") from error
+
+
+@cache
+def loaded(group: str) -> dict[str, Any]:
+    """What the entry points of a group name, by name, without those that fail to load; :data:`FAILED` says why."""
+    found: dict[str, Any] = {}
+    for name, place in installed(group).items():
+        try:
+            found[name] = load(place, name)
+        except UnavailableError as error:
+            FAILED.append(str(error))
+    return found
+
+
+@cache
+def _texts() -> str:
+    """The entry points of all packages on Python's path."""
+    found: list[str] = []
+    for folder in sys.path:
+        try:
+            paths = [each.path for each in os.scandir(folder or ".") if each.name.endswith((".dist-info", ".egg-info"))]
+        except OSError:  # an archive, or not there
+            continue
+        for path in paths:
+            try:
+                found.append(Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace"))
+            except OSError:
+                continue
+    return "\n".join(found)

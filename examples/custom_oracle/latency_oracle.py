@@ -1,0 +1,53 @@
+"""``--max-latency MS``: an oracle by which a candidate fails if one run on the target takes longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from bisect_trt.commands.checks import make_check
+from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.errors import UsageError
+from bisect_trt.options.oracle import Oracle
+from bisect_trt.options.spec import option
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import Check
+from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.process import Cancel
+
+
+@dataclass
+class Latency(Oracle):
+    """A limit on the latency of the target."""
+
+    max_latency: Annotated[
+        float | None, option(metavar="MS", min=0, help="A candidate fails if one run takes more milliseconds.")
+    ] = None
+
+    def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
+        """Return the check; the comparison with the reference runs the model and measures its latency.
+
+        Raises:
+            UsageError: No target is named.
+        """
+        if settings.target is None or self.max_latency is None:
+            raise UsageError("--max-latency measures a target; add --trt or --onnxrt.")
+        return LatencyCheck(make_check(replace(settings, oracle=None, timed=True), workers), self.max_latency)
+
+
+@dataclass(frozen=True)
+class LatencyCheck:
+    """Compares the latency of a candidate with a limit in milliseconds; its outputs do not matter."""
+
+    timed: Check
+    limit: float
+    parallel: bool = False
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Measure one candidate; a target that cannot run it gives no answer."""
+        outcome = self.timed.run(files, cancel)
+        if outcome.latency_ms is None:
+            return replace(outcome, ending=Ending.OTHER)
+        ending = Ending.FAILED if outcome.latency_ms > self.limit else Ending.PASSED
+        return replace(outcome, ending=ending, signature="slow", reason=f"{outcome.latency_ms:.3f} ms", severity=None)
