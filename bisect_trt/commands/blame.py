@@ -43,8 +43,7 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
     check, subject = session.prober.runner.check, session.subject
     if not isinstance(check, BuiltinCheck) or session.prober.ledger.is_broken:
         return {}
-    from bisect_trt.commands.layerwise import compare_own  # noqa: PLC0415 - a user's check need not wait for the import
-    from bisect_trt.commands.marking import Marking  # noqa: PLC0415 - as above
+    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - not needed for a user's check
 
     target = replace(check.target, held=answer.held or check.target.held)
     names = [name for node in nodes for name in subject.network.made(node)]

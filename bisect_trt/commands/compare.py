@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import onnx
 
-from bisect_trt.commands.self_consistency import self_check
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UnavailableError, UsageError, quoted
@@ -115,8 +114,6 @@ def compare(session: Session, settings: CompareSettings) -> Result:
         UnavailableError: The reference or the target cannot run the model.
     """
     subject, console, options = session.subject, session.console, settings.options
-    if options.self_check:
-        return self_check(session, settings.targets, settings.tolerance, options.timeout)
     names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
     settings.tolerance.check_names(names)
     if options.save_inputs is not None:

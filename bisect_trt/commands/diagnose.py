@@ -12,8 +12,7 @@ from bisect_trt.commands.blame import by_blame
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
-from bisect_trt.commands.layer_report import tell, to_json
-from bisect_trt.commands.layerwise import report_hiding
+from bisect_trt.commands.layerwise import report_hiding, tell, to_json
 from bisect_trt.commands.marking import Marking, compare_layers
 from bisect_trt.commands.metric_commands import diagnose_metric
 from bisect_trt.commands.minimal_case import (

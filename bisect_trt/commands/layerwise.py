@@ -1,89 +1,92 @@
 """``layerwise``: compare every tensor on the target with the reference's, and find the first that is wrong.
 
-With ``--isolate`` each layer is also run by itself: all layers in one model, each fed the reference's values.
+With ``--isolate`` each layer is also run by itself: all layers in one model, each fed the reference's values. Where marks hide
+the failure, the fewest that do so are searched: few of them are a workaround.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import onnx
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import make_prober
-from bisect_trt.commands.layer_report import engine_layers, tell, to_json
-from bisect_trt.commands.marking import (
-    MOST_BUILDS,
-    LayerComparison,
-    LayerRun,
-    Marking,
-    compare_layers,
-    gather,
-    of_samples,
-)
+from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers, compare_own, engine_layers
 from bisect_trt.commands.metric_commands import layerwise_scored
 from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, SearchSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.onnxlib.pieces import is_frozen, isolate
+from bisect_trt.errors import UnavailableError, quoted
+from bisect_trt.onnxlib.exported import in_module, module_of
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.searches import Layerwise
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.prober import Prober, reconfirm
+from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.plots import check_plot, save_layer_curve
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.tolerance import ToleranceOptions
 
 MOST_QUESTIONS = 24
 """About marks that hide the failure: one mark among a thousand takes about a dozen."""
-_SHOWN = 5
-"""More marks than these go into a file."""
 _USEFUL = 20
 """Each mark is a tensor that is computed, kept and copied out; more than this many are no workaround."""
-MARKS = "marks.txt"
+_SHOWN, _SHOWN_ATTRIBUTES, _SHOWN_REASONS = 5, 8, 3
+_LONGEST = 160
+"""Characters of a layer's name that are shown; it holds the names of all its nodes, which may be hundreds."""
 
 
-@dataclass(frozen=True)
-class LayerwiseSettings:
-    """How to compare every tensor.
+def run(call: Call) -> Result:
+    """Compare every tensor on the target with the reference's.
 
-    Attributes:
-        target: The runtime under suspicion.
-        tolerance: How far a tensor may be off.
-        timeout: Seconds that one run may take.
-        isolated: Whether to measure the error that each layer adds by itself too.
-        error_plot: Where the error along the network is drawn, if it is.
+    Raises:
+        UsageError: An option is wrong, or the plot cannot be written.
+        UnavailableError: The target or the reference cannot run the model, or matplotlib is not installed.
     """
+    own, target = call[Layerwise], call[Target].required()
+    if own.save_error_plot is not None:
+        check_plot(own.save_error_plot, "--save-error-plot")
+    tolerance, job = tolerance_options(call[Compare], target), call.open()
+    if job.metric is None:
+        with job.examined(own.timeout, target) as session:
+            result = layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
+    else:
+        check = job.scored(CheckSettings(target=target, timeout=own.timeout))
+        with (
+            job.subject(own.timeout, target) as subject,
+            job.investigated(subject, check, SearchSettings()) as session,
+        ):
+            result = layerwise_scored(session)
+    if own.save_error_plot is not None:
+        save_layer_curve(own.save_error_plot, target.describe(), result)
+    return result
 
-    target: TargetSettings
-    tolerance: ToleranceOptions
-    timeout: float | None = None
-    isolated: bool = False
-    error_plot: Path | None = None
 
-
-def layerwise(session: Session, settings: LayerwiseSettings) -> Result:
+def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Result:
     """Compare every tensor, and name the first node that is wrong.
+
+    Args:
+        session: The model.
+        look: Runs it.
+        isolate: Whether to measure the error that each layer adds by itself too.
 
     Raises:
         UnavailableError: The target does not run the model with tensors marked.
     """
     subject, console, result = session.subject, session.console, session.result
-    look = Marking(subject, settings.target, settings.tolerance, settings.timeout)
-    console.step(f"{settings.target.describe()} against the reference, every tensor an output")
+    console.step(f"{look.target.describe()} against the reference, every tensor an output")
     original, plain = look.unmarked()
     layers = compare_layers(look, original)
     if layers.refused:
@@ -92,7 +95,7 @@ def layerwise(session: Session, settings: LayerwiseSettings) -> Result:
             "on without marks."
         )
     layers = replace(layers, engine=engine_layers(subject.network, plain.layers))
-    if settings.isolated:
+    if isolate:
         own = compare_own(look)
         if own.refused:
             console.warn(f"the target does not run the layers alone: {own.refused}.")
@@ -109,12 +112,12 @@ def layerwise(session: Session, settings: LayerwiseSettings) -> Result:
         return result
     console.answer(f"First mismatch: {subject.network.describe(layers.origins[0])}.")
     if original.ending is Ending.PASSED:
-        console.answer("The model's own outputs match all the same: the error does not get there.")
+        console.answer("The model's own outputs match all the same: the error does not reach them.")
     return result
 
 
 def _hidden(session: Session, look: Marking, layers: LayerComparison) -> Result:
-    """Find the marks that make the failure vanish."""
+    """Find the marks that hide the failure."""
     console, result = session.console, session.result
     result.status = "inconclusive"
     result.why = "marking tensors hides the failure, so they do not show where it begins"
@@ -131,161 +134,28 @@ def _hidden(session: Session, look: Marking, layers: LayerComparison) -> Result:
     return result
 
 
-@dataclass(frozen=True)
-class Own:
-    """The error that each layer adds.
-
-    Attributes:
-        tensors: How far a tensor is off when its node is fed the reference's values, in topological order.
-        unseen: The tensors for which that is not known, with the reason.
-        builds: How many models the target was given.
-        refused: Why the target did not run the first of them, if so.
-    """
-
-    tensors: dict[str, TensorComparison]
-    unseen: dict[str, str]
-    builds: int
-    refused: str | None = None
-
-
-def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS) -> Own:
-    """Feed every layer the reference's values, all in one model, or in groups where the target refuses that.
-
-    Args:
-        look: Runs the model.
-        names: The tensors whose makers are run; ``None`` for all.
-        most: How many models the target may be given.
-    """
-    subject, network, infos = look.subject, look.subject.network, look.subject.reference.infos
-    wanted = [name for name in look.wanted if names is None or name in names]
-    frozen = _frozen(subject)
-    left_out: dict[str, str] = {}
-
-    def is_fragile(name: str) -> bool:
-        """Whether the node that makes a tensor reads or makes bools or integers."""
-        index = network.producer[name]
-        ends = {*network.made(index), *network.reads[index]}.difference(frozen)
-        return any(infos[end].dtype.kind in "biu" for end in ends if end in infos)
-
-    def attempt(names: Sequence[str]) -> LayerRun:
-        model = isolate(network, names, infos, frozen)
-        left_out.update(model.left_out)
-        if not model.outputs:
-            return LayerRun()
-        seen = look.run(model.proto, model.outputs, fed=model.fed)
-        assert seen is not None
-        return seen
-
-    if not wanted:
-        return Own({}, {}, 0)
-    found = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
-    comparisons = of_samples(each for seen in found.groups for each in seen.comparisons)
-    tensors = {name: comparisons[name] for name in wanted if name in comparisons}
-    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
-    return Own(tensors, unseen, found.builds, None if found.groups else found.refused)
-
-
-def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
-    """The values of shapes and indices, as far as all input samples agree on them."""
-    reference, frozen = subject.reference, {}
-    for name in (*subject.network.inputs, *subject.network.computed):
-        if name in reference.infos and is_frozen(reference.infos[name]):
-            first, *others = (sample.select([name])[name] for sample in (reference, *reference.more))
-            if all(np.array_equal(first, other) for other in others):
-                frozen[name] = first
-    return frozen
-
-
-@dataclass(frozen=True)
-class Hiding:
-    """Tensors whose marks hide the failure.
-
-    Attributes:
-        marks: Their names, in topological order.
-        minimum: What the search ended with.
-        holds: Whether they hide it each time.
-        seen: How often that was seen, in words.
-    """
-
-    marks: tuple[str, ...]
-    minimum: Minimum
-    holds: bool = True
-    seen: str = "seen once"
-
-    def to_json(self) -> dict[str, Any]:
-        """The field ``hiding`` of the result."""
-        return {
-            "marks": list(self.marks),
-            "minimality": "1-minimal" if self.minimum.proven else "unproven",
-            "why": self.minimum.why,
-            "seen": self.seen,
-            "holds": self.holds,
-            "workaround": self.holds and len(self.marks) <= _USEFUL,
-        }
-
-
 def report_hiding(session: Session, look: Marking, layers: LayerComparison, budget: int | None = None) -> None:
     """Find the fewest marks that hide the failure; few of them are a workaround.
 
     Args:
         session: The original has been probed.
         look: Runs the model.
-        layers: What was seen with the marks.
+        layers: The comparison with the marks.
         budget: How many probes the whole run may make, if that is limited; a quarter of them are for this.
 
     Raises:
         BudgetSpent: No more probes may be made; what was found until then is printed.
     """
-    prober, console = session.prober, session.console
-    console.say("  which of the marks are enough to hide it?")
-    most = MOST_QUESTIONS if budget is None else min(MOST_QUESTIONS, budget // 4)
-    hiding = find_hiding(look, [name for name in layers.tensors if name not in look.outputs], prober, most)
-    if hiding is None:
-        console.say("  all of them together do not hide it again, so they are no workaround")
-    else:
-        known = session.result.extra["hiding"] = hiding.to_json()
-        named, role = _named(session, hiding.marks), "an output" if len(hiding.marks) == 1 else "outputs"
-        gone = f"as {role} of the model too, the failure is gone ({known['minimality']}; {hiding.seen})."
-        if not hiding.holds:
-            console.answer(f"No workaround: with {named} marked, {hiding.minimum.why}.")
-        else:
-            good = "A workaround" if known["workaround"] else "No workaround, with so many"
-            console.answer(f"{good}: with {named} {gone}")
-    prober.ledger.check_budget()
-
-
-def _named(session: Session, marks: Sequence[str]) -> str:
-    """The marks by name where they are few, else the file that lists them."""
-    if len(marks) <= _SHOWN:
-        return ", ".join(f"'{name}'" for name in marks)
-    path = session.subject.workspace.folder / MARKS
-    try:
-        path.write_text(
-            "".join(name.replace("\n", "\\n") + "\n" for name in marks), encoding="utf-8", errors="backslashreplace"
-        )
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; make room and run again.") from error
-    session.result.artifacts["marks"] = str(path)
-    return f"the {len(marks)} tensors that {path} lists"
-
-
-def find_hiding(look: Marking, names: Sequence[str], prober: Prober, most: int = MOST_QUESTIONS) -> Hiding | None:
-    """The fewest marks that hide the failure; ``None`` if all of them together do not, asked once more.
-
-    Args:
-        look: Runs the model.
-        names: The tensors that were marked, in topological order.
-        prober: Probes the candidates.
-        most: How many questions may be asked once that is known.
-    """
-    subject, outputs = look.subject, tuple(look.subject.network.outputs)
+    subject, prober, console = session.subject, session.prober, session.console
+    outputs, names = tuple(subject.network.outputs), [name for name in layers.tensors if name not in look.outputs]
 
     def build(marks: Subset) -> Candidate:
         model = subject.marked(dict.fromkeys([*outputs, *(names[place] for place in sorted(marks))]))
         title = f"{len(marks)} of {len(names)} tensors marked"
-        inputs = tuple(subject.network.inputs)
-        return Candidate(model, inputs, outputs, title, subject.original.units, marks=marks)
+        return Candidate(model, tuple(subject.network.inputs), outputs, title, subject.original.units, marks=marks)
 
+    console.say("  which of the marks are enough to hide it?")
+    most = MOST_QUESTIONS if budget is None else min(MOST_QUESTIONS, budget // 4)
     try:
         minimum = prober.search(keep_if_enough(len(names), most), build)
     except BudgetSpent as spent:
@@ -294,40 +164,170 @@ def find_hiding(look: Marking, names: Sequence[str], prober: Prober, most: int =
             raise
         minimum = Minimum(min(passed, key=len), proven=False, why=str(spent))
     if minimum is None:
-        return None
-    hiding = Hiding(tuple(names[place] for place in sorted(minimum.units)), minimum)
-    try:
-        believed = reconfirm(prober, subject.original, build(minimum.units))
-    except BudgetSpent as spent:
-        return replace(hiding, minimum=replace(minimum, proven=False, why=str(spent)))
-    if not believed.passes:
-        minimum = replace(minimum, proven=False, why=believed.record.reason)
-    return replace(hiding, minimum=minimum, holds=believed.passes, seen=believed.seen or hiding.seen)
-
-
-def run(call: Call) -> Result:
-    """Compare every tensor on the target with the reference's.
-
-    Raises:
-        UsageError: An option is wrong, or the plot cannot be written.
-        UnavailableError: The target or the reference cannot run the model, or matplotlib is not installed.
-    """
-    own, target = call[Layerwise], call[Target].required()
-    if own.save_error_plot is not None:
-        check_plot(own.save_error_plot, "--save-error-plot")
-    tolerance = tolerance_options(call[Compare], target)
-    settings = LayerwiseSettings(target, tolerance, own.timeout, own.isolate, own.save_error_plot)
-    job = call.open()
-    if job.metric is None:
-        with job.examined(own.timeout, target) as session:
-            result = layerwise(session, settings)
+        console.say("  all of them together do not hide it again, so they are no workaround")
     else:
-        check = job.scored(CheckSettings(target=target, timeout=own.timeout))
-        with (
-            job.subject(own.timeout, target) as subject,
-            job.investigated(subject, check, SearchSettings()) as session,
-        ):
-            result = layerwise_scored(session)
-    if own.save_error_plot is not None:
-        save_layer_curve(own.save_error_plot, target.describe(), result)
-    return result
+        _report_marks(session, [names[place] for place in sorted(minimum.units)], minimum, build)
+    prober.ledger.check_budget()
+
+
+def _report_marks(session: Session, marks: list[str], minimum: Minimum, build: Callable[[Subset], Candidate]) -> None:
+    """Confirm that the marks hide the failure, print it, and put it into the result."""
+    console, holds, seen = session.console, True, "seen once"
+    proven, why = minimum.proven, minimum.why
+    try:
+        believed = reconfirm(session.prober, session.subject.original, build(minimum.units))
+        holds, seen = believed.passes, believed.seen or seen
+        proven, why = (proven, why) if holds else (False, believed.record.reason)
+    except BudgetSpent as spent:
+        proven, why = False, str(spent)
+    minimality, useful = "1-minimal" if proven else "unproven", holds and len(marks) <= _USEFUL
+    session.result.extra["hiding"] = {
+        "marks": marks,
+        "minimality": minimality,
+        "why": why,
+        "seen": seen,
+        "holds": holds,
+        "workaround": useful,
+    }
+    named = f"{quoted(marks, _SHOWN)}{IN_JSON if len(marks) > _SHOWN else ''}"
+    role = "an output" if len(marks) == 1 else "outputs"
+    if not holds:
+        console.answer(f"No workaround: with {named} marked, {why}.")
+    else:
+        good = "A workaround" if useful else "No workaround, with so many"
+        console.answer(f"{good}: with {named} as {role} of the model too, the failure is gone ({minimality}; {seen}).")
+
+
+def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
+    """Print the result of a layerwise comparison."""
+    wrong = sum(not comparison.passed for comparison in layers.tensors.values())
+    console.say(f"  {wrong} of {len(layers.tensors)} tensors mismatch, from {len(layers.origins)} origin(s)")
+    for place, index in enumerate(layers.origins[:_SHOWN]):
+        first, *rest = describe_origin(subject, index, layers)
+        console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
+        for line in rest:
+            console.say(f"    {line}")
+    if len(layers.origins) > _SHOWN:
+        console.say(f"  ... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}")
+    notes = {
+        f"{len(layers.mild)} layer(s) are off by far less than the outputs are: rounding{IN_JSON}": layers.mild,
+        "marking hides it: with these tensors as outputs the model's own outputs do not fail as without": layers.hidden,
+        "nothing was marked: these are the tensors that the target does not fuse away": layers.fused,
+        f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds > 1,
+        f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
+    }
+    for note, applies in notes.items():
+        if applies:
+            console.say(f"  {note}")
+    for why, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
+        console.say(f"    {count} because: {why}")
+    if not layers.own:
+        return
+    alone = [comparison for comparison in layers.own.values() if not comparison.passed]
+    console.say(f"  fed the reference's values, {len(alone)} of {len(layers.own)} tensors mismatch by themselves")
+    for comparison in sorted(alone, key=lambda each: -each.severity)[:_SHOWN]:
+        maker = subject.network.describe(subject.network.producer[comparison.name])
+        console.say(f"    '{comparison.name}' of {maker}: {comparison.describe()}")
+    if layers.own_unseen:
+        console.say(f"  {len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}")
+
+
+def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
+    """Return lines about a wrong layer: its error, its operator, its inputs, its attributes."""
+    network, made = subject.network, subject.network.made(index)
+    wrong = [layers.tensors[name] for name in made if name in layers.tensors and not layers.tensors[name].passed]
+    lines = [f"'{each.name}': {_on_sample(each)}{each.describe()}" for each in wrong]
+    lines.append(f"made by {network.describe(index)}")
+    lines += [f" {words}" for words in (in_module(network.plain(index)),) if words]
+    lines += [f"  reads '{name}' {_describe_input(subject, name, layers)}" for name in network.reads[index]]
+    attributes = [_attribute(attribute) for attribute in network.nodes[index].attribute[:_SHOWN_ATTRIBUTES]]
+    if attributes:
+        lines.append(f"  attributes {', '.join(attributes)}")
+    own = (layers.own[name] for name in made if name in layers.own)
+    lines += [f"  alone, fed the reference's values: '{each.name}' {each.describe()}" for each in own]
+    if index in layers.engine:
+        lines.append(f"  {describe_engine_layer(layers.engine[index])}")
+    return lines
+
+
+def _on_sample(comparison: TensorComparison) -> str:
+    return "" if comparison.sample is None else f"on sample {comparison.sample}, "
+
+
+def _describe_input(subject: Subject, name: str, layers: LayerComparison) -> str:
+    """Return type, shape and state of a tensor that an origin reads."""
+    info, maker = subject.infos.get(name), subject.network.producer.get(name)
+    kind = f"{info.dtype.name}{list(info.shape or ())}" if info else "of unknown type"
+    if name in layers.tensors:
+        read = layers.tensors[name]
+        state = "which matches" if read.passed else f"which is off too: {_on_sample(read)}{read.describe()}"
+    elif name in subject.network.inputs:
+        state = "a graph input"
+    else:
+        state = "a constant" if maker is None or subject.network.constant[maker] else "not seen"
+    return f"{kind}, {state}"
+
+
+def _attribute(attribute: onnx.AttributeProto) -> str:
+    if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
+        return f"{attribute.name}=..."
+    return str(onnx.helper.printable_attribute(attribute)).replace(" = ", "=")
+
+
+def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
+    """Return the fields of the result that describe a layerwise comparison."""
+    network = subject.network
+
+    def origin(index: int) -> dict[str, Any]:
+        bad = [name for name in network.made(index) if name in layers.tensors and not layers.tensors[name].passed]
+        return {
+            "tensor": bad[0],
+            "node": network.plain(index),
+            "inputs": list(network.reads[index]),
+            "attributes": {each.name: _attribute(each) for each in network.nodes[index].attribute},
+            "comparison": layers.tensors[bad[0]].to_json(),
+            "engine_layer": engine_json(network, layers.engine[index]) if index in layers.engine else None,
+        }
+
+    def tensor(name: str, comparison: TensorComparison) -> dict[str, Any]:
+        node = network.nodes[network.producer[name]]
+        module = module_of(node)
+        own = layers.own.get(name)
+        return {
+            **comparison.to_json(),
+            "op": node.op_type,
+            **({} if module is None else {"module": module.to_json()}),
+            **({"own": None if own is None else own.to_json()} if layers.own else {}),
+        }
+
+    origins = [origin(index) for index in layers.origins]
+    return {
+        "first_mismatch": origins[0] if origins else None,
+        "origins": origins,
+        "mild_origins": [origin(index) for index in layers.mild],
+        "tensors": [tensor(*each) for each in layers.tensors.items()],
+        "unseen": layers.unseen,
+        "builds": layers.builds,
+        **({"own_unseen": layers.own_unseen} if layers.own else {}),
+    }
+
+
+def describe_engine_layer(layer: EngineLayer) -> str:
+    """Return the layer that runs a node as text: its name, how many other nodes it runs, and its precision."""
+    others, name = len(layer.nodes) - 1, layer.name
+    alone = "runs as" if not others else f"is fused with {others} other node{'s' * (others > 1)} into"
+    types = f", which makes {' and '.join(layer.precisions)}" if layer.precisions else ""
+    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}...{name[-_LONGEST // 2 :]}"
+    return f"{alone} the engine layer '{short}'{types}"
+
+
+def engine_json(network: Network, layer: EngineLayer) -> dict[str, Any]:
+    """Return an engine layer as JSON; nodes by name, or by their first output where they have none."""
+    names = [network.nodes[index].name or network.made(index)[0] for index in layer.nodes]
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "precisions": list(layer.precisions),
+        "nodes": names,
+        "fused_with": len(names) - 1,
+    }

@@ -1,6 +1,6 @@
-"""Compare every tensor of a model on the target with the reference's, by marking tensors as outputs.
+"""Compare the tensors of a model on the target with the reference's, by marking them as outputs.
 
-Marking a tensor keeps the target from fusing it away, which may hide the failure. So a target that can show what it leaves
+A mark keeps the target from fusing a tensor away, which may hide the failure. So a target that can show the tensors it leaves
 unfused does that first; and where it refuses to run the model with every tensor marked, fewer are marked at a time.
 """
 
@@ -12,10 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.pieces import is_frozen, isolate
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import LOST, Ending, Outcome
 from bisect_trt.search.oracle import Verdict
@@ -27,14 +30,11 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 MOST_BUILDS = 8
 """A build may take a minute; tensors that no build has shown by then stay unseen."""
-AT_A_TIME = 8
-MOST_NARROWING = 12
-"""Further builds that bisect for the first wrong tensor; one tensor at a time, they tell a thousand apart."""
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What one run of a model showed.
+    """The result of one run of a model.
 
     Attributes:
         comparisons: One for each tensor that it returned, on every input sample.
@@ -58,19 +58,19 @@ class LayerComparison:
     """How every tensor of the target compares with the reference's.
 
     Attributes:
-        tensors: One comparison a tensor that could be seen, in topological order: of the first input sample on which it
-            is wrong, else of the first.
+        tensors: One comparison for each tensor that could be seen, in topological order: of the first input sample on which
+            it is wrong, else of the first.
         unseen: The tensors that could not, with the reason.
         origins: Nodes that make a wrong tensor although all that they read is right, in topological order.
         outputs_fail: Whether a graph output is wrong with tensors marked; if not, marking may hide the failure.
         refused: Why the target did not run the marked model, if so.
         mild: As ``origins``, for tensors that are off far less than the outputs are: rounding, mostly.
         hidden: Whether the model fails without marks and passes, or is far less off, with them.
-        fused: Whether nothing was marked: the target showed what it had not fused away.
+        fused: Whether nothing was marked: the target showed the tensors that it does not fuse away.
         builds: How many marked models the target was given.
-        own: How far each layer is off by itself, fed the reference's values; empty unless that was looked at.
+        own: The error of each layer fed the reference's values; empty unless that was measured.
         own_unseen: The tensors of which that is not known, with the reason.
-        engine: For nodes, by number, the layer of the target's engine that runs it; empty where it does not say.
+        engine: For nodes, by number, the layer of the target's engine that runs it; empty where the target does not say.
     """
 
     tensors: dict[str, TensorComparison]
@@ -87,7 +87,7 @@ class LayerComparison:
     engine: dict[int, EngineLayer] = field(default_factory=dict)
 
     def is_exact(self, network: Network) -> bool:
-        """Whether all that some origin reads was seen, so that no node before it can be the culprit."""
+        """Return whether all that some origin reads was seen, so that no node before it can be the culprit."""
         computed = set(network.computed)
         return any(computed.intersection(network.reads[index]) <= self.tensors.keys() for index in self.origins)
 
@@ -135,11 +135,11 @@ class Marking:
             model: The model; its outputs have the original's names.
             names: The outputs to compare.
             fed: Activations that it is fed beside the graph's inputs: tensor by the name of the input.
-            unfused: Whether to return all that the target does not fuse away, rather than the outputs alone.
+            unfused: Whether to return all tensors that the target does not fuse away, rather than the outputs alone.
             layers: Whether to return the layers of the target's engine.
 
         Returns:
-            ``None`` if the target cannot show what it does not fuse away.
+            ``None`` if the target cannot show the tensors that it does not fuse away.
         """
         reference = self.subject.reference
         request = Compare(
@@ -161,15 +161,13 @@ class Marking:
             return LayerRun(refused=why, signature=reply.signature, seconds=seconds)
         if reply.unsupported:
             return None
-        unseen = dict(reply.skipped)
-        if unfused:
-            shown = {comparison.name for comparison in reply.comparisons} | unseen.keys()
-            unseen |= {name: "fused away" for name in names if name not in shown}
-        return LayerRun(reply.comparisons, unseen, reply.layers, seconds=seconds)
+        shown = {comparison.name for comparison in reply.comparisons} | reply.skipped.keys()
+        unseen = {name: "fused away" for name in names if unfused and name not in shown}
+        return LayerRun(reply.comparisons, {**reply.skipped, **unseen}, reply.layers, seconds=seconds)
 
     def marked(self, names: Sequence[str]) -> LayerRun:
         """Run the model with these tensors as outputs, beside its own."""
-        # Graph outputs that have no reference stay outputs all the same: without them the model would be another one.
+        # Outputs that have no reference stay outputs all the same: without them the model would be another one.
         own = [name for name in self.outputs if name in self.subject.reference.infos]
         shown = [*dict.fromkeys([*names, *own])]
         seen = self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
@@ -181,10 +179,10 @@ class Marking:
         names = [name for name in self.outputs if name in self.subject.reference.infos]
         seen = self.run(self.subject.network.proto, names, layers=True)
         assert seen is not None
-        return self.judge(seen), seen
+        return self._judge(seen), seen
 
-    def judge(self, seen: LayerRun) -> Outcome:
-        """A run as the outcome of a probe, by the model's own outputs."""
+    def _judge(self, seen: LayerRun) -> Outcome:
+        """Return a run as the outcome of a probe, by the model's own outputs."""
         if seen.refused is not None:
             ending = Ending.SKIPPED if seen.signature == LOST else Ending.BROKEN
             return Outcome(ending, str(seen.signature), seen.refused, seen.seconds)
@@ -192,27 +190,40 @@ class Marking:
         return outcome_of_comparisons(Compared(mine), seen.seconds, self.tolerance)
 
     def hides(self, original: Outcome | None, seen: LayerRun) -> bool:
-        """Whether the original fails and this run passes, or fails in another, milder way."""
+        """Return whether the original fails and this run passes, or fails in another, milder way."""
         if original is None or original.judge(None) is not Verdict.FAIL:
             return False
-        return self.judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
+        return self._judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
 
-    def summarise(self, groups: Sequence[LayerRun], unseen: dict[str, str]) -> LayerComparison:
-        """Find the origins in what several runs showed; of an output that each run returns, the worst comparison counts."""
+    def summarize(self, runs: Sequence[LayerRun], unseen: Mapping[str, str]) -> LayerComparison:
+        """Find the origins in what runs showed, on each input sample by itself; of several comparisons the worst counts."""
         network = self.subject.network
-        lost = {
-            name: "the reference has no value of it"
-            for name in network.computed
-            if name not in self.subject.reference.infos
-        }
-        merged: dict[tuple[str, int | None], TensorComparison] = {}
-        for comparison in (each for seen in groups for each in seen.comparisons):
-            key = comparison.name, comparison.sample
-            if key not in merged or merged[key].severity < comparison.severity:
-                merged[key] = comparison
-        place = {name: number for number, name in enumerate(self.wanted)}
-        ordered = sorted(merged.values(), key=lambda each: (each.sample or 0, place[each.name]))
-        return judge_layers(network, self.tolerance, ordered, lost | unseen)
+        samples: dict[int | None, dict[str, TensorComparison]] = {}
+        for comparison in (each for seen in runs for each in seen.comparisons):
+            tensors = samples.setdefault(comparison.sample, {})
+            known = tensors.get(comparison.name)
+            if known is None or known.severity < comparison.severity:
+                tensors[comparison.name] = comparison
+        found: set[int] = set()
+        suspected: set[int] = set()
+        outputs_fail = False
+        for tensors in samples.values():
+            worst = max((tensors[name].severity for name in self.outputs if name in tensors), default=0.0)
+            required = 0.0
+            if worst and not (self.tolerance.atol or self.tolerance.rtol):  # a tolerance that the user gave is exact
+                weight = severity_weight(self.tolerance.precision)
+                required = required_severity(weight * worst) / weight
+            found.update(find_origins(network, tensors, required))
+            suspected.update(find_origins(network, tensors))
+            outputs_fail |= worst > 0
+        origins, mild = (sorted(nodes, key=network.rank.__getitem__) for nodes in (found, suspected - found))
+        first = of_samples(
+            each for number in sorted(samples, key=lambda n: n or 0) for each in samples[number].values()
+        )
+        unknown = (name for name in network.computed if name not in self.subject.reference.infos)
+        lost = dict.fromkeys(unknown, "the reference has no value of it")
+        shown = {name: first[name] for name in self.wanted if name in first}
+        return LayerComparison(shown, {**lost, **unseen}, origins, outputs_fail=outputs_fail, mild=tuple(mild))
 
 
 def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
@@ -224,81 +235,47 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
     """
     seen, fused = look.run(look.subject.marked(look.outputs), look.wanted, unfused=True), None
     if seen is not None and seen.refused is None:
-        fused = look.summarise([seen], dict(seen.unseen))
-        fused = replace(fused, fused=True, hidden=look.hides(original, seen))
+        fused = replace(look.summarize([seen], seen.unseen), fused=True, hidden=look.hides(original, seen))
         if not fused.outputs_fail or fused.is_exact(look.subject.network):
             return fused
-    marked = compare_marked(look, original)
+    marked = _compare_marked(look, original)
     return marked if fused is None or (marked.outputs_fail and marked.origins) else fused
 
 
-def compare_marked(look: Marking, original: Outcome | None = None) -> LayerComparison:
+def _compare_marked(look: Marking, original: Outcome | None) -> LayerComparison:
     """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
-    infos, network = look.subject.reference.infos, look.subject.network
+    infos = look.subject.reference.infos
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
     broken = original.signature if original is not None and original.ending is Ending.BROKEN else None
     found = gather(look.wanted, fragile, look.marked, broken)
-
-    def tells(seen: LayerRun) -> bool:
-        return not look.hides(original, seen)
-
-    if found.refused is not None and found.builds > 1:
-        exact = look.summarise([seen for seen in found.groups if tells(seen)], {}).is_exact(network)
-        if not exact:
-            firm = [name for name in look.wanted if name not in fragile and name not in look.outputs]
-            narrow(found, firm, lambda name: _leads_to(network, name), look.marked, tells)
-    if not found.groups:
-        return replace(look.summarise([], found.unseen), refused=found.refused, builds=found.builds)
-    telling = [seen for seen in found.groups if tells(seen)]
+    if not found.runs:
+        return replace(look.summarize([], found.unseen), refused=found.refused, builds=found.builds)
+    telling = [seen for seen in found.runs if not look.hides(original, seen)]
     if not telling:  # what is off all the same is another, milder error
-        layers = look.summarise(found.groups, found.unseen)
+        layers = look.summarize(found.runs, found.unseen)
         mild = (*layers.origins, *layers.mild)
         return replace(layers, origins=[], mild=mild, outputs_fail=False, hidden=True, builds=found.builds)
-    for seen in (each for each in found.groups if each not in telling):
+    for seen in (each for each in found.runs if each not in telling):
         names = [comparison.name for comparison in seen.comparisons if comparison.name not in look.outputs]
         found.unseen |= dict.fromkeys(names, f"marking it and {len(names) - 1} others hides the failure")
-    return replace(look.summarise(telling, found.unseen), builds=found.builds)
-
-
-def _leads_to(network: Network, name: str) -> set[str]:
-    """The tensors that one is computed from, without weights."""
-    found: set[int] = set()
-    pending = [network.producer[name]] if name in network.producer else []
-    while pending:
-        new = [p for p in network.parents(pending.pop()) if p not in found and not network.constant[p]]
-        found.update(new)
-        pending += new
-    return {made for index in found for made in network.made(index)}
+    return replace(look.summarize(telling, found.unseen), builds=found.builds)
 
 
 @dataclass
 class Gathered:
-    """What several runs showed.
+    """The results of several runs.
 
     Attributes:
-        groups: The runs that worked.
+        runs: Those that worked.
         unseen: Tensors that no run shows, with the reason.
         builds: How many runs were tried.
         refused: Why the first did not work, if it did not.
     """
 
-    groups: list[LayerRun] = field(default_factory=list)
+    runs: list[LayerRun] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)
     builds: int = 0
     refused: str | None = None
-
-    def take(self, seen: LayerRun, names: Collection[str]) -> bool:
-        """Count a run and keep what it showed; returns whether it worked."""
-        self.builds += 1
-        if seen.refused is not None:
-            return False
-        self.groups.append(seen)
-        self.unseen |= {name: why for name, why in seen.unseen.items() if name in names}
-        return True
-
-    def leave_out(self, names: Iterable[str], seen: LayerRun, what: str) -> None:
-        """Note tensors that cannot be marked."""
-        self.unseen |= dict.fromkeys(names, f"the target does not run the model with {what} shown: {seen.refused}")
 
 
 def gather(
@@ -319,110 +296,39 @@ def gather(
         hopeless: The signature of a refusal that fewer marks do not change, if there is one.
         most: How many runs may be tried.
     """
-    found, first = Gathered(), attempt(names)
-    if found.take(first, names):
-        return found
-    found.refused = first.refused
-    if first.signature == hopeless:
-        return found
-    firm = [name for name in names if name not in fragile]
-    pending = deque([firm] if 0 < len(firm) < len(names) else _halves(names))
-    if 0 < len(firm) < len(names):
-        found.leave_out([name for name in names if name in fragile], first, "every tensor")
-    while pending and found.builds < most:
+    found, pending = Gathered(), deque([names])
+    while pending and (found.builds < most or not found.builds):
         group = pending.popleft()
         seen = attempt(group)
-        if not found.take(seen, group):
-            if len(group) == 1:
-                found.leave_out(group, seen, "it")
-            pending.extend(_halves(group))
+        found.builds += 1
+        if seen.refused is None:
+            found.runs.append(seen)
+            found.unseen |= {name: why for name, why in seen.unseen.items() if name in group}
+            continue
+        why = f"the target does not run the model with {{}} shown: {seen.refused}"
+        if found.builds == 1:
+            found.refused = seen.refused
+            if seen.signature == hopeless:
+                return found
+            firm = [name for name in names if name not in fragile]
+            if 0 < len(firm) < len(names):
+                left_out = (name for name in names if name in fragile)
+                found.unseen |= dict.fromkeys(left_out, why.format("every tensor"))
+                pending.append(firm)
+                continue
+        if len(group) > 1:
+            middle = (len(group) + 1) // 2
+            pending += [group[:middle], group[middle:]]
+        else:
+            found.unseen |= dict.fromkeys(group, why.format("it"))
     for group in pending:
         why = f"{found.builds} builds were spent, and the target does not run the model with it and others shown"
-        found.unseen |= dict.fromkeys(group, f"{why}: {first.refused}")
+        found.unseen |= dict.fromkeys(group, f"{why}: {found.refused}")
     return found
 
 
-def _halves(names: Sequence[str]) -> list[Sequence[str]]:
-    middle = (len(names) + 1) // 2
-    return [names[:middle], names[middle:]] if len(names) > 1 else []
-
-
-def narrow(
-    found: Gathered,
-    names: Sequence[str],
-    leads_to: Callable[[str], Collection[str]],
-    attempt: Callable[[Sequence[str]], LayerRun],
-    tells: Callable[[LayerRun], bool],
-) -> None:
-    """Where a target refuses many marks, bisect for the first wrong tensor: mark a few at a time, evenly spaced.
-
-    What leads to the first wrong tensor, and not to one that is right, is what is left to look at.
-
-    Args:
-        found: What was seen before; gets what is seen now.
-        names: The tensors, in topological order.
-        leads_to: Returns the tensors that one is computed from.
-        attempt: Runs the model with some of them marked.
-        tells: Returns whether a run still shows the failure.
-    """
-    known: dict[str, bool] = {}
-
-    def learn(seen: LayerRun) -> None:
-        for comparison in seen.comparisons:
-            known[comparison.name] = known.get(comparison.name, True) and comparison.passed
-            found.unseen.pop(comparison.name, None)
-
-    for earlier in found.groups:
-        learn(earlier)
-    left, width = set(names), AT_A_TIME
-    for _ in range(MOST_NARROWING):
-        # The model's own outputs, which every run returns, come last.
-        wrong = next((name for name in (*names, *known) if not known.get(name, True)), None)
-        if wrong is not None:
-            before = set(leads_to(wrong))
-            left &= before.difference(*(leads_to(name) for name in before if known.get(name, False)))
-        region = [name for name in names if name in left and name not in known]
-        if not region:
-            return
-        width = min(width, len(region))
-        group = [region[(2 * place + 1) * len(region) // (2 * width)] for place in range(width)]
-        seen = attempt(group)
-        if seen.refused is None and tells(seen):
-            found.take(seen, group)
-            learn(seen)
-            continue
-        found.builds += 1
-        left -= set(group) if width == 1 else set()
-        width = max(1, width // 2)
-
-
-def judge_layers(
-    network: Network, tolerance: ToleranceOptions, comparisons: Sequence[TensorComparison], unseen: dict[str, str]
-) -> LayerComparison:
-    """Find the nodes where the error begins, on each input sample by itself."""
-    outputs = [name for name in network.outputs if name in network.producer]
-    samples: dict[int | None, dict[str, TensorComparison]] = {}
-    for comparison in comparisons:
-        samples.setdefault(comparison.sample, {})[comparison.name] = comparison
-    found: set[int] = set()
-    suspected: set[int] = set()
-    outputs_fail = False
-    for tensors in samples.values():
-        fail = any(not tensors[name].passed for name in outputs if name in tensors)
-        required = 0.0
-        if fail and not (tolerance.atol or tolerance.rtol):  # a tolerance that the user gave is exact
-            weight = severity_weight(tolerance.precision)
-            worst = max(tensors[name].severity for name in outputs if name in tensors)
-            required = required_severity(weight * worst) / weight
-        found.update(find_origins(network, tensors, required))
-        suspected.update(find_origins(network, tensors))
-        outputs_fail |= fail
-    origins, mild = (sorted(nodes, key=network.rank.__getitem__) for nodes in (found, suspected - found))
-    return LayerComparison(of_samples(comparisons), unseen, origins, outputs_fail=outputs_fail, mild=tuple(mild))
-
-
 def of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComparison]:
-    """One comparison a tensor: of the first input sample on which it is wrong, else of the first."""
+    """Return one comparison for each tensor: of the first input sample on which it is wrong, else of the first."""
     shown: dict[str, TensorComparison] = {}
     for comparison in comparisons:
         if comparison.name not in shown or (shown[comparison.name].passed and not comparison.passed):
@@ -431,7 +337,7 @@ def of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorCompa
 
 
 def find_origins(network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0) -> list[int]:
-    """Nodes that make a wrong tensor of right ones, in topological order.
+    """Return the nodes that make a wrong tensor of right ones, in topological order.
 
     A tensor that was not compared counts as right if all that it is computed from is.
 
@@ -450,3 +356,66 @@ def find_origins(network: Network, tensors: Mapping[str, TensorComparison], seve
             if inputs_clean and not clean[name] and index not in origins:
                 origins.append(index)
     return origins
+
+
+def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS) -> LayerComparison:
+    """Compare the tensors that nodes make when they are fed the reference's values, so that only their own errors are left.
+
+    All nodes are in one model, or in groups where the target refuses that. There are no ``origins``.
+
+    Args:
+        look: Runs the model.
+        names: The tensors whose makers are run; ``None`` for all.
+        most: How many models the target may be given.
+    """
+    subject, network, infos = look.subject, look.subject.network, look.subject.reference.infos
+    wanted = [name for name in look.wanted if names is None or name in names]
+    frozen = _frozen(subject)
+    left_out: dict[str, str] = {}
+
+    def is_fragile(name: str) -> bool:
+        """Return whether the node that makes a tensor reads or makes bools or integers."""
+        index = network.producer[name]
+        ends = {*network.made(index), *network.reads[index]}.difference(frozen)
+        return any(infos[end].dtype.kind in "biu" for end in ends if end in infos)
+
+    def attempt(names: Sequence[str]) -> LayerRun:
+        model = isolate(network, names, infos, frozen)
+        left_out.update(model.left_out)
+        if not model.outputs:
+            return LayerRun()
+        seen = look.run(model.proto, model.outputs, fed=model.fed)
+        assert seen is not None
+        return seen
+
+    if not wanted:
+        return LayerComparison({}, {}, [], outputs_fail=False, builds=0)
+    found = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
+    comparisons = of_samples(each for seen in found.runs for each in seen.comparisons)
+    tensors = {name: comparisons[name] for name in wanted if name in comparisons}
+    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
+    refused = None if found.runs else found.refused
+    return LayerComparison(tensors, unseen, [], outputs_fail=False, refused=refused, builds=found.builds)
+
+
+def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
+    """Return the values of shapes and indices, as far as all input samples agree on them."""
+    reference, frozen = subject.reference, {}
+    for name in (*subject.network.inputs, *subject.network.computed):
+        if name in reference.infos and is_frozen(reference.infos[name]):
+            first, *others = (sample.select([name])[name] for sample in (reference, *reference.more))
+            if all(np.array_equal(first, other) for other in others):
+                frozen[name] = first
+    return frozen
+
+
+def engine_layers(network: Network, layers: Iterable[Mapping[str, Any]]) -> dict[int, EngineLayer]:
+    """Return the engine layer that runs each node, by the node's number; of several the last, which makes its outputs."""
+    found: dict[int, EngineLayer] = {}
+    for plain in layers:
+        # A lowered model has tensors and Casts that this one has not.
+        nodes = {network.producer[name] for name in plain["tensors"] if name in network.producer}
+        ordered = tuple(sorted(nodes, key=network.rank.__getitem__))
+        layer = EngineLayer(plain["name"], plain["kind"], ordered, tuple(plain["precisions"]))
+        found |= dict.fromkeys(ordered, layer)
+    return found

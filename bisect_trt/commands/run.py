@@ -11,6 +11,7 @@ from typing import Any
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.compare import compare, compare_saved, compare_settings, refuse_options, targets_to_run
 from bisect_trt.commands.metric_commands import score
+from bisect_trt.commands.self_consistency import self_check
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
@@ -45,7 +46,11 @@ def run(call: Call) -> Result:
         return _write_script(call, model, script)
     job = call.open(None, options.load_outputs, shape_inference=options.shape_inference, bounded=False)
     with job.examined(options.timeout, *settings.targets) as session:
-        return compare(session, settings) if job.metric is None else score(session, settings, job.metric)
+        if job.metric is not None:
+            return score(session, settings, job.metric)
+        if options.self_check:
+            return self_check(session, settings.targets, settings.tolerance, options.timeout)
+        return compare(session, settings)
 
 
 def _write_script(call: Call, model: Path, script: Path) -> Result:

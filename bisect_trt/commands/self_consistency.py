@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.commands.layer_report import tell, to_json
+from bisect_trt.commands.layerwise import tell, to_json
 from bisect_trt.commands.marking import LayerComparison, find_origins, of_samples
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings

@@ -252,8 +252,7 @@ def suspect(subject: Subject, precision: str = "fp16") -> list[Suspect]:
 
 def own_errors(facts: Facts) -> dict[int, Finding]:
     """The nodes whose own result is notably off in the low precision, fed the reference's values."""
-    from bisect_trt.commands.layerwise import compare_own  # noqa: PLC0415 - the first probe need not wait for it
-    from bisect_trt.commands.marking import Marking  # noqa: PLC0415 - as above
+    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - not needed for the first probe
 
     subject, precision = facts.subject, facts.precision
     target = replace(subject.models.reference, fp16=precision == "fp16", bf16=precision == "bf16")

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from bisect_trt.commands.layer_report import engine_layers
+from bisect_trt.commands.marking import engine_layers
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import (

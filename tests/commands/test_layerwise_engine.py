@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import chain, overflowing, read_json
 
-from bisect_trt.commands.layer_report import describe_engine_layer, engine_json, engine_layers
+from bisect_trt.commands.layerwise import describe_engine_layer, engine_json
+from bisect_trt.commands.marking import engine_layers
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.worker.pool import WorkerPool
