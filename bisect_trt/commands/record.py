@@ -58,7 +58,6 @@ _FILES = {
     "annotated": "the original model with each node's verdict in its metadata",
     "mixed": "the model in mixed precision",
     "patched": "the whole model, changed so that it passes",
-    "marks": "the tensors whose marks hide the failure",
 }
 """What a file is for, by its name in a reproducer's folder or its key among the artifacts."""
 VERDICTS = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bisect_trt.commands.binding import RUN_FILE, Binding
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.log import show_probe, show_run
+from bisect_trt.commands.view import candidate_folder, model_of, read_probes, started
 from bisect_trt.commands.view import view as show
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import Log, Report, Resume, View
 from bisect_trt.probe.workspace import RUNS_FOLDER
@@ -44,10 +44,55 @@ def log(call: Call) -> Result:
         run, number = None, int(str(run))
     folder = newest_run() if run is None else run
     if number is None:
-        show_run(folder, call.console)
+        _show_run(folder, call.console)
     else:
-        show_probe(folder, number, call.console)
+        _show_probe(folder, number, call.console)
     return call.result
+
+
+def _show_run(run: Path, console: Console) -> None:
+    """Print one line for each probe, in the order in which the search asked.
+
+    Raises:
+        UnavailableError: It is no run's folder.
+    """
+    binding, _, said = started(run)
+    console.answer(said)
+    console.answer(f"in {binding.cwd}, version {binding.version}")
+    verdicts, unfinished = read_probes(run)
+    for entry in verdicts:
+        console.answer(
+            f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
+        )
+    for entry in unfinished:
+        console.answer(f"   - unfinished             {entry['title']}: was running when the run ended")
+
+
+def _show_probe(run: Path, number: int, console: Console) -> None:
+    """Print one probe: its candidate, the command that runs it again, its output.
+
+    Raises:
+        UnavailableError: It is no run's folder.
+        UsageError: It has no such probe.
+    """
+    started(run)
+    verdicts, _ = read_probes(run)
+    entry = next((each for each in verdicts if each["number"] == number), None)
+    if entry is None:
+        raise UsageError(f"{run} has no probe {number}; it has {len(verdicts)}.")
+    folder = candidate_folder(run, entry)
+    console.answer(f"probe {number}: {entry['verdict']}, {entry['reason']}")
+    console.answer(f"candidate: {model_of(folder)} ({entry['title']})")
+    console.answer(f"inputs: {folder / 'inputs.npz'}")
+    console.answer(f"golden: {folder / 'golden.npz'}")
+    console.answer(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
+    by_hand, output = folder / "command.txt", folder / "output.log"
+    if by_hand.exists():
+        console.answer(f"again by hand: {by_hand.read_text().strip()}")
+    if output.exists():
+        console.answer("output:")
+        for line in output.read_text(errors="replace").rstrip().splitlines():
+            console.answer(line.expandtabs())
 
 
 def report(call: Call) -> Result:

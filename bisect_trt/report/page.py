@@ -12,7 +12,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -415,11 +415,3 @@ def embed(result: Json) -> str | None:
         f'<div class="bisect-trt"><p><b>{escape(clean(said))}</b></p>'
         f'<iframe srcdoc="{escape(page)}" sandbox style="{style}" title="bisect-trt"></iframe></div>'
     )
-
-
-def environment_differences(results: Sequence[Json | None]) -> list[tuple[str, list[str | None]]]:
-    """Return the entries of the runs' environments that are not the same in all of them."""
-    places: list[Mapping[str, Any]] = [(result or {}).get("report", {}).get("environment", {}) for result in results]
-    names = dict.fromkeys(name for place in places for name in place)
-    rows = [(name, [place.get(name) for place in places]) for name in names]
-    return [(name, cells) for name, cells in rows if len({str(cell) for cell in cells}) > 1]

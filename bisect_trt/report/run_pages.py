@@ -1,9 +1,9 @@
-"""The pages of ``bisect-trt view``: a list of runs, one run while it works, several runs beside each other."""
+"""The pages of ``bisect-trt view``: a list of runs, and one run while it works."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bisect_trt.report.charts import probe_bars
-from bisect_trt.report.page import environment_differences, frame, macro, sentence
+from bisect_trt.report.page import frame, macro, sentence
 from bisect_trt.report.text import Json, plural, seconds, shorten
 
 NODE_STATES = {
@@ -149,47 +149,3 @@ def _node_map(nodes: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
         "width": min(len(cells), _ROW) * _STEP,
         "height": -(-len(cells) // _ROW) * _STEP,
     }
-
-
-_FACTS: dict[str, Callable[[Json], str | None]] = {
-    "Answer": sentence,
-    "Target": lambda result: result.get("report", {}).get("target"),
-    "Model": lambda result: (result["model"] or {}).get("path"),
-    "Nodes": lambda result: (result["model"] or {}).get("nodes"),
-    "SHA-256": lambda result: str((result["model"] or {}).get("sha256") or "")[:12],
-    "Needed to fail": lambda result: ", ".join(c["name"] or c["outputs"][0] for c in result["culprits"][:6]),
-    "First mismatch": lambda result: (result.get("first_mismatch") or {}).get("name"),
-    "Fault": lambda result: (result.get("fault") or {}).get("whose"),
-    "Kept in fp32": lambda result: plural(len(result["keep_fp32"]), "node") if "keep_fp32" in result else None,
-    "Latency": lambda result: _milliseconds(result.get("latency_ms")),
-    "Outputs": lambda result: _outputs(result.get("comparisons") or []),
-    "Probes": lambda result: f"{result['probes']['run']:,}" if result["probes"]["run"] else None,
-    "Time": lambda result: seconds(result["wall_s"]),
-}
-
-
-def compare_sections(runs: Sequence[RunView]) -> Markup:
-    """Return several runs beside each other: answers, differences of the environments, tensors."""
-    facts = [(name, [say(run.result) if run.result else None for run in runs]) for name, say in _FACTS.items()]
-    facts = [(name, cells) for name, cells in facts if any(cells)]
-    looked = [{t["name"]: t for t in (run.result or {}).get("tensors") or []} for run in runs]
-    tensors = None
-    if sum(map(bool, looked)) > 1:
-        names = dict.fromkeys(name for each in looked for name in each)
-        rows = [(name, [each.get(name) for each in looked]) for name in names]
-        differing = [(name, row) for name, row in rows if len({cell["passed"] for cell in row if cell}) > 1]
-        tensors = {"total": len(names), "differing": differing}
-    return macro("runs.html", "compare", runs, facts, environment_differences([run.result for run in runs]), tensors)
-
-
-def _milliseconds(latency: object) -> str | None:
-    parts = latency if isinstance(latency, Mapping) else {"": latency}
-    return (
-        ", ".join(f"{name} {value:.4g} ms".strip() for name, value in parts.items() if isinstance(value, (int, float)))
-        or None
-    )
-
-
-def _outputs(compared: Sequence[Json]) -> str | None:
-    wrong = sum(not comparison["passed"] for comparison in compared)
-    return f"{wrong} of {len(compared)} do not match" if compared else None

@@ -1,15 +1,13 @@
 "use strict";
-// Asks for the page's sections again, and puts in those that changed; where the reader is stays as it is.
-let seen = "";
+// Fetches the page again and replaces the sections that changed; where the reader is stays as it is.
 async function follow() {
   let pause = 1000;
   try {
-    const answer = await fetch(location.href, {headers: {"X-Sections": "1", "If-None-Match": seen}, cache: "no-store"});
+    const answer = await fetch(location.href, {cache: "no-store"});
     if (answer.ok) {
-      seen = answer.headers.get("ETag") || "";
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       const main = document.getElementById("main");
-      for (const section of fresh.querySelectorAll("section")) {
+      for (const section of fresh.querySelectorAll("main > section")) {
         const old = document.getElementById(section.id);
         if (!old) main.append(section);
         else if (old.outerHTML !== section.outerHTML && !old.contains(document.activeElement)) old.replaceWith(section);
