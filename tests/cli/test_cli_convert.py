@@ -54,11 +54,6 @@ def test_inputs_and_outputs_too(cli: CommandLine, here: Path) -> None:
     assert {node.op_type for node in graph.node} == {"Add"}
 
 
-def test_bf16(cli: CommandLine, here: Path) -> None:
-    assert cli("convert", chain(here / "model.onnx"), "-o", "half.onnx", "--bf16").status == 0
-    assert {tensor.data_type for tensor in onnx.load("half.onnx").graph.initializer} == {TensorProto.BFLOAT16}
-
-
 def test_free_dimensions_stay_free_and_nodes_out_of_order_are_sorted(cli: CommandLine, here: Path) -> None:
     path = chain(here / "model.onnx", 2)
     model = onnx.load(str(path))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -85,12 +83,6 @@ def test_the_reference_evaluator_says_what_it_cannot_run(cli: CommandLine, here:
     assert (ran.status, "the target cannot run" in ran.error) == (4, True)
 
 
-def test_fail_fast_with_several_targets(cli: CommandLine, here: Path) -> None:
-    """It stops at the first that is wrong."""
-    model = overflowing(here / "model.onnx")
-    assert len(run(cli, model, "--onnxrt", "--fp16", "--onnx", "--fail-fast", status=1)["targets"]) == 1
-
-
 def test_timings(cli: CommandLine, here: Path) -> None:
     model = chain(here / "model.onnx")
     result = run(cli, model, "--onnxrt", "--onnx", "--warm-up", "2", "--use-subprocess")
@@ -148,16 +140,13 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
 SCRIPTS = (
     ("--onnxrt --fp16 --keep-fp32 big_out --atol big_out:1 --onnx-outputs big_out a0_out --check-error-stat max", 0),
     ("--onnxrt --fp16 --onnx --onnxrt-reference --providers cpu --validate", 1),
-    ("--onnx --fp16 --timeout 60", 1),
     ("--onnxrt --fp16 --shape-inference --save-onnx FILE.onnx --warm-up 1 --use-subprocess --fail-fast", 1),
     (
         "--onnxrt --onnx-outputs mark all --exclude-outputs a0_out --save-inputs FILE.x.json --save-outputs FILE.y.npz",
         0,
     ),
-    ("--onnxrt --iterations 2 --seed 3 --val-range x:[0,0.5] --input-shapes x:[2,3] --postprocess top-1", 0),
     ("--onnxrt --load-inputs x.npz --load-outputs y.npz --compare indices --index-tolerance 1 --fresh-process", 1),
     ("--onnxrt --external-data-dir . --data-loader-script data.py --data-loader-func-name mine --array-swap-mb 0", 0),
-    ("--onnxrt --load-inputs none.npz", 2),
     ("--trt --bf16 --pool-limit workspace:1G --trt-min-shapes x:[2,3] --trt-max-shapes x:[2,3] --lowering cast", None),
 )
 """Options and exit status; of the last only that it is the same."""
@@ -191,13 +180,6 @@ def said(text: str) -> list[str]:
     return [re.sub(r"[\d.]+ ms", "# ms", line) for line in text.splitlines() if not line.startswith("Report:")]
 
 
-def test_a_script_is_a_program(cli: CommandLine, here: Path) -> None:
-    """By itself, in a process of its own."""
-    assert cli("run", chain(here / "model.onnx"), "--onnxrt", "--gen-script", "same.py").status == 0
-    done = subprocess.run([sys.executable, "same.py"], capture_output=True, text=True, check=False)
-    assert (done.returncode, "All 1 match." in done.stdout, done.stderr) == (0, True, "")
-
-
 def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx", after=1)
     every = ["--onnxrt", "--onnx", "--onnxrt-reference", "--save-onnx", "ran.onnx"]
@@ -213,14 +195,6 @@ def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
 
 def declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int]]:
     return {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
-
-
-def test_shapes_that_inference_cannot_find(cli: CommandLine, here: Path) -> None:
-    """Like Polygraphy: a warning, and the model is run as it is."""
-    model = save(here / "m.onnx", [helper.make_node("Mine", ["x"], ["y"], domain="my.own")])  # of no known version
-    ran = cli("run", model, "--onnxrt", "--shape-inference")
-    assert "--shape-inference: ONNX's inference gives up on this model; it is run as it is" in ran.err
-    assert (ran.status, "the reference cannot run" in ran.error) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +219,3 @@ def test_options_that_need_a_model(cli: CommandLine, words: str) -> None:
     np.savez("a.npz", y=np.zeros(2))
     ran = cli("run", "--load-outputs", "a.npz", "a.npz", *words.split())
     assert (ran.status, f"{words.partition(' ')[0]} needs a model" in ran.error) == (2, True)
-
-
-def test_providers_that_are_not_there(cli: CommandLine, here: Path) -> None:
-    ran = cli("run", chain(here / "model.onnx"), "--onnxrt", "--providers", "cpu", "nope")
-    assert (ran.status, "no execution provider 'nope'" in ran.error) == (4, True)

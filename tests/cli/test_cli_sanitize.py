@@ -155,17 +155,6 @@ def test_quantized_weights_stay_quantized(cli: CommandLine, here: Path) -> None:
     assert operators("out.onnx") == ["DequantizeLinear", "Neg", "Add"]
 
 
-def test_an_output_that_is_constant_is_still_made(cli: CommandLine, here: Path) -> None:
-    nodes = [
-        helper.make_node("Add", ["one", "one"], ["two"]),
-        helper.make_node("Add", ["two", "two"], ["four"]),
-        helper.make_node("Add", ["x", "four"], ["y"]),
-    ]
-    model = save(here / "m.onnx", nodes, [tensor("one", np.ones(SHAPE, np.float32))], outputs=["y", "four"])
-    assert cli("sanitize", model, "-o", "out.onnx").status == 0
-    assert [list(node.output) for node in onnx.load("out.onnx").graph.node] == [["four"], ["y"]]
-
-
 def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
     """The model declares a shape that depends on values, and declares it wrong; folded it gives another result."""
     nodes = [
@@ -201,22 +190,6 @@ def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine, here: Pa
     assert operators("out.onnx") == ["Mine", "Mine"]
     result = read_json(Path("r.json"))
     assert (result["minimality"], result["changes"]["not_computed"]) == ("unproven", ["w"])
-
-
-def test_weights_in_a_file_of_their_own(cli: CommandLine, here: Path) -> None:
-    values = np.arange(60_000, dtype=np.float32).reshape(20_000, 3)
-    nodes = [
-        helper.make_node("ReduceMax", ["w"], ["most"], keepdims=0),
-        helper.make_node("ReduceSum", ["w"], ["sum"], keepdims=0),
-        helper.make_node("Add", ["x", "most"], ["t"]),
-        helper.make_node("Add", ["t", "sum"], ["y"]),
-    ]
-    model = onnx.load(str(save(here / "m.onnx", nodes, [tensor("w", values)])))
-    onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
-    assert cli("sanitize", "m.onnx", "-o", "out.onnx").status == 0
-    stored = {t.name: float(numpy_helper.to_array(t)) for t in onnx.load("out.onnx").graph.initializer}
-    assert set(stored) == {"most", "sum"}
-    assert stored["most"] == 59_999
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])

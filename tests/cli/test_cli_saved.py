@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper
-from support import SHAPE, arrays, chain, overflowing, read_json
+from support import chain, read_json
 
 from bisect_trt.tensors import saved
 
@@ -20,17 +19,6 @@ ZERO = ["--atol", "0", "--rtol", "0"]
 @pytest.fixture
 def model(here: Path) -> Path:
     return chain(here / "model.onnx", 2)
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".json"])
-def test_save_here_compare_there(cli: CommandLine, model: Path, suffix: str) -> None:
-    x, y = f"x{suffix}", f"y{suffix}"
-    assert cli("run", model, "--onnxrt", "--seed", "3", "--save-inputs", x, "--save-outputs", y).status == 0
-    ran = cli("run", model, "--onnxrt", "--load-inputs", x, "--load-outputs", y, *ZERO)
-    assert ran.status == 0
-    assert f"against {y}, 1 output(s)" in ran.out
-    assert "against the reference" not in ran.out
-    assert cli("run", model, "--onnxrt", "--seed", "4", "--load-outputs", y).status == 1
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
@@ -202,51 +190,8 @@ def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
             load_json(str(path))
 
 
-def test_scalars_go_through_json(tmp_path: Path) -> None:
-    saved.save_samples(tmp_path / "v.json", [{"x": np.array(3, np.int32), "e": np.zeros((0, 2))}])
-    values = saved.load_runs(tmp_path / "v.json")[0].samples[0]
-    assert (values["x"].shape, values["x"].item(), values["e"].shape) == ((), 3, (0, 2))
-
-
 def test_diagnose_wants_numbers(cli: CommandLine, model: Path) -> None:
     for words in (["--postprocess", "top-1"], ["--compare", "indices"], ["--no-shape-check"]):
         ran = cli("diagnose", model, "--onnxrt", *words)
         assert ran.status == 2
         assert "`diagnose` compares every tensor inside" in ran.error
-
-
-def test_int_and_bool_models(cli: CommandLine, here: Path) -> None:
-    import onnx
-
-    nodes = [helper.make_node("Not", ["b"], ["nb"]), helper.make_node("Add", ["i", "i"], ["ii"])]
-    kinds = {"b": TensorProto.BOOL, "i": TensorProto.INT32, "nb": TensorProto.BOOL, "ii": TensorProto.INT32}
-    infos = {name: helper.make_tensor_value_info(name, kind, SHAPE) for name, kind in kinds.items()}
-    graph = helper.make_graph(nodes, "g", [infos["b"], infos["i"]], [infos["nb"], infos["ii"]])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), here / "m.onnx")
-    keep = ["--save-inputs", "x.json", "--save-outputs", "y.npz", "--val-range", "i:[5,9]"]
-    assert cli("run", "m.onnx", "--onnxrt", *keep).status == 0
-    y = arrays("y.npz")
-    assert (y["nb"].dtype.name, y["ii"].dtype.name) == ("bool", "int32")
-    assert 10 <= y["ii"].min() <= y["ii"].max() <= 18
-    assert cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "y.npz").status == 0
-
-
-def test_a_quantile_goes_into_the_reproducer(cli: CommandLine, here: Path) -> None:
-    import subprocess
-    import sys
-
-    model = overflowing(here / "over.onnx")
-    options = ["--check-error-stat", "quantile", "--error-quantile", "0.5", "--no-shrink"]
-    assert cli("diagnose", model, "--onnxrt", "--fp16", *options, "-o", "out").status == 0
-    assert '"quantile 0.5"' in Path("out/reproduce.py").read_text()
-    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-
-
-def test_several_values_after_flags_with_two_names(cli: CommandLine) -> None:
-    np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), z=np.array([[0.3, 0.2]]))
-    np.savez("b.npz", y=np.array([[0.2, 0.8, 0.7]]), z=np.array([[0.4, 0.1]]))
-    for flag in ("--postprocess", "--postprocess-func"):
-        assert cli("run", "--load-outputs", "a.npz", "b.npz", flag, "y:top-3", "z:top-1").status == 0
-    model = chain(Path("model.onnx"), 2)
-    assert cli("run", model, "--onnxrt", "--onnx-outputs", "t0", "t1").status == 0
