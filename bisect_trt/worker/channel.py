@@ -23,7 +23,8 @@ Buffer = Any
 """Bytes, a bytearray or a memoryview of bytes."""
 Answered = tuple[dict[str, Any], bytearray]
 """The header and the payload of a message."""
-HEAD = struct.Struct(">IQ")
+HEAD, HEAD_SIZE = ">IQ", struct.calcsize(">IQ")
+"""The lengths of a header and a payload; a ``struct.Struct`` cannot be pickled by value."""
 _CHUNK = 1 << 20
 OLDEST = (3, 10)
 """The oldest Python that a worker runs on."""
@@ -119,7 +120,7 @@ def read_exactly(fd: int, size: int) -> bytearray:
 def frame(header: Mapping[str, Any], size: int = 0) -> bytes:
     """A message without its payload, which has ``size`` bytes."""
     text = json.dumps(header).encode()
-    return HEAD.pack(len(text), size) + text
+    return struct.pack(HEAD, len(text), size) + text
 
 
 def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> None:
@@ -131,7 +132,7 @@ def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> 
 
 def receive(fd: int) -> Answered:
     """Read a message: its header and its payload."""
-    length, size = HEAD.unpack(read_exactly(fd, HEAD.size))
+    length, size = struct.unpack(HEAD, read_exactly(fd, HEAD_SIZE))
     header: dict[str, Any] = json.loads(bytes(read_exactly(fd, length)))
     return header, read_exactly(fd, size)
 

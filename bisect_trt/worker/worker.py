@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import select
+import struct
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from bisect_trt.errors import BisectError
 from bisect_trt.tensors.kernel_memory import oom_kills
-from bisect_trt.worker.channel import HEAD, ChannelLost, Closed, ProcessDied, send
+from bisect_trt.worker.channel import HEAD, HEAD_SIZE, ChannelLost, Closed, ProcessDied, send
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Limits, ProcessEnd, gate, kill_group, module_command
@@ -150,7 +151,7 @@ class WorkerProcess:
             Closed: The worker has ended.
             _PastLimit: A limit is passed first.
         """
-        length, size = HEAD.unpack(self._read(HEAD.size, limits))
+        length, size = struct.unpack(HEAD, self._read(HEAD_SIZE, limits))
         return json.loads(self._read(length, limits)), self._read(size, limits)
 
     def _read(self, size: int, limits: Limits) -> bytes:

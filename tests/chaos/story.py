@@ -209,7 +209,7 @@ class Killer(threading.Thread):
     def _find(self, victim: str) -> list[int]:
         if victim == "driver":
             return [self._driver.pid]
-        signs = {"worker": b"bisect_trt.worker.serve", "guard": b"select.select", "child": b"grep -qaF"}
+        signs = {"worker": b"bisect_trt.worker.serve", "guard": b"recv_fds", "child": b"grep -qaF"}
         if self._story.kind == "place" and victim == "child":
             signs["child"] = b"bisect-trt-worker"
         return [pid for pid, words in self._story.processes().items() if signs[victim] in words]
