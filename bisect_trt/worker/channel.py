@@ -117,15 +117,10 @@ def read_exactly(fd: int, size: int) -> bytearray:
     return content
 
 
-def frame(header: Mapping[str, Any], size: int = 0) -> bytes:
-    """A message without its payload, which has ``size`` bytes."""
-    text = json.dumps(header).encode()
-    return struct.pack(HEAD, len(text), size) + text
-
-
 def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> None:
     """Write a message; the payload is written piece by piece."""
-    write_all(fd, frame(header, sum(map(len, payload))))
+    text = json.dumps(header).encode()
+    write_all(fd, struct.pack(HEAD, len(text), sum(map(len, payload))) + text)
     for piece in payload:
         write_all(fd, piece)
 
@@ -146,7 +141,7 @@ class ProcessChannel:
         Args:
             title: Names the place in messages.
             argv: The command; its standard input and output become those of the interpreter.
-            program: What to send to :data:`FIRST_LINE`.
+            program: What is written to the interpreter when it has run :data:`FIRST_LINE`.
             typed: Whether the interpreter reads :data:`FIRST_LINE` from its standard input (``python3 -i``).
         """
         self._title = title
@@ -222,14 +217,12 @@ class ProcessChannel:
     def _ended(self, why: str) -> ChannelLost:
         """Why there is no answer, with the last lines of what the other end wrote to stderr."""
         assert self._process is not None
+        assert self._errors is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_SECONDS)
-        said = b""
-        if self._errors is not None:
-            self._errors.seek(0)
-            said = self._errors.read()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read()[-4096:].decode(errors="replace").splitlines()]
         self.close()
-        lines = [line.strip() for line in said[-4096:].decode(errors="replace").splitlines()]
         last = " / ".join([line for line in lines if line and not line.startswith(">>>")][-_LINES:])
         return ChannelLost(f"the place {self._title} is lost: {why}" + (f" (it says: {last})" if last else ""))
 

@@ -15,6 +15,12 @@ from bisect_trt.worker.channel import FIRST_LINE
 Kind = Literal["python", "env", "ssh", "command", "ray"]
 _DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
 """The dash of ``python3 -``, at the end of a command."""
+_PUBLIC = {
+    "python": "another interpreter",
+    "ssh": "another host",
+    "command": "another machine or container",
+    "ray": "a Ray cluster",
+}
 
 
 @dataclass(frozen=True)
@@ -41,19 +47,8 @@ class Place:
 
     @property
     def public(self) -> str:
-        """What others are told of it: no path of this machine, and no host's name."""
-        known = {"python": "another interpreter", "ssh": "another host", "command": "another machine or container"}
-        known["ray"] = "a Ray cluster"
-        return known.get(self.kind, self.said)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"kind": self.kind, "said": self.said, "argv": list(self.argv), "typed": self.typed}
-
-    @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Place:
-        """What :meth:`to_json` wrote."""
-        return cls(plain["kind"], plain["said"], tuple(plain["argv"]), plain["typed"])
+        """The place for a public report: without a path of this machine or the name of a host."""
+        return self.said if self.kind == "env" else _PUBLIC[self.kind]
 
 
 @dataclass(frozen=True)
@@ -83,12 +78,12 @@ HERE = Where()
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is in a place.
+    """The contents of a place.
 
     Attributes:
         place: The place.
-        found: ``host``, ``Python``, ``packages`` and so on, as it says.
-        target: What the target says of itself there.
+        found: ``host``, ``Python``, ``packages`` and so on; see ``host.facts``.
+        target: The facts of the target there.
     """
 
     place: Place
@@ -97,7 +92,7 @@ class Seen:
 
     @property
     def kind(self) -> dict[str, str]:
-        """What makes a difference to verdicts: the target's version, the GPU, the processor."""
+        """What verdicts may depend on: the target's version, the GPU, the processor."""
         gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
         known = {"version": self.target.get("version", ""), "GPU": gpus, "processor": self.found.get("CPU", "")}
         if not self.target:
@@ -124,7 +119,7 @@ class Seen:
         return {name: value for name, value in known.items() if value}
 
 
-_SSH = (
+_SSH = [
     "-T",
     "-o",
     "BatchMode=yes",
@@ -134,12 +129,12 @@ _SSH = (
     "ServerAliveInterval=5",
     "-o",
     "ServerAliveCountMax=3",
-)
-"""No terminal, no questions, and a host that is gone is noticed; the rest is in ~/.ssh/config."""
+]
+"""No terminal and no questions; a host that is gone is noticed. The rest is in ~/.ssh/config."""
 
 
 def parse(word: str) -> tuple[Kind, dict[str, str]]:
-    """A place as it is written after ``--on``, in parts; nothing is made or asked for it yet.
+    """The kind and the parts of a place as it is written after ``--on``; nothing is started.
 
     Raises:
         UsageError: It is none.
@@ -187,7 +182,7 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
 
     Args:
         word: What is written.
-        environment: Gives the interpreter of a virtual environment with the packages that it is told; it may take minutes.
+        environment: Returns the interpreter of a virtual environment with these packages; it may take minutes.
 
     Raises:
         UnavailableError: The environment cannot be made.
@@ -204,8 +199,3 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
     # An interpreter that reads its program from a pipe reads it to the end before it begins; -i runs line after line.
     command = _DASH.sub("-i", parts["command"].strip())
     return Place(kind, word, tuple(shlex.split(command)), typed=True)
-
-
-def titles(places: Sequence[Place]) -> str:
-    """Places in a sentence."""
-    return ", ".join(dict.fromkeys(place.said for place in places))
