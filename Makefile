@@ -50,7 +50,7 @@ truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact?
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; properties on examples that no test had; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m hypothesis
-	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probe/test_kill.py
+	BISECT_TRT_CHAOS_KILLS=50 $(BIN)/python -m pytest -q tests/chaos/test_chaos.py -k kills
 
 chaos: $(STAMP)  ## Three hundred kills, a Ray cluster that loses nodes, full disks, jumping clocks, edited journals; an hour.
 	$(BIN)/python -m pip install --quiet --editable '.[ray]'

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
-import subprocess
-import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +12,9 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from standin_runtime import install
-from support import chain, gone, has, overflowing, read_json, run_check, script
+from support import chain, gone, has, read_json, run_check, script
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probe.journal import JOURNAL, read_journal
 from bisect_trt.probe.models import Models
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import LOST, Ending
@@ -181,92 +173,3 @@ def test_a_check_that_is_ended_is_run_again_and_believed_if_it_always_is(tmp_pat
 def test_an_exit_status_that_was_asked_for_is_no_sign_of_a_kill(tmp_path: Path) -> None:
     assert run_check(tmp_path, f"echo x >> '{tmp_path}/ran'; exit 137", fail_codes=(137,)).ending is Ending.FAILED
     assert (tmp_path / "ran").read_text() == "x\n"
-
-
-MARK = "BISECT_TRT_TEST_LOST"
-
-
-class Killer:
-    """Ends up to two workers of a run, at moments drawn at random: never three over one request."""
-
-    def __init__(self, mark: str, drawn: random.Random, seconds: float) -> None:
-        self.killed: list[int] = []
-        self._mark = f"{MARK}={mark}".encode()
-        self._moments = sorted(drawn.uniform(0, seconds) for _ in range(2))
-        self._choose = drawn.choice
-
-    def attend(self, driver: subprocess.Popen[bytes]) -> None:
-        began = time.monotonic()
-        for moment in self._moments:
-            while time.monotonic() < began + moment and driver.poll() is None:
-                time.sleep(0.01)
-            workers = self._workers()
-            if workers and driver.poll() is None:
-                victim, how = self._choose(workers), self._choose([signal.SIGKILL, signal.SIGTERM])
-                with contextlib.suppress(ProcessLookupError):  # it has ended by itself since it was seen
-                    os.kill(victim, how)
-                    self.killed.append(victim)
-
-    def _workers(self) -> list[int]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                ours = self._mark in (path / "environ").read_bytes().split(b"\0")
-                if ours and b"bisect_trt.worker.serve" in (path / "cmdline").read_bytes():
-                    found.append(int(path.name))
-            except OSError:
-                continue
-        return found
-
-
-def go(folder: Path, words: list[str], attend: Callable[[str, subprocess.Popen[bytes]], None]) -> tuple[Any, float]:
-    """Run a command in a folder of its own; its answer, and how long it took."""
-    folder.mkdir()
-    overflowing(folder / "model.onnx", 4, 4)
-    mark, began = uuid.uuid4().hex, time.monotonic()
-    with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "bisect_trt", *words, "--json", "r.json", "--workers", "2"]
-        driver = subprocess.Popen(command, cwd=folder, env={**os.environ, MARK: mark}, stdout=log, stderr=log)
-        helper = threading.Thread(target=attend, args=(mark, driver))
-        helper.start()
-        status = driver.wait(240)
-        helper.join()
-    assert status == 0, (folder / "log").read_text()
-    result = read_json(folder / "r.json")
-    (journal,) = folder.glob(f".bisect-trt/*/{JOURNAL}")
-    decided = [(entry["key"], entry["verdict"]) for entry in read_journal(journal) if entry["event"] == "verdict"]
-    answer = result["culprits"], result["minimality"], result["status"], decided
-    return answer, time.monotonic() - began
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16"],
-        ["diagnose", "model.onnx", "-o", "out", "--onnxrt", "--fp16"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_workers_that_are_killed_at_any_moment_change_no_answer(tmp_path: Path, words: list[str]) -> None:
-    whole, seconds = go(tmp_path / "whole", words, lambda *_: None)
-    killed = seed = 0
-    while killed < 6 and seed < 18:  # how many are hit is a matter of moments, that some are is not
-        killers: list[Killer] = []
-
-        def attend(
-            mark: str,
-            driver: subprocess.Popen[bytes],
-            seed: int = seed,
-            seconds: float = seconds,
-            to: list[Killer] = killers,
-        ) -> None:
-            to.append(Killer(mark, random.Random(seed), seconds))
-            to[-1].attend(driver)
-
-        answer, seconds = go(tmp_path / str(seed), words, attend)
-        assert answer == whole
-        killed += len(killers[0].killed)
-        seed += 1
-    assert killed >= 6

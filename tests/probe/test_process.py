@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import gone
+from support import assert_gone, gone, pids
 
 from bisect_trt.worker import process as module
 from bisect_trt.worker.process import Cancel, ProcessEnd, run_to_end
@@ -153,3 +154,41 @@ def test_no_descriptors_are_lost(tmp_path: Path) -> None:
     run("exit 0", tmp_path, cancel=cancel)
     cancel.close()
     assert len(list(folder.iterdir())) == before
+
+
+KILLED = """
+import os, signal, sys
+from bisect_trt.worker.guard import guard
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+tell = guard._tell
+guard._tell = lambda word, what: tell(word, what) if word == "start" or sys.argv[1] == "while it runs" else kill()
+guard.start(["sh", "-c", "echo $$ > pids; sleep 1000 & echo $! >> pids; sleep 1000"], os.environ)
+while not os.path.exists("pids") or len(open("pids").readlines()) < 2:
+    pass
+kill()
+"""
+
+
+@pytest.mark.parametrize("moment", ["before it was registered", "while it runs"])
+def test_what_a_killed_driver_has_started_ends(tmp_path: Path, moment: str) -> None:
+    """Also a check whose driver is killed right after it has started it."""
+    command = [sys.executable, "-c", KILLED, moment]
+    driver = subprocess.run(command, cwd=tmp_path, check=False)
+    assert driver.returncode == -signal.SIGKILL
+    time.sleep(0.5)  # one that was just started may have written nothing yet
+    assert_gone(pids(tmp_path))
+
+
+def test_the_guard_ends_with_a_program_that_ends_by_itself(tmp_path: Path) -> None:
+    """Nothing is left to complain of for a program that turns warnings into errors, as a test run may."""
+    code = """
+import os
+from bisect_trt.worker.guard import guard
+process = guard.start(["sh", "-c", "exit 3"], os.environ)
+assert process.wait() == 3
+guard.release(process.pid)
+"""
+    strict = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code]
+    ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,10 +1,14 @@
-"""What a worker answers; it serves in this process here."""
+"""What a worker answers (it serves in this process here), what it imports, and how long it is kept."""
 
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +20,17 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.oracles import outcome_of_comparisons
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker import serve
-from bisect_trt.worker.protocol import Compare, Compared, Order, Sample
+from bisect_trt.worker import worker as spare
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import About, Compare, Compared, Order, Sample
 from bisect_trt.worker.serve import Worker
+from bisect_trt.worker.sessions import TIMED_RUNS, median_ms, median_of
+from bisect_trt.worker.worker import WorkerProcess
 
 ORT = TargetSettings("onnxrt")
 
@@ -107,3 +117,87 @@ def test_it_is_ready_once_the_runtime_is_there(compare: Compare, monkeypatch: py
     monkeypatch.setattr(serve, "make_runtime", Noted)
     served(compare, ready=lambda: order.append("ready"))
     assert order == ["runtime", "ready", "model"]
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        # A worker in an interpreter of its own has NumPy and the runtime's package, and what it does not use takes time.
+        ("bisect_trt.worker.serve", ["onnx", "onnxruntime", "onnx_graphsurgeon", "typer", "rich"]),
+        # What runs models as they lie in their files.
+        ("bisect_trt.targets.onnxrt.runner", ["onnx", "onnx_graphsurgeon", "ml_dtypes"]),
+        # What a search with a check of the user's begins with.
+        ("bisect_trt.commands.reduce", ["onnxruntime", "onnx_graphsurgeon", "xml.etree", "rich"]),
+        # The driver starts its first worker before it imports what takes long.
+        ("bisect_trt.worker.worker", ["numpy", "onnx", "typer", "rich"]),
+    ],
+)
+def test_either_side_imports_little(module: str, without: list[str]) -> None:
+    code = f"import sys, {module}; print(*(set({without}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(("timed_for", "runs"), [(0.0, 1), (None, TIMED_RUNS)])
+def test_a_slow_model_is_timed_by_as_many_runs_as_there_is_time_for(timed_for: float | None, runs: int) -> None:
+    ran: list[int] = []
+    session = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
+    assert median_of(session, {}, 2, timed_for) > 0
+    assert len(ran) == 2 + runs
+
+
+def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(tmp_path: Path) -> None:
+    save_npz(tmp_path / "x.npz", {})
+    sample = Sample(tmp_path / "x.npz", tmp_path / "x.npz")
+    request = Compare(TargetSettings(), Path("m.onnx"), (sample,), ToleranceOptions(), warm_up=1, timed_for=5.0)
+    ends = RunError("no memory left")
+
+    def run(_: object) -> None:
+        raise ends
+
+    session = SimpleNamespace(inputs=[], run=run)
+    assert median_ms(session, request) is None
+    with pytest.raises(RunError):
+        median_ms(session, replace(request, timed_for=None))
+    ends = RunError("an illegal memory access", poisoned=True)
+    with pytest.raises(RunError):
+        median_ms(session, request)
+
+
+def test_nothing_is_kept_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(spare, "_most_kept", 0)
+    with WorkerPool(tmp_path) as pool:
+        late = WorkerProcess()
+        assert pool.ask(About(TargetSettings())) == "cast"
+        (idle,) = pool._idle
+    pool._give_back(late)
+    assert not late.alive
+    assert not idle.alive
+
+
+def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(spare, "_most_kept", 0)
+    spare.end_spare()
+    spare.keep_spare()
+    try:
+        with WorkerPool(tmp_path) as pool:
+            assert pool.ask(About(TargetSettings())) == "cast"
+            (kept,) = pool._idle
+        with WorkerPool(tmp_path) as pool:
+            assert pool.ask(About(TargetSettings())) == "cast"
+            assert pool._idle == [kept]
+            assert kept.served == 2
+        with WorkerPool(tmp_path) as pool:
+            fresh = pool._take(fresh=True)  # what was kept has served
+            assert (fresh.served, kept.alive) == (0, True)
+            pool._dismiss(fresh)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as a notebook may, in between
+        with WorkerPool(tmp_path) as pool:
+            assert pool.ask(About(TargetSettings())) == "cast"
+            assert pool._idle != [kept]
+            assert not kept.alive
+    finally:
+        spare.end_spare()
+    assert not kept.alive
