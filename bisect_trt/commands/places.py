@@ -76,7 +76,7 @@ def look_around(subject: Subject, target: TargetSettings | None) -> None:
         reply = subject.models.ask(request, place=place)
         if isinstance(reply, Failed):
             raise UnavailableError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
-        subject.seen[place] = Seen(place, reply.found, reply.target)
+        subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
     if subject.seen:
         _refuse_unlike(list(subject.seen.values()), mixed=subject.where.mixed)
@@ -101,12 +101,11 @@ def look_there(folder: Path, where: Where, console: Console, result: Result) -> 
             reply = ask(workers, Look(TargetSettings(), packages, start=False), place=place)
             if isinstance(reply, Failed):
                 raise UnavailableError(f"{place.said} cannot be used: {reply.message}.")
-            seen = Seen(place, reply.found, {})
             targets = {
                 f"--{plugin.name}": _missing(workers, plugin.name, place) for plugin in selectable() if plugin.sent
             }
-            found.append({**seen.to_json(), "said": seen.describe(), "targets": targets})
-            for name, value in seen.table().items():
+            found.append({**reply.to_json(), "said": reply.describe(), "targets": targets})
+            for name, value in reply.table().items():
                 console.answer(f"{name}: {place.said if name == 'place' else value}")
             console.answer(f"host: {reply.found['host']}; interpreter: {reply.found['executable']}")
             console.answer(

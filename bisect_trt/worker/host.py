@@ -96,7 +96,7 @@ class Watched:
             while not (ready := select.select([self._from, self._source], [], [], _LOOK_SECONDS)[0]):
                 if self._memory_limit is not None and holds_more(self._child, self._memory_limit):
                     over_memory = True
-                    os.killpg(self._child, signal.SIGKILL)
+                    self._kill()
                 if self._has_ended():  # a process that it has started may hold the pipe open
                     raise Closed
             gone = self._from not in ready  # a driver sends nothing before it has the reply
@@ -121,12 +121,16 @@ class Watched:
     def _has_ended(self) -> bool:
         return os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    def _kill(self) -> None:
+        for kill in (os.killpg, os.kill):  # right after the fork it has no group of its own
+            with contextlib.suppress(OSError):
+                kill(self._child, signal.SIGKILL)
+
     def end(self) -> int:
         """Kill the process with all that it has started; its exit status, or minus the signal's number."""
         if self._child < 0:
             return 0
-        with contextlib.suppress(OSError):  # one that is ending has its exit status already
-            os.killpg(self._child, signal.SIGKILL)
+        self._kill()  # one that is ending has its exit status already
         code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         while strays := _children():  # of those that have left its group this process is the parent now (Linux)
             for pid in strays:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from bisect_trt.worker.place import Seen
+
 if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.tensors.comparison import TensorComparison
@@ -80,19 +82,6 @@ class Measured:
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
     gains: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Looked:
-    """The contents of a place.
-
-    Attributes:
-        found: ``host``, ``Python``, ``packages`` and so on; see ``host.facts``.
-        target: The facts of the target there, such as its ``version``; empty if it is not started.
-    """
-
-    found: dict[str, Any]
-    target: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -305,7 +294,7 @@ class Lower(Request[bool]):
 
 
 @dataclass(frozen=True)
-class Look(Request[Looked]):
+class Look(Request[Seen]):
     """Return the contents of a place.
 
     Attributes:

@@ -28,6 +28,7 @@ from bisect_trt.tensors.kernel_memory import forget_peak, status_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import StoreWriter
 from bisect_trt.worker.channel import ChannelLost, Closed, ProcessDied, RemoteError, receive, send
+from bisect_trt.worker.place import Seen
 from bisect_trt.worker.protocol import (
     BEGUN,
     READY,
@@ -42,7 +43,6 @@ from bisect_trt.worker.protocol import (
     Executed,
     Failed,
     Look,
-    Looked,
     Lower,
     Measure,
     Measured,
@@ -58,7 +58,6 @@ from bisect_trt.worker.sessions import (
     feed_of,
     measure,
     median_ms,
-    median_of,
     run,
     shapes_of,
 )
@@ -156,12 +155,12 @@ class Worker:
     def _build(self, request: Build) -> None:
         self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
 
-    def _look(self, request: Look) -> Looked:
+    def _look(self, request: Look) -> Seen:
         """Only in a place; here ``doctor`` looks."""
         assert self._place is not None
         found = self._place.call("facts", {"packages": list(request.packages)})[0]["facts"]
         runtime: Any = self._runtime(request.target) if request.start else None
-        return Looked(found, {} if runtime is None else dict(runtime.facts))
+        return Seen(self._place.place, found, {} if runtime is None else dict(runtime.facts))
 
     def _execute(self, request: Execute) -> Executed:
         """Only in a place."""
@@ -211,7 +210,9 @@ class Worker:
             comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
-        latency = None if request.warm_up is None else median_ms(session, request)
+        latency = None
+        if request.warm_up is not None:
+            latency = median_ms(session, load_npz(request.samples[0].inputs), request.warm_up, request.timed_for)
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -227,7 +228,7 @@ class Worker:
         fed = piece.feed(first)
         session = self._runtime(request.target).load(request.model, fed)
         measured = measure(lambda feed: piece.run(session, feed), request.scoring)
-        latency = None if request.warm_up is None else median_of(session, fed, request.warm_up)
+        latency = None if request.warm_up is None else median_ms(session, fed, request.warm_up)
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
     def _prepare(self, request: Compare) -> Session | None:

@@ -52,34 +52,34 @@ def shapes_of(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(sorted((name, value.shape) for name, value in feed.items()))
 
 
-def median_ms(session: Session, request: Compare) -> float | None:
-    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back.
+def median_ms(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float | None:
+    """Milliseconds of one run, with inputs copied to the target and outputs back: the median of :data:`TIMED_RUNS` runs.
 
-    ``None`` where it does not run again, and a check asks: that has seen what it makes, so it is no failure to build or run.
+    Args:
+        session: The loaded model.
+        feed: The values, of which there may be more than it takes.
+        warm_up: How many runs are not timed.
+        timed_for: Seconds after which no other run is timed. A check gives them: it has seen the outputs, so a model that does
+            not run again is no failure, and its time is ``None``.
     """
-    try:
-        return median_of(session, load_npz(request.samples[0].inputs), request.warm_up or 0, request.timed_for)
-    except RunError as error:
-        if request.timed_for is None or error.poisoned:
-            raise
-        print(f"it does not run again, so it is not timed: {error.message}", flush=True)
-        return None
-
-
-def median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float:
-    """The median of :data:`TIMED_RUNS` runs, in milliseconds; of fewer where they take more than ``timed_for`` seconds."""
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in feed.items() if name in names}
     there = getattr(session, "median_ms", None)
     if there is not None:
         return float(there(feed, warm_up, TIMED_RUNS))
-    for _ in range(warm_up):
-        session.run(feed)
     seconds: list[float] = []
-    while len(seconds) < TIMED_RUNS and (not seconds or timed_for is None or sum(seconds) <= timed_for):
-        began = time.perf_counter()
-        session.run(feed)
-        seconds.append(time.perf_counter() - began)
+    try:
+        for _ in range(warm_up):
+            session.run(feed)
+        while len(seconds) < TIMED_RUNS and (not seconds or timed_for is None or sum(seconds) <= timed_for):
+            began = time.perf_counter()
+            session.run(feed)
+            seconds.append(time.perf_counter() - began)
+    except RunError as error:
+        if timed_for is None or error.poisoned:
+            raise
+        print(f"it does not run again, so it is not timed: {error.message}", flush=True)
+        return None
     return 1000 * statistics.median(seconds)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +22,13 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker import serve
 from bisect_trt.worker import worker as spare
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Compare, Compared, Order, Sample
 from bisect_trt.worker.serve import Worker
-from bisect_trt.worker.sessions import TIMED_RUNS, median_ms, median_of
+from bisect_trt.worker.sessions import TIMED_RUNS, median_ms
 from bisect_trt.worker.worker import WorkerProcess
 
 ORT = TargetSettings("onnxrt")
@@ -141,27 +140,23 @@ def test_either_side_imports_little(module: str, without: list[str]) -> None:
 @pytest.mark.parametrize(("timed_for", "runs"), [(0.0, 1), (None, TIMED_RUNS)])
 def test_a_slow_model_is_timed_by_as_many_runs_as_there_is_time_for(timed_for: float | None, runs: int) -> None:
     ran: list[int] = []
-    session = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
-    assert median_of(session, {}, 2, timed_for) > 0
+    session: Any = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
+    assert median_ms(session, {}, 2, timed_for)
     assert len(ran) == 2 + runs
 
 
-def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(tmp_path: Path) -> None:
-    save_npz(tmp_path / "x.npz", {})
-    sample = Sample(tmp_path / "x.npz", tmp_path / "x.npz")
-    request = Compare(TargetSettings(), Path("m.onnx"), (sample,), ToleranceOptions(), warm_up=1, timed_for=5.0)
-    ends = RunError("no memory left")
-
+@pytest.mark.parametrize(
+    ("timed_for", "poisoned", "raises"), [(5.0, False, False), (None, False, True), (5.0, True, True)]
+)
+def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(
+    timed_for: float | None, poisoned: bool, raises: bool
+) -> None:
     def run(_: object) -> None:
-        raise ends
+        raise RunError("no memory left", poisoned=poisoned)
 
-    session = SimpleNamespace(inputs=[], run=run)
-    assert median_ms(session, request) is None
-    with pytest.raises(RunError):
-        median_ms(session, replace(request, timed_for=None))
-    ends = RunError("an illegal memory access", poisoned=True)
-    with pytest.raises(RunError):
-        median_ms(session, request)
+    session: Any = SimpleNamespace(inputs=[], run=run)
+    with pytest.raises(RunError) if raises else contextlib.nullcontext():
+        assert median_ms(session, {}, 1, timed_for) is None
 
 
 def test_nothing_is_kept_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
