@@ -235,7 +235,7 @@ def find_releases(session: Session, settings: ReleasesSettings) -> Result:
     verdicts = found.history.seen
     if settings.every:
         rows = [(r, verdicts[place].value, found.reasons[r][:_REASON_LENGTH]) for place, r in enumerate(found.releases)]
-        console.answer_table(("release", "verdict", "reason"), rows, len(rows))
+        console.table(("release", "verdict", "reason"), rows, len(rows))
     if found.history.oldest is None:
         silent = [each for place, each in enumerate(found.releases) if verdicts[place] is Verdict.UNRESOLVED]
         said = f"{silent[0]} says nothing: {found.reasons[silent[0]][:_REASON_LENGTH]}" if silent else ""

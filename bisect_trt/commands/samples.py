@@ -217,7 +217,7 @@ def _deliver(story: _Samples, settings: SamplesSettings, number: int, why: str |
     left = f"of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes}"
     console.answer(f"{settings.output}: {left} ({result.minimality}).")
     if kept:
-        console.answer_table(("input", "index", "value"), [[*each.values()] for each in kept], _SHOWN)
+        console.table(("input", "index", "value"), [[*each.values()] for each in kept], _SHOWN)
     if why:
         console.answer(f"  {why}")
     console.answer(f"To see {'it fail' if steady else 'how often it fails'}: {command}")

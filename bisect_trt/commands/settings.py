@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import onnx
 
@@ -262,29 +261,6 @@ class ReduceSettings:
     def golden(self) -> Path:
         """Where the reference's values of its outputs go."""
         return self.output.with_suffix(".golden.npz")
-
-
-Until = Literal["good", "bad", "both"]
-"""What ``repeat`` goes on until it has seen."""
-
-
-@dataclass(frozen=True)
-class RepeatSettings:
-    """How often, and what is kept.
-
-    Attributes:
-        most: How many builds or runs at most.
-        until: Whether to stop once a good one, a bad one or both have been seen.
-        same_engine: Whether one build is run again and again.
-        folder: Where what builds leave is sorted to; the run's own folder if ``None``.
-        confidence: Of the interval of the rate.
-    """
-
-    most: int
-    until: Until | None = None
-    same_engine: bool = False
-    folder: Path | None = None
-    confidence: float = 0.99
 
 
 def model_settings(model: Path, data: Data) -> ModelSettings:

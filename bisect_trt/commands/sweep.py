@@ -276,7 +276,7 @@ def sweep(session: Session, settings: SweepSettings) -> Result:
             )
             for row in each["intervals"]
         ]
-        console.answer_table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
+        console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
     _conclude(session, settings.check, sized, smallest, seen)
     return session.result
 

@@ -298,9 +298,7 @@ def tell(result: Result, console: Console) -> None:
         where = f" ({first['file']})" if first["file"] else ""
         console.answer(f"A way around it: {first['what']}{where}.")
     if ways:
-        console.answer_table(
-            ("kind", "what", "the whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways)
-        )
+        console.table(("kind", "what", "the whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways))
 
 
 def _row(way: Mapping[str, Any]) -> tuple[str, ...]:

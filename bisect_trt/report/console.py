@@ -279,7 +279,7 @@ class Console:
         for text in listed(items, most, line, rest):
             self.answer(text)
 
-    def answer_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
         """The result as a table: the first rows, their columns below each other, and how many more there are."""
         cells = [[plain(str(cell)) for cell in row] for row in (columns, *rows)]
         widths = [max(map(len, column)) for column in zip(*cells[: most + 1], strict=True)]

@@ -6,9 +6,8 @@ Every probability here is exact or a bound; nothing assumes many observations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import count, islice
 
 MOST_PASSES = 1000
@@ -122,7 +121,6 @@ def expected_verdicts(units: int) -> int:
 
 
 INTERVAL_METHOD = "Clopper-Pearson"
-TEST_METHOD = "Fisher's exact test, two-sided, Holm-Bonferroni"
 _HALVINGS = 60
 """Of an interval that is narrowed down to the last bit of a double."""
 
@@ -166,38 +164,6 @@ def _solve(rising: Callable[[float], float], value: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < value else (low, middle)
     return (low + high) / 2
-
-
-def fisher(bad: int, bads: int, good: int, goods: int) -> float:
-    """How likely two groups are to differ so much, or more, in how many have something, if it has nothing to do with the group.
-
-    Two-sided: what is as unlikely as what was seen, or less likely, counts. Source: Fisher, "On the interpretation of chi-squared
-    from contingency tables, and the calculation of P", Journal of the Royal Statistical Society 1922.
-
-    Args:
-        bad: How many of the first group have it.
-        bads: How many are in the first group.
-        good: How many of the second group have it.
-        goods: How many are in the second group.
-    """
-    having = bad + good
-    least = max(0, having - goods)
-    way = math.comb(bads, least) * math.comb(goods, having - least)
-    ways = [way]
-    for number in range(least, min(having, bads)):  # each from the one before: binomials of thousands are dear
-        way = way * (bads - number) * (having - number) // ((number + 1) * (goods - having + number + 1))
-        ways.append(way)
-    seen = ways[bad - least]
-    return float(Fraction(sum(each for each in ways if each <= seen), math.comb(bads + goods, having)))
-
-
-def holm(chances: Sequence[float]) -> list[float]:
-    """P-values corrected for how many there are, in the order given. Source: Holm, Scandinavian Journal of Statistics 1979."""
-    corrected, least = [0.0] * len(chances), 0.0
-    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        least = max(least, min(1.0, chances[place] * (len(chances) - rank)))
-        corrected[place] = least
-    return corrected
 
 
 _SHARES = tuple(0.5**power for power in range(13))

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import onnx
 import pytest
@@ -15,7 +14,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.commands.build_choices import Build, compare_builds
 from bisect_trt.commands.build_proof import Held, find_reasons
-from bisect_trt.search.oracle import Ask, Subset, Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.choices import FORMAT, Choice
 from bisect_trt.targets.messages import BuildError
 
@@ -23,7 +22,6 @@ sys.path.append(str(Path(__file__).parents[1] / "unsteady"))
 
 import unsteady_builds
 
-T = TypeVar("T")
 Failing = Callable[[frozenset[Choice]], bool]
 
 
@@ -44,9 +42,6 @@ class Stand:
         except BuildError:
             return Verdict.UNRESOLVED, frozenset()
         return Verdict.FAIL if self.fails(chosen) else Verdict.PASS, chosen
-
-    def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
-        return algorithm(lambda units: self.build(held(units))[0])
 
     def until_both(self) -> list[Build]:
         builds: list[Build] = []
@@ -80,12 +75,12 @@ def test_one_wrong_kernel_among_decoys(seed: int, chance: float) -> None:
     stand = Stand(network(*LAYERS[:7]), chance, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
     builds = stand.until_both()
     before = stand.built
-    (reason,) = find_reasons(stand, builds, 10)
+    (reason,) = find_reasons(stand.build, builds, 10)
     assert (named(reason.choices), reason.proven) == (wrong("bad1"), True)
     assert stand.built - before < 40
-    table = compare_builds(builds).proven(reason.choices, builds)
-    assert [named([row.choice]) for row in table.rows if row.proven] == [wrong("bad1")]
-    assert (table.rows[0].good, table.rows[0].bad) == (0, table.bad)
+    rows = compare_builds(builds, reason.choices)
+    assert [(row["layer"], row["value"]) for row in rows if row["proven"]] == [*wrong("bad1")]
+    assert (rows[0]["good"], rows[0]["bad"]) == (0, sum(not build.good for build in builds))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -96,16 +91,14 @@ def test_kernels_that_are_wrong_together(seed: int, chance: float, tries: int) -
     both = {"bad1", "bad2"}
     stand = Stand(network(*LAYERS), chance, lambda chosen: unsteady_builds.wrong_nodes(list(chosen)) == both)
     builds = stand.until_both()
-    (reason,) = find_reasons(stand, builds, tries)
+    (reason,) = find_reasons(stand.build, builds, tries)
     assert (named(reason.choices), reason.proven) == (wrong("bad1", "bad2"), True)
     # The table has both, also one that all builds made so that it tells none from another.
-    rows = compare_builds(builds).proven(reason.choices, builds).rows
-    assert named([row.choice for row in rows if row.proven]) == wrong("bad1", "bad2")
-    counts = {row.choice: (row.good, row.bad) for row in rows}
-    made = {each: [build.good for build in builds if each in build.choices] for each in reason.choices}
-    assert {each: counts[each] for each in made} == {
-        each: (sum(good), len(good) - sum(good)) for each, good in made.items()
-    }
+    rows = [row for row in compare_builds(builds, reason.choices) if row["proven"]]
+    assert {(row["layer"], row["value"]) for row in rows} == wrong("bad1", "bad2")
+    for row in rows:
+        made = [build.good for build in builds if (row["layer"], row["value"]) in named(build.choices)]
+        assert (row["good"], row["bad"]) == (sum(made), len(made) - sum(made))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -116,7 +109,7 @@ def test_each_of_several_reasons(seed: int) -> None:
     while len({named([each for each in build.choices if each.value == unsteady_builds.WRONG]) for build in builds}) < 4:
         verdict, chosen = stand.build(Held("free"))
         builds.append(Build("more", verdict is Verdict.PASS, chosen))
-    reasons = find_reasons(stand, builds, 10)
+    reasons = find_reasons(stand.build, builds, 10)
     assert {named(reason.choices) for reason in reasons} == {wrong("bad1"), wrong("bad2")}
     assert all(reason.proven for reason in reasons)
 
@@ -125,7 +118,7 @@ def test_a_bad_build_that_left_no_choices_is_said_and_hides_no_other() -> None:
     random.seed(3)
     stand = Stand(network(*LAYERS[:7]), 0.5, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
     builds = [Build("build 0", good=False, choices=frozenset()), *stand.until_both()]
-    found, silent = find_reasons(stand, builds, 10)
+    found, silent = find_reasons(stand.build, builds, 10)
     assert (named(found.choices), found.proven) == (wrong("bad1"), True)
     assert (silent.choices, silent.proven) == (frozenset(), False)
     assert silent.why is not None
@@ -140,23 +133,22 @@ def test_what_cannot_be_pinned_is_never_a_proven_reason() -> None:
 
     for _ in range(20):
         stand = Stand(network(*LAYERS[:5]), 0.0, fails)
-        assert not any(reason.proven for reason in find_reasons(stand, stand.until_both(), 10))
+        assert not any(reason.proven for reason in find_reasons(stand.build, stand.until_both(), 10))
 
 
 def test_a_coin_is_never_a_proven_reason() -> None:
     random.seed(2)
     for _ in range(20):
         stand = Stand(network(*LAYERS[:5]), 0.0, lambda chosen: random.random() < 0.5)  # noqa: ARG005 - that is the point
-        assert not any(reason.proven for reason in find_reasons(stand, stand.until_both(), 10))
+        assert not any(reason.proven for reason in find_reasons(stand.build, stand.until_both(), 10))
 
 
-def test_what_goes_together_is_one_comparison() -> None:
-    first, second = (frozenset({Choice("x", "tactic", v), Choice("x", "format", v)}) for v in "ab")
-    rest = frozenset({Choice("y", "tactic", "same")})
-    builds = [Build(str(place), place < 4, (first if place < 4 else second) | rest) for place in range(8)]
-    table = compare_builds(builds)
-    assert {(row.choice.kind, row.choice.value) for row in table.rows[:2]} == {("tactic", "b"), ("format", "b")}
-    assert len(table.rows) == 4
-    assert table.compared == 2
-    assert table.rows[0].alone == pytest.approx(2 / 70)
-    assert table.rows[0].p == pytest.approx(4 / 70)
+def test_choices_of_bad_builds_come_first() -> None:
+    kernels = [Choice("x", "tactic", value) for value in "ab"]
+    always = Choice("y", "tactic", "same")
+    builds = [Build(str(place), place < 4, frozenset({kernels[place > 2], always})) for place in range(8)]
+    rows = compare_builds(builds)
+    assert [(row["value"], row["good"], row["bad"], row["proven"]) for row in rows] == [
+        ("b", 1, 4, False),
+        ("a", 3, 0, False),
+    ]

@@ -18,7 +18,7 @@ from support import chained_convolutions
 import bisect_trt
 from bisect_trt.commands.build_choices import Build, compare_builds
 from bisect_trt.commands.build_proof import Held, find_reasons
-from bisect_trt.search.oracle import Ask, Subset, Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
@@ -98,9 +98,6 @@ class RealBuilds:
         assert found is not None
         return frozenset(found)
 
-    def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
-        return algorithm(lambda units: self.build(held(units))[0])
-
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> RealBuilds:
@@ -151,15 +148,15 @@ def test_planted_tactics_are_recovered(known: RealBuilds, record_property: Calla
             verdict, made = real.build(Held("free"))
             if verdict is not Verdict.UNRESOLVED:
                 builds.append(Build(f"build {len(builds) + 1}", verdict is Verdict.PASS, made))
-        reasons = find_reasons(real, builds, 2)
+        reasons = find_reasons(real.build, builds, 2)
         builds_made.append(len(known.known) - before)
         named = {choice for reason in reasons for choice in reason.choices if reason.proven}
         exact += named == {guilty}
-        table = compare_builds(builds).proven(frozenset(named), builds)
+        row = compare_builds(builds, frozenset(named))[0]
         print(
             f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, "
             f"{builds_made[-1]} builds of {real.asked}, "
-            f"p {table.rows[0].p:.3g}, {[reason.why for reason in reasons]}",
+            f"{row['bad']} bad and {row['good']} good builds have it, {[reason.why for reason in reasons]}",
             flush=True,
         )
     record_property("builds", builds_made)

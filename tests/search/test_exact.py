@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from math import comb
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.statistics import fisher, holm, rate_interval
+from bisect_trt.search.statistics import rate_interval
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
@@ -37,24 +36,3 @@ def test_published_intervals(events: int, trials: int, interval: tuple[float, fl
 def test_an_interval_of_many_trials_is_finite() -> None:
     low, high = rate_interval(3, 20_000, 0.99)
     assert 0 < low < 3 / 20_000 < high < 1e-3
-
-
-@given(st.integers(0, 5), st.integers(0, 5), st.data())
-def test_a_chance_is_that_of_labels_dealt_anew(bads: int, goods: int, data: st.DataObject) -> None:
-    bad, good = data.draw(st.integers(0, bads)), data.draw(st.integers(0, goods))
-    having = set(range(bad + good))
-    dealt = [len(having.intersection(group)) for group in combinations(range(bads + goods), bads)]
-    ways = {number: dealt.count(number) for number in dealt}
-    expected = sum(count for count in ways.values() if count <= ways[bad]) / len(dealt)
-    assert fisher(bad, bads, good, goods) == pytest.approx(expected)
-
-
-def test_the_lady_tasting_tea() -> None:
-    assert fisher(3, 4, 1, 4) == pytest.approx(34 / 70)
-    assert fisher(4, 4, 0, 4) == pytest.approx(2 / 70)
-
-
-def test_a_correction_counts_what_is_left() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.7, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
