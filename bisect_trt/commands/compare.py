@@ -12,21 +12,18 @@ from typing import Any, TypeVar
 import onnx
 
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UnavailableError, UsageError, quoted
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import free_inputs
-from bisect_trt.options.compare import Compare as CompareOptions
-from bisect_trt.options.run import MoreTargets, RunOptions
+from bisect_trt.options.run import RunOptions
 from bisect_trt.options.shared import Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.report.console import Console
-from bisect_trt.report.plots import check_plots, draw_plots
+from bisect_trt.report.plots import draw_plots
 from bisect_trt.report.result import Result
-from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
@@ -57,43 +54,6 @@ class CompareSettings:
     tolerance: ToleranceOptions
     options: RunOptions = field(default_factory=RunOptions)
     plots: Plots = field(default_factory=Plots)
-
-
-def targets_to_run(more: MoreTargets, target: Target) -> list[TargetSettings]:
-    """Return all targets of a ``run``, the one under suspicion first; empty if none was given.
-
-    Raises:
-        UsageError: An option of a target without the target, or one that conflicts with others.
-    """
-    rest = [reference_settings()] if more.onnxrt_reference else []
-    if more.onnx and not target.named():
-        target.but(fp16=False, bf16=False, keep_fp32=[]).settings()  # raises if there is another option
-        return [TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=tuple(target.keep_fp32)), *rest]
-    if rest and not target.named() and not target.given():
-        return rest
-    runtime = target.settings(engines=True)
-    return [] if runtime is None else [runtime, *([TargetSettings("onnx")] if more.onnx else []), *rest]
-
-
-def compare_settings(
-    options: RunOptions, target: Target, more: MoreTargets, compare: CompareOptions, plots: Plots
-) -> CompareSettings:
-    """Return what a ``run`` compares, from its options.
-
-    Raises:
-        UsageError: No target was given, or an option conflicts with others.
-        UnavailableError: Plots are requested, and matplotlib is not installed.
-    """
-    check_plots(plots)
-    targets = targets_to_run(more, target) or [target.required(engines=True)]
-    if options.self_check:
-        refuse_options(
-            options,
-            {"load_outputs", "save_outputs", "onnx_outputs", "onnx_exclude_outputs", "warm_up", "save_onnx"},
-            "does not apply to --self-check, which compares the target with itself; drop it.",
-        )
-    tolerance = tolerance_options(compare, targets[0], nonfinite_equal=False)
-    return CompareSettings(tuple(targets), tolerance, options, plots)
 
 
 def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:

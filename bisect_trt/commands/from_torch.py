@@ -48,16 +48,16 @@ class Exported:
     version: str
 
     def describe(self) -> str:
-        """How it was exported."""
+        """Return how it was exported, as text."""
         return f"Exported by torch.onnx.export (dynamo) of PyTorch {self.version}"
 
     def to_json(self) -> dict[str, Any]:
-        """The field ``exported`` of the result."""
+        """Return the field ``export`` of the result."""
         return {"by": "dynamo", "torch": self.version, "model": str(self.path)}
 
 
 def is_torch(model: object) -> bool:
-    """Whether it is a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; PyTorch is not imported for that."""
+    """Return whether it is a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; PyTorch is not imported for that."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module | _program_type(torch))
 
@@ -68,39 +68,39 @@ def _program_type(torch: Any) -> type:  # noqa: ANN401 - a module without types
 
 
 def export_file(file: Path, folder: Path) -> Exported:
-    """A ``.pt2`` file, as ``torch.export.save`` writes it, with the example inputs that are in it.
+    """Export a ``.pt2`` file, as ``torch.export.save`` writes it, with the example inputs that are in it.
 
     Raises:
         UnavailableError: PyTorch is not installed, or the file cannot be read or exported.
     """
     if not file.is_file():
         raise UnavailableError(f"{file}: no such file; give the path of an ONNX model or of a .pt2 file.")
-    torch = _torch(file)
     try:
-        with _quiet(), _weights_only():
+        torch: Any = import_module("torch")
+    except ImportError as error:
+        raise UnavailableError(
+            f"{file} is a program of PyTorch, which is not installed here ({error}); install torch, or export the model to ONNX "
+            "where it is."
+        ) from error
+    try:
+        with _quiet():
             program = torch.export.load(str(file))
     except Exception as error:  # of the archive, of the deserialiser, of the unpickler
         raise UnavailableError(
             f"{file} cannot be read by torch.export.load of PyTorch {torch.__version__} ({_first(error)}): it is no program that "
             "torch.export.save wrote, of another version, or holds Python objects, which are not loaded; export it to ONNX there."
         ) from error
+    return _export(torch, program, _examples(program), folder / f"{file.stem}.onnx")
+
+
+def _examples(program: object) -> list[_Sample]:
+    """Return the example inputs that a program has."""
     given = getattr(program, "example_inputs", None)
-    samples = [_Sample(tuple(given[0]), dict(given[1]))] if given else []
-    return _export(torch, program, samples, folder / f"{file.stem}.onnx")
-
-
-def _torch(file: Path) -> Any:  # noqa: ANN401 - a module without types
-    try:
-        return import_module("torch")
-    except ImportError as error:
-        raise UnavailableError(
-            f"{file} is a program of PyTorch, which is not installed here ({error}); install torch, or export the model to ONNX "
-            "where it is."
-        ) from error
+    return [_Sample(tuple(given[0]), dict(given[1]))] if given else []
 
 
 def export_module(model: object, inputs: object, path: Path) -> Exported:
-    """A module with its inputs.
+    """Export a module with its inputs.
 
     Args:
         model: A ``torch.nn.Module``, which is not changed (it is exported as it runs in evaluation mode), or a
@@ -115,12 +115,10 @@ def export_module(model: object, inputs: object, path: Path) -> Exported:
     """
     torch: Any = import_module("torch")
     if inputs is None:
-        given = getattr(model, "example_inputs", None)
-        if not given:
-            raise UsageError(
-                "inputs: a torch.nn.Module is exported by running it; give what it is fed, such as a tensor."
-            )
-        return _export(torch, model, [_Sample(tuple(given[0]), dict(given[1]))], path)
+        samples = _examples(model)
+        if not samples:
+            raise UsageError("inputs: a torch.nn.Module is exported by running it; give its inputs, such as a tensor.")
+        return _export(torch, model, samples, path)
     if isinstance(inputs, str | os.PathLike):
         inputs = [dict(sample) for run in load_runs(Path(inputs)) for sample in run.samples]
     several = inputs if isinstance(inputs, list) else [inputs]
@@ -137,7 +135,7 @@ class _Sample:
 
 
 def _sample(torch: Any, model: object, given: object) -> _Sample:  # noqa: ANN401 - a module without types
-    """One sample as the arguments of ``forward``, in the order of its parameters.
+    """Return one sample as the arguments of ``forward``, in the order of its parameters.
 
     Raises:
         UsageError: They do not fit.
@@ -170,19 +168,23 @@ def _export(torch: Any, model: Any, samples: Sequence[_Sample], path: Path) -> E
         UnavailableError: It cannot be exported, or has other inputs than it was given.
     """
     version, first = str(torch.__version__), samples[0] if samples else _Sample((), {})
-    with _quiet(), _evaluated(torch, model):
-        try:
-            if isinstance(model, torch.nn.Module):
-                program = torch.onnx.export(model, first.args, kwargs=first.kwargs or None, dynamo=True, verbose=False)
-            else:
-                program = torch.onnx.export(model, dynamo=True, verbose=False)
-            program.save(str(path))
-        except Exception as error:  # whatever a model of the user's makes it raise
-            name = type(model).__name__ if isinstance(model, torch.nn.Module) else "the program"
-            raise UnavailableError(
-                f"{name} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {version}: {_first(error)}. Export it "
-                "to ONNX yourself, and give the file."
-            ) from error
+    is_module = isinstance(model, torch.nn.Module)
+    name = type(model).__name__ if is_module else "the program"
+    modes = [(each, each.training) for each in model.modules()] if is_module else []
+    try:
+        for each, _ in modes:  # a model is deployed in evaluation mode
+            each.training = False
+        with _quiet(), torch.no_grad():
+            given = {"args": first.args, "kwargs": first.kwargs or None} if is_module else {}
+            torch.onnx.export(model, **given, dynamo=True, verbose=False).save(str(path))
+    except Exception as error:  # whatever a model of the user's makes it raise
+        raise UnavailableError(
+            f"{name} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {version}: {_first(error)}. Export it to "
+            "ONNX yourself, and give the file."
+        ) from error
+    finally:
+        for each, mode in modes:
+            each.training = mode
     graph = onnx.load(str(path), load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
     names = [value.name for value in graph.input if value.name not in weights]
@@ -190,7 +192,7 @@ def _export(torch: Any, model: Any, samples: Sequence[_Sample], path: Path) -> E
 
 
 def _fed(torch: Any, sample: _Sample, names: Sequence[str]) -> dict[str, NDArray[Any]]:  # noqa: ANN401 - as above
-    """The tensors among the arguments, which are in the order of the model's inputs.
+    """Return the tensors among the arguments, which are in the order of the model's inputs.
 
     Raises:
         UnavailableError: The model has other inputs than it was given.
@@ -213,48 +215,25 @@ def _array(torch: Any, tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - as above
 
 
 @contextmanager
-def _evaluated(torch: Any, model: Any) -> Iterator[None]:  # noqa: ANN401 - as above
-    """In evaluation mode, in which a model is deployed; afterwards each module is in the mode that it was in."""
-    modes = [(each, each.training) for each in model.modules()] if isinstance(model, torch.nn.Module) else []
-    try:
-        for each, _ in modes:
-            each.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for each, mode in modes:
-            each.training = mode
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and the log of the exporter, which are about itself."""
-    before = logging.root.manager.disable
+    """Without the warnings, log and output of the exporter, and without pickles that run code."""
+    log, variable = logging.root.manager.disable, os.environ.get(_ONLY_WEIGHTS)
     logging.disable(logging.WARNING)
+    os.environ[_ONLY_WEIGHTS] = "1"
     try:
-        # It prints the graph up to where it gave up to stderr, and its progress to stdout.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
-
-
-@contextmanager
-def _weights_only() -> Iterator[None]:
-    before = os.environ.get(_ONLY_WEIGHTS)
-    os.environ[_ONLY_WEIGHTS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
+        logging.disable(log)
+        if variable is None:
             del os.environ[_ONLY_WEIGHTS]
         else:
-            os.environ[_ONLY_WEIGHTS] = before
+            os.environ[_ONLY_WEIGHTS] = variable
 
 
 def _first(error: BaseException) -> str:
-    """The words of an error that say what it is: the first sentence of the innermost cause, on one line."""
+    """Return the first sentence of the innermost cause of an error, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     words = " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__

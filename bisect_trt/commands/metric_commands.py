@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.culprits import describe_nodes
 from bisect_trt.report.environment import environment
 from bisect_trt.report.reproducer import FILES, ISSUE, MODEL, pack
 from bisect_trt.report.result import Result
@@ -159,18 +158,14 @@ def find_drop(session: Session) -> tuple[int, list[dict[str, Any]]]:
         entry |= {name: outcome.metric[name] for name in ("candidate", "passed", "samples")}
         curve.append(entry)
         word = "within " if entry["passed"] else "too bad"
-        console.say(f"  {word} {metric.name} {metric.say(float(outcome.metric['candidate']))} {_prefix(entry)}")
+        last = "" if node is None else f", up to {node['op']} '{node['name'] or node['outputs'][0]}'"
+        value = metric.say(float(outcome.metric["candidate"]))
+        console.say(f"  {word} {metric.name} {value} with {count} units on the target{last}")
     console.answer(
         f"{metric.name} is past its bound once the target computes {network.describe(network.order[unit])} with all before "
         "it; with one unit less it is not."
     )
     return unit, curve
-
-
-def _prefix(entry: Mapping[str, Any]) -> str:
-    node = entry["node"]
-    last = "" if node is None else f", up to {node['op']} '{node['name'] or node['outputs'][0]}'"
-    return f"with {entry['units']} units on the target{last}"
 
 
 def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
@@ -210,7 +205,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     assert check.metric is not None
     assert check.target is not None
     try:
-        files = _leave(session, check.metric, check.target, answer, settings.output)
+        files = _leave(session, check.metric, check.target, settings.output)
     except OSError as error:
         raise UsageError(f"{settings.output} cannot be written: {error.strerror or error}; make room.") from error
     if settings.archive is not None:
@@ -220,9 +215,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     return result
 
 
-def _leave(
-    session: Session, metric: MetricSettings, target: TargetSettings, answer: Candidate, folder: Path
-) -> list[Path]:
+def _leave(session: Session, metric: MetricSettings, target: TargetSettings, folder: Path) -> list[Path]:
     """Write the set and the report, try the command in it, and return the files.
 
     Raises:
@@ -246,7 +239,7 @@ def _leave(
     tried = _try(session, words, folder)
     model = os.path.relpath(subject.settings.path, folder)
     command = shlex.join(plain(str(word)) for word in ("bisect-trt", "run", model, *words))
-    (folder / ISSUE).write_text(_issue(session, check.scale, target, answer, (where, tried, command)), "utf-8")
+    (folder / ISSUE).write_text(_issue(session, check.scale, target, where, tried, command), "utf-8")
     console.answer(f"  {folder / ISSUE}: the command that scores the whole model; {tried}")
     console.answer(f"  {where}")
     return [folder / ISSUE, *kept, *(folder / name for name in files)]
@@ -292,42 +285,25 @@ def _try(session: Session, words: Sequence[str | Path], folder: Path) -> str:
     return tried
 
 
-def _issue(
-    session: Session, scale: Scale, target: TargetSettings, answer: Candidate, texts: tuple[str, str, str]
-) -> str:
-    """Return the text of a report; ``texts`` are where the set is, how the trial ended, and the command."""
-    subject, metric, (where, tried, command) = session.subject, session.result.extra["metric"], texts
-    say, name, file = scale.metric.say, prose(scale.metric.name), subject.settings.path.name
+def _issue(session: Session, scale: Scale, target: TargetSettings, where: str, tried: str, command: str) -> str:
+    """Return the text of a report: the scores, the command that shows them, and the environment."""
+    subject, metric, say = session.subject, session.result.extra["metric"], scale.metric.say
+    name, file = prose(scale.metric.name), subject.settings.path.name
     reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
     bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
+    names = [each["name"] or each["outputs"][0] for each in session.result.culprits]
     parts = [
         f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",
         (
-            f"{code(file)} on {prose(target.describe())}: {name} is {seen} on {metric['of']} samples. ONNX Runtime on the CPU "
-            f"without graph optimizations has {reference}; the bound is {bound}."
+            f"{code(file)} (SHA-256 {subject.sha256}) on {prose(target.describe())}: {name} is {seen} on {metric['of']} samples. "
+            f"ONNX Runtime on the CPU without graph optimizations has {reference}; the bound is {bound}."
         ),
-        "## Environment",
-        table(environment()),
-        "## Steps to reproduce",
+        f"The layers that cost it are in {code(MODEL)}: {', '.join(map(code, names))}.",
         (
             f"This command, run in this folder, scores the whole model and ends with 1 while {name} is past its bound; "
-            f"{prose(tried)}. It needs bisect-trt."
+            f"{prose(tried)}. It needs bisect-trt and the model, which is not in this folder. {prose(where)}."
         ),
         block(command),
-        f"{code(MODEL)} is not that model, but the layers that cost the metric. {prose(where)}.",
-        table({"file": file, "sha256": subject.sha256, "nodes": str(len(subject.network.nodes))}),
-        "## The layers that cost it",
-        "With these on the target and the reference for all others the metric is past its bound.",
-        describe_nodes(answer.proto, list(answer.proto.graph.node)),
+        table(environment()),
     ]
-    if metric.get("layers"):
-        rows = [
-            f"- {prose(_prefix(entry))}: {name} {float(entry['candidate']):.6g}, "
-            f"{'within the bound' if entry['passed'] else 'past it'}"
-            for entry in metric["layers"]
-        ]
-        parts += ["## Where it falls", "\n".join(rows)]
-    if "fixed" in metric:
-        kept = len(session.result.extra.get("keep_fp32") or [])
-        parts += ["## Fix", f"With {kept} nodes in fp32 {name} is {say(float(metric['fixed']))}."]
     return "\n\n".join(parts) + "\n"

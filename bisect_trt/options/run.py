@@ -15,9 +15,6 @@ class Run:
     """Compare a target with the reference, or with saved results, or saved results alone."""
 
     model: Annotated[Path | None, argument("The ONNX model; none to compare saved results alone.")] = None
-    gen_script: Annotated[
-        Path | None, option(metavar="FILE", help="Write a Python program that does the same, and do not run it.")
-    ] = None
 
 
 @dataclass

@@ -287,7 +287,6 @@ def _rows() -> list[Row]:
                 "inspect data o.npz",
             ),
         ),
-        Row("run-script", _chain("a b c"), (f"run m.onnx {_ORT} --gen-script s.py",)),
         Row("run-tolerances", _PLAIN, (f"run m.onnx {_ORT} --rtol 0.2",)),
         Row("run-bad-tolerance", _PLAIN, (f"run m.onnx {_ORT} --atol nobody:1",)),
         Row("run-cosine", _PLAIN, (f"run m.onnx {_ORT} --compare cosine_similarity",)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import runpy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -137,49 +135,6 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     assert cli("run", "out.onnx", "--onnxrt").status == 0
 
 
-SCRIPTS = (
-    ("--onnxrt --fp16 --keep-fp32 big_out --atol big_out:1 --onnx-outputs big_out a0_out --check-error-stat max", 0),
-    ("--onnxrt --fp16 --onnx --onnxrt-reference --providers cpu --validate", 1),
-    ("--onnxrt --fp16 --shape-inference --save-onnx FILE.onnx --warm-up 1 --use-subprocess --fail-fast", 1),
-    (
-        "--onnxrt --onnx-outputs mark all --exclude-outputs a0_out --save-inputs FILE.x.json --save-outputs FILE.y.npz",
-        0,
-    ),
-    ("--onnxrt --load-inputs x.npz --load-outputs y.npz --compare indices --index-tolerance 1 --fresh-process", 1),
-    ("--onnxrt --external-data-dir . --data-loader-script data.py --data-loader-func-name mine --array-swap-mb 0", 0),
-    ("--trt --bf16 --pool-limit workspace:1G --trt-min-shapes x:[2,3] --trt-max-shapes x:[2,3] --lowering cast", None),
-)
-"""Options and exit status; of the last only that it is the same."""
-
-
-@pytest.mark.parametrize(("options", "status"), SCRIPTS)
-def test_a_script_that_does_the_same(
-    cli: CommandLine, here: Path, capfd: pytest.CaptureFixture[str], options: str, status: int | None
-) -> None:
-    overflowing(here / "model.onnx", after=1)
-    np.savez("x.npz", x=np.full((2, 3), 0.5, np.float32))
-    np.savez("y.npz", b0_out=np.zeros((2, 3), np.int64))
-    Path("data.py").write_text("import numpy\ndef mine():\n    yield {'x': numpy.ones((2, 3), numpy.float32)}\n")
-    wanted = cli("run", "model.onnx", *options.replace("FILE", "wanted").split())
-    written = cli("run", "model.onnx", *options.replace("FILE", "got").split(), "--gen-script", "same.py")
-    assert (written.status, written.err) == (0, "")
-    assert not list(here.glob("got*"))
-    with pytest.raises(SystemExit) as ending:
-        runpy.run_path("same.py", run_name="__main__")
-    assert status is None or wanted.status == status, wanted.err
-    assert ending.value.code == wanted.status
-    out, err = capfd.readouterr()
-    assert said(out) == said(wanted.out)
-    assert err == wanted.err
-    for file in here.glob("wanted*"):
-        assert (here / file.name.replace("wanted", "got")).read_bytes() == file.read_bytes()
-
-
-def said(text: str) -> list[str]:
-    """What was printed, without what differs from run to run: times, and the run's folder."""
-    return [re.sub(r"[\d.]+ ms", "# ms", line) for line in text.splitlines() if not line.startswith("Report:")]
-
-
 def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx", after=1)
     every = ["--onnxrt", "--onnx", "--onnxrt-reference", "--save-onnx", "ran.onnx"]
@@ -204,8 +159,6 @@ def declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int]]:
         (["--onnxrt", "--onnx-exclude-outputs", "t0"], "it is not among those to compare"),
         (["--onnxrt", "--onnx-exclude-outputs", "*"], "leaves no tensor to compare"),
         (["--onnx", "--int8"], "--int8"),
-        (["--onnxrt", "--gen-script", "s.py", "--val-range", "[1"], "--val-range"),
-        (["--onnxrt", "--gen-script", "no/s.py"], "there is no folder no"),
         (["--onnxrt", "--save-onnx", "no/m.onnx"], "there is no folder no"),
     ],
 )
@@ -214,7 +167,7 @@ def test_bad_options(cli: CommandLine, here: Path, words: list[str], reason: str
     assert (ran.status, reason in ran.error) == (2, True), ran.err
 
 
-@pytest.mark.parametrize("words", ["--save-onnx m.onnx", "--gen-script s.py", "--warm-up 1", "--shape-inference"])
+@pytest.mark.parametrize("words", ["--save-onnx m.onnx", "--warm-up 1", "--shape-inference"])
 def test_options_that_need_a_model(cli: CommandLine, words: str) -> None:
     np.savez("a.npz", y=np.zeros(2))
     ran = cli("run", "--load-outputs", "a.npz", "a.npz", *words.split())

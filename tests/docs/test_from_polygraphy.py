@@ -46,7 +46,6 @@ COMMANDS = {
     "run model.onnx --onnxrt --trt-outputs mark all --exclude-outputs t1": 0,
     "run model.onnx --onnxrt --onnx --onnxrt-reference --providers cpu": 0,
     "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-onnxruntime-shape-inference": 0,
-    "run model.onnx --onnxrt --gen-script same.py": 0,
     "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3]": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup --no-toposort": 0,
