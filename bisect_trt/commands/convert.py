@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,139 +37,94 @@ from bisect_trt.tensors.npz import save_npz
 from bisect_trt.worker.guard import scratch
 
 
-@dataclass(frozen=True)
-class LowerSettings:
-    """How to lower a model.
-
-    Attributes:
-        named: The file that the user named; the model may have been exported from it.
-        precision: The precision of the result.
-        keep: Nodes that stay in fp32, each by the first tensor it makes.
-        lower_ends: Whether the graph's inputs and outputs are lowered too.
-    """
-
-    named: Path
-    precision: Literal["fp16", "bf16"]
-    keep: tuple[str, ...] = ()
-    lower_ends: bool = False
-
-
 def convert_to_onnx(
-    source: ModelSettings, output: Path, settings: LowerSettings, console: Console, result: Result
+    source: ModelSettings, options: Convert, target: Target, console: Console, result: Result
 ) -> Result:
     """Write the model with nodes of the low precision.
+
+    Args:
+        source: The model, which may have been exported from the file that is named in the options.
+        options: What to write.
+        target: Its precision, and the nodes to keep, each by the first tensor it makes.
+        console: Prints the answer.
+        result: Is filled in.
 
     Raises:
         UnavailableError: The model cannot be read.
         UsageError: The output cannot be written, a node to keep does not exist, or the model is too old to be lowered.
     """
-    path, low = settings.named, LOW_TYPES[settings.precision]
+    if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
+        raise UsageError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
+    if (target.fp16 or options.fp_to_fp16) == target.bf16:
+        raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
+    precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
+    path, low = options.model, LOW_TYPES[precision]
     model = load_model(source.path, source.external_data_dir)
     sort_nodes(model)
     first = {next(iter(node.output), "") for node in model.graph.node}
-    for name in settings.keep:
+    for name in target.keep_fp32:
         if name not in first:
             raise UsageError(
                 f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {shlex.quote(str(path))} --show layers` "
                 "lists them."
             )
-    lowered = lower_fp16(model, settings.keep, low=low)
-    if settings.lower_ends:
+    lowered = lower_fp16(model, target.keep_fp32, low=low)
+    if options.io_fp16:
         lowered = lower_io(lowered, low)
     store_weights(lowered, source.weights, low)
-    save_model(lowered, source.weights, output, beside=True)
+    save_model(lowered, source.weights, options.output, beside=True)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
     console.answer(
-        f"{output}: {path} in {settings.precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
+        f"{options.output}: {path} in {precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
         f"{casts} of them Casts."
     )
-    if (beside := said_beside(output)) is not None:
+    if (beside := said_beside(options.output)) is not None:
         console.answer(f"  {beside}")
-    return _written(result, converted=output)
+    return _written(result, converted=options.output)
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """How to build an engine.
-
-    Attributes:
-        target: TensorRT with its options.
-        output: The file to write.
-        timeout: Seconds that the build may take.
-        calibration_cache: The file with the ranges for INT8: read if it exists, else written.
-    """
-
-    target: TargetSettings
-    output: Path
-    timeout: float | None = None
-    calibration_cache: Path | None = None
-
-
-def convert_to_engine(session: Session, settings: EngineSettings) -> Result:
-    """Build the model's engine; INT8 is calibrated on the input samples, unless the model is quantized.
+def convert_to_engine(session: Session, options: Convert, target: TargetSettings) -> Result:
+    """Build the model's engine for a target; INT8 is calibrated on the input samples, unless the model is quantized.
 
     Raises:
         UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
         UsageError: The output cannot be written.
     """
-    subject, target, output = session.subject, settings.target, settings.output
+    subject, output, asked = session.subject, options.output, target
     samples = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     if target.int8 and not has_quantized(subject.network.proto):
         assert target.target.engines is not None  # or there would be none to build
-        target = target.target.engines.calibrate(target, samples, settings.calibration_cache)
-    failed = subject.models.build(
-        "convert", subject.network.proto, subject.samples[0], output, target, settings.timeout
-    )
+        target = target.target.engines.calibrate(target, samples, options.calibration_cache)
+    failed = subject.models.build("convert", subject.network.proto, subject.samples[0], output, target, options.timeout)
     if failed is not None:
         raise UnavailableError(
-            f"{settings.target.describe()} cannot build {subject.settings.path}: {failed.message}; `bisect-trt reduce "
+            f"{asked.describe()} cannot build {subject.settings.path}: {failed.message}; `bisect-trt reduce "
             "--trt` finds the smallest model with that message."
         )
     session.console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
     return _written(session.result, engine=output)
 
 
-@dataclass(frozen=True)
-class ExtractSettings:
-    """What to cut out of a model.
+def extract_model(session: Session, options: Extract, values: Path | None = None, *, sized: bool = False) -> Result:
+    """Write a piece of the model.
 
-    Attributes:
-        inputs: The tensors where the piece starts; the graph's inputs where empty.
-        outputs: The tensors where it ends; the graph's outputs where empty.
-        output: The file to write.
-        sized: Whether sizes of inputs are given, so that those of the piece are fixed too; else they are free where the
-            original's are.
-        with_inputs: Whether to run the original and write the values of the piece's inputs.
-        timeout: Seconds that a run may take, if not the default.
-    """
-
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    output: Path
-    sized: bool = False
-    with_inputs: bool = False
-    timeout: float | None = None
-
-    @property
-    def values(self) -> Path:
-        """The file with the values of the inputs."""
-        return self.output.with_suffix(".inputs.npz")
-
-
-def extract_model(session: Session, settings: ExtractSettings) -> Result:
-    """Write the piece, and the values of its inputs if wanted.
+    Args:
+        session: The model.
+        options: Where the piece starts and ends, and the file to write.
+        values: The file for the values that a run of the original has at the piece's inputs, if wanted.
+        sized: Whether the sizes of the piece's inputs are fixed; else they are free where the original's are.
 
     Raises:
         UsageError: A name is no tensor of the model.
         UnavailableError: The values of an input are unknown, because ONNX Runtime cannot run the nodes before it.
     """
-    subject, result, fixed = session.subject, session.result, settings.sized or settings.with_inputs
+    subject, result, fixed = session.subject, session.result, sized or values is not None
     network = subject.network if fixed else _as_in_file(subject)
     infos = inferred_infos(network)
-    starts, ends = _tensors(settings.inputs, network), _tensors(settings.outputs, network)
+    starts, ends = _tensors(options.inputs, network), _tensors(options.outputs, network)
     piece, inputs = extract(network, starts, ends, infos)
     # The input of a valid model has a type; a run knows those that shape inference does not find.
-    if settings.with_inputs or any(_unknown(infos.get(name), sized=settings.sized) for name in inputs):
+    if values is not None or any(_unknown(infos.get(name), sized=sized) for name in inputs):
         if not fixed:
             subject.say_sizes()
         piece, inputs = extract(subject.network, starts, ends, subject.infos)
@@ -179,16 +134,16 @@ def extract_model(session: Session, settings: ExtractSettings) -> Result:
                 f"the values of '{unknown[0]}' are not known, because ONNX Runtime cannot run what comes before it; "
                 "start the piece elsewhere."
             )
-    save_model(piece, subject.workspace.weights.folder_of(piece), settings.output)
+    save_model(piece, subject.workspace.weights.folder_of(piece), options.output)
     ends = [value.name for value in piece.graph.output]
     session.console.answer(
-        f"{settings.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {', '.join(ends)}."
+        f"{options.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {', '.join(ends)}."
     )
-    if settings.with_inputs:
-        save_npz(settings.values, subject.reference.select(inputs))
-        result.artifacts["inputs"] = str(settings.values)
-        session.console.answer(f"{settings.values}: the values of its inputs.")
-    return _written(result, extracted=settings.output)
+    if values is not None:
+        save_npz(values, subject.reference.select(inputs))
+        result.artifacts["inputs"] = str(values)
+        session.console.answer(f"{values}: the values of its inputs.")
+    return _written(result, extracted=options.output)
 
 
 def _written(result: Result, **files: Path) -> Result:
@@ -231,14 +186,14 @@ def run(call: Call) -> Result:
     if own.calibration_cache is not None and not target.int8:
         raise UsageError("--calibration-cache holds the ranges for INT8; add --int8.")
     if own.output.suffix in _ONNX_SUFFIXES:
-        settings, model = _lowering(own, target), model_settings(own.model, call[Data])
+        model = model_settings(own.model, call[Data])
         with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:
             if folder is not None:
                 model, exported = Source(own.model).place(model, Path(folder), call.console)
                 call.result.extra["export"] = {
                     name: value for name, value in (exported or {}).items() if name != "model"
                 }
-            return convert_to_onnx(model, own.output, settings, call.console, call.result)
+            return convert_to_onnx(model, own, target, call.console, call.result)
     if own.fp_to_fp16 or own.io_fp16:
         flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
         raise UsageError(f"{flag} is for ONNX models, and {own.output} is an engine; use --fp16.")
@@ -247,24 +202,9 @@ def run(call: Call) -> Result:
         raise UsageError(
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
-    engine = EngineSettings(runtime, own.output, own.timeout, own.calibration_cache)
     # What is to be quantized is calibrated there.
     with call.open().examined(own.timeout, runtime, require=require_target) as session:
-        return convert_to_engine(session, engine)
-
-
-def _lowering(own: Convert, target: Target) -> LowerSettings:
-    """How an ONNX model is lowered.
-
-    Raises:
-        UsageError: Not to exactly one precision, or a target is named.
-    """
-    if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
-        raise UsageError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
-    fp16 = target.fp16 or own.fp_to_fp16
-    if fp16 == target.bf16:
-        raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
-    return LowerSettings(own.model, "fp16" if fp16 else "bf16", tuple(target.keep_fp32), own.io_fp16)
+        return convert_to_engine(session, own, runtime)
 
 
 def extract_run(call: Call) -> Result:
@@ -275,11 +215,11 @@ def extract_run(call: Call) -> Result:
         UnavailableError: The model cannot be read, or the reference cannot run it.
     """
     own, data = call[Extract], call[Data]
-    with_inputs = bool(data.load_inputs or data.data_loader_script)
-    ends = tuple(own.inputs), tuple(own.outputs)
-    settings = ExtractSettings(*ends, own.output, bool(data.input_shapes), with_inputs, own.timeout)
-    call.may_write(own.output, *([settings.values] if with_inputs else []), overwrite=own.overwrite)
+    wanted = data.load_inputs or data.data_loader_script
+    values = own.output.with_suffix(".inputs.npz") if wanted else None
+    sized = bool(data.input_shapes)
+    call.may_write(own.output, *([values] if values is not None else []), overwrite=own.overwrite)
     job = call.open()
-    job = replace(job, model=replace(job.model, stays_free=not (settings.sized or with_inputs)))
+    job = replace(job, model=replace(job.model, stays_free=not (sized or values is not None)))
     with job.examined(own.timeout) as session:
-        return extract_model(session, settings)
+        return extract_model(session, own, values, sized=sized)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -51,35 +49,12 @@ _LINES = {
 """A line for each change, by its field in JSON."""
 
 
-@dataclass(frozen=True)
-class SanitizeSettings:
-    """How to clean a model up.
-
-    Attributes:
-        output: The file to write.
-        input_shapes: New shapes of the model's inputs, by name.
-        fold_constants: Whether to store tensors that depend on no input.
-        shape_inference: Whether inferred shapes are folded and declared.
-        cleanup: Whether to remove nodes and weights that no output depends on.
-        toposort: Whether to sort the nodes.
-        timeout: Seconds that a run may take, if not the default.
-    """
-
-    output: Path
-    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    fold_constants: bool = True
-    shape_inference: bool = True
-    cleanup: bool = True
-    toposort: bool = True
-    timeout: float | None = None
-
-
-def sanitize(session: Session, settings: SanitizeSettings) -> Result:
+def sanitize(session: Session, options: Sanitize) -> Result:
     """Write the sanitized model, if its results are those of the original.
 
     Args:
         session: The original, with the input shapes of the sanitized model; its result gets ``changes``.
-        settings: What to do.
+        options: What to do.
 
     Raises:
         BisectError: The results differ, so nothing is written.
@@ -88,29 +63,29 @@ def sanitize(session: Session, settings: SanitizeSettings) -> Result:
     subject, console, result = session.subject, session.console, session.result
     model = subject.settings.load()
     before = len(model.graph.node)
-    changes: dict[str, Any] = {"shaped_inputs": list(settings.input_shapes), "renamed_nodes": tell_apart(model)}
+    changes: dict[str, Any] = {"shaped_inputs": list(options.override_input_shapes), "renamed_nodes": tell_apart(model)}
     changes |= {"folded_nodes": 0, "stored_tensors": 0, "stored_bytes": 0, "too_large": [], "not_computed": []}
     share_weights(model, subject.settings.path, subject.workspace.candidates, subject.settings.weights)
-    if settings.input_shapes:
-        fix_input_shapes(model, settings.input_shapes, assume=False)
-    first = remove_unread(model) if settings.cleanup else Removed()  # these need not be computed
-    if settings.fold_constants:
-        model = _fold(model, subject, changes, shapes=settings.shape_inference)
-    last = remove_unread(model) if settings.cleanup else Removed()
+    if options.override_input_shapes:
+        fix_input_shapes(model, options.override_input_shapes, assume=False)
+    first = remove_unread(model) if options.cleanup else Removed()  # these need not be computed
+    if options.fold_constants:
+        model = _fold(model, subject, changes, shapes=options.shape_inference)
+    last = remove_unread(model) if options.cleanup else Removed()
     changes |= {"removed_nodes": first.nodes, "removed_weights": first.weights}
     changes |= {"removed_declarations": first.declarations + last.declarations}
-    changes["sorted"] = settings.toposort and sort_nodes(model)
-    changes["declared_shapes"] = _declare(model) if settings.shape_inference else 0
+    changes["sorted"] = options.toposort and sort_nodes(model)
+    changes["declared_shapes"] = _declare(model) if options.shape_inference else 0
     words = {name: ", ".join(value) if isinstance(value, list) else value for name, value in changes.items()}
     for line in [line.format(**words) for name, line in _LINES.items() if words.get(name)] or ["nothing to change"]:
         console.say(f"  {line}")
     doubt = _compare(model, subject)
-    save_model(model, subject.workspace.weights.folder_of(model), settings.output)
-    result.artifacts["sanitized"] = str(settings.output)
+    save_model(model, subject.workspace.weights.folder_of(model), options.output)
+    result.artifacts["sanitized"] = str(options.output)
     result.extra["changes"] = {"nodes": [before, len(model.graph.node)], **changes}
     result.status, result.minimality, result.why = "found", "unproven" if doubt else "1-minimal", doubt
     compared = "not compared with the original" if doubt else "the same results as the original"
-    console.answer(f"{settings.output}: {before} nodes before, {len(model.graph.node)} now; {compared}.")
+    console.answer(f"{options.output}: {before} nodes before, {len(model.graph.node)} now; {compared}.")
     if doubt:
         console.warn(doubt)
     return result
@@ -221,8 +196,6 @@ def run(call: Call) -> Result:
         UnavailableError: The model cannot be read.
     """
     own = call[Sanitize]
-    steps = own.fold_constants, own.shape_inference, own.cleanup, own.toposort
-    settings = SanitizeSettings(own.output, own.override_input_shapes, *steps, own.timeout)
     call.may_write(own.output, overwrite=own.overwrite)
     with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:
-        return sanitize(session, settings)
+        return sanitize(session, own)

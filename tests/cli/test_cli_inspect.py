@@ -189,14 +189,3 @@ def test_what_a_file_is_needs_not_be_said(cli: CommandLine, here: Path) -> None:
     for name, kind in (("copy", "model"), ("model", "model"), ("saved.engine", "data"), ("folder", "data")):
         assert cli("inspect", name, "--json", "r.json").status == 0
         assert kind in read_json(Path("r.json")), name
-
-
-def test_no_line_is_cut_off(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    values = np.linspace(0, 1, 50, dtype=np.float32).reshape(5, 10)
-    named: dict[str, Any] = {"\u540d" * 40: values}
-    np.savez("long.npz", **named)
-    shown = cli("inspect", "data", "long.npz", "--show", "values", "--num-items", "-1").out
-    assert "\u540d" * 40 + ": float32 [5, 10]" in shown
-    assert f"rms {np.sqrt(np.mean(values.astype(np.float64) ** 2)):.6g}" in shown
-    assert shown.rstrip().endswith("0.97959185, 1. ]]")

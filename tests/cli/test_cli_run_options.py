@@ -43,12 +43,6 @@ def test_outputs_by_name_and_glob(cli: CommandLine, here: Path, words: list[str]
     assert compared(run(cli, chain(here / "model.onnx"), "--onnxrt", *words)) == names
 
 
-def test_a_name_that_looks_like_a_glob_is_taken_as_it_is(cli: CommandLine, here: Path) -> None:
-    nodes = [helper.make_node("Neg", ["x"], ["t[0]"]), helper.make_node("Neg", ["t[0]"], ["t0"])]
-    model = save(here / "m.onnx", nodes)
-    assert compared(run(cli, model, "--onnxrt", "--onnx-outputs", "t[0]")) == ["t[0]"]
-
-
 def test_every_target_is_compared_and_named(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
     result = run(cli, model, "--onnxrt", "--fp16", "--onnx", "--onnxrt-reference", status=1)

@@ -97,16 +97,6 @@ def test_what_cannot_be_compared(cli: CommandLine, words: list[str], message: st
     assert message in ran.error
 
 
-def test_a_folder_of_iterations(cli: CommandLine, here: Path) -> None:
-    (here / "run").mkdir()
-    for number in range(3):
-        saved.save_samples(Path(f"run/000{number}.json"), [{"y": np.full(2, number)}], "here")
-    saved.save_samples(Path("b.json"), [{"y": np.full(2, number)} for number in (0, 1, 5)], "there")
-    ran = cli("run", "--load-outputs", "run", "b.json", "--json", "r.json")
-    assert ran.status == 1
-    assert [entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]] == [True, True, False]
-
-
 def test_nan_in_what_is_compared_with(cli: CommandLine) -> None:
     np.savez("a.npz", y=np.array([np.inf, 1.0]))
     np.savez("b.npz", y=np.array([np.nan, 1.0]))

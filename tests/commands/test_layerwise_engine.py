@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import chain, overflowing, read_json
 
-from bisect_trt.commands.layerwise import describe_engine_layer, engine_json
 from bisect_trt.commands.marking import engine_layers
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
@@ -44,24 +43,6 @@ def test_every_node_is_found_in_the_last_layer_that_runs_it(network: Network, pa
 def test_tensors_of_a_lowered_model_are_passed_over(network: Network) -> None:
     (found,) = set(engine_layers(network, [layer("l", ["t0_fp16", "t1"])]).values())
     assert found.nodes == (1,)
-
-
-def test_in_words_and_as_json(network: Network) -> None:
-    region = "{ForeignNode[" + "a" * 500 + "...b]}"
-    fused = engine_layers(network, [layer(region, ["t0", "t1", "t2"], ["float16"])])[0]
-    said = describe_engine_layer(fused)
-    assert "fused with 2 other nodes" in said
-    assert "float16" in said
-    assert len(said) < 300
-    assert engine_json(network, fused) == {
-        "name": region,
-        "kind": "kgen",
-        "precisions": ["float16"],
-        "nodes": ["<0>", "<1>", "<2>"],
-        "fused_with": 2,
-    }
-    single = engine_layers(network, [layer("l", ["t0"])])[0]
-    assert describe_engine_layer(single) == "runs as the engine layer 'l'"
 
 
 def test_layerwise_says_what_ran_the_origin(cli: CommandLine, here: Path, monkeypatch: Any) -> None:
