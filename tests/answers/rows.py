@@ -391,7 +391,7 @@ def _score(folder: Path) -> None:
         "import numpy\nRANGE = (0, 1)\n"
         "def metric(outputs, reference, labels=None):\n"
         "    same = [numpy.allclose(next(iter(o.values())), next(iter(r.values()))) for o, r in zip(outputs, reference)]\n"
-        "    return float(numpy.mean(same))\n"
+        "    return list(map(float, same))\n"
     )
 
 
