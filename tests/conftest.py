@@ -92,7 +92,7 @@ def cli(
     """
     keep_spare(2)
     if request.node.get_closest_marker("other_tools") is None:
-        monkeypatch.setattr("bisect_trt.commands.trials.find_tool", lambda _: None)
+        monkeypatch.setattr("bisect_trt.commands.reproducer.find_tool", lambda _: None)
 
     def run(*argv: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bisect-trt", *map(str, argv)])

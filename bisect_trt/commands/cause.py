@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bisect_trt.commands.blame import named_nodes
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.space import Space

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.arbitration import Fault, arbitrate
-from bisect_trt.commands.blame import by_blame
+from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
@@ -18,6 +17,7 @@ from bisect_trt.commands.metric_commands import diagnose_metric
 from bisect_trt.commands.minimal_case import (
     HELD,
     Suspects,
+    by_blame,
     extract_suspect,
     named_suspects,
     narrow_held,
@@ -26,7 +26,7 @@ from bisect_trt.commands.minimal_case import (
 from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.preflight import keep_worst_samples
 from bisect_trt.commands.releases import since_when
-from bisect_trt.commands.remaining_failures import Other, look_for_others, next_failure
+from bisect_trt.commands.remaining_failures import failing_rest, look_for_others, search_rest
 from bisect_trt.commands.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding_error import MOST_QUESTIONS, rounding_alone
 from bisect_trt.commands.self_consistency import diagnose_itself
@@ -110,27 +110,28 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
         case = extract_suspect(session, settings.check.target, suspects, "3. ")
         case = reduce_all(session, settings, suspects, case, limited=amplified is not None)
         first = arbitrated(session, settings, case, suspects.nodes, step="5. ")
-        found, passed_over = beyond_ties(session, settings, first, limited=amplified is not None)
-        left = deliver(session, settings, found)
-    case, answer, fault = found.case, found.answer, found.fault
+        answer, passed_over = beyond_ties(session, settings, first, limited=amplified is not None)
+        left = deliver(session, settings, answer)
+    fault = answer.fault
     if amplified is not None and fault.whose != "target":
         session.console.answer(amplified["sentence"])
-
-    def another(other: Case, number: int) -> dict[str, Any]:
-        return deliver_another(session, settings, arbitrated(session, settings, other), number)
 
     cause: list[Cause] = []
     since: Since | None = None
     try:
-        cause = name_cause(session, settings.check, answer, fault.whose)
-        also = [
-            Other(each.case.minimum.units, deliver_another(session, settings, each, number))
+        cause = name_cause(session, settings.check, answer.whole, fault.whose)
+        also = {
+            each.case.minimum.units: deliver_another(session, settings, each, number)
             for number, each in enumerate(passed_over, 2)
-        ]
-        look_for_others(session, case, another if settings.find_all else None, also=also)
-        find_fix(session, settings.check, settings.search, answer, settings.output)
-        after_diagnosis(session, settings.check, case, fault, settings.output, steady=left.steady)
-        since = since_when(session, settings.check, answer, settings.output, asked=settings.releases)
+        }
+
+        def another(other: Case, number: int) -> dict[str, Any]:
+            return deliver_another(session, settings, arbitrated(session, settings, other), number)
+
+        look_for_others(session, answer.case, another if settings.find_all else None, also=also)
+        find_fix(session, settings.check, settings.search, answer.whole, settings.output)
+        after_diagnosis(session, settings.check, answer.case, fault, settings.output, steady=left.steady)
+        since = since_when(session, settings.check, answer.whole, settings.output, asked=settings.releases)
     finally:  # the texts count the probes of the whole run
         left.finish(describe_search(session, left.minimum), settings.archive, cause, since)
         if settings.archive is not None:
@@ -225,50 +226,30 @@ def reduce_all(
     return narrow_held(session, settings.check.target, Case(minimum))
 
 
-@dataclass(frozen=True)
-class Arbitrated:
-    """An answer before it is delivered.
-
-    Attributes:
-        case: What the search ended with.
-        answer: The same as a candidate.
-        small: The same with its tensors shrunk, where that is wanted.
-        blamed: Its nodes, the culprits first.
-        fault: Which side is wrong.
-    """
-
-    case: Case
-    answer: Candidate
-    small: Candidate
-    blamed: Sequence[int]
-    fault: Fault
-
-
 def arbitrated(
     session: Session,
     settings: DiagnoseSettings,
     case: Case,
     suspected: Sequence[int] = (),
     step: str | None = None,
-) -> Arbitrated:
+) -> Answer:
     """Shrink a case, and decide which side is wrong; ``step`` numbers the step that is printed before."""
-    answer = needed_dimensions(session, session.settle(case))
-    blamed = by_blame(session, answer, suspected)
+    whole = needed_dimensions(session, session.settle(case))
+    blamed = by_blame(session, whole, suspected)
     if step is not None:
         smaller = "shrink its tensors, and " if settings.search.shrink else ""
         words = f"{step}Deliver: {smaller}leave a reproducer in {settings.output} that still fails"
         session.console.step(words)
-    small = shrink(session, answer) if settings.search.shrink else answer
+    small = shrink(session, whole) if settings.search.shrink else whole
     check = settings.for_answer(small).check
     assert check.target is not None
-    return Arbitrated(
-        case, answer, small, blamed, arbitrate(session, session.held(check.target), check.tolerance, small)
-    )
+    fault = arbitrate(session, session.held(check.target), check.tolerance, small)
+    return Answer(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
 
 
 def beyond_ties(
-    session: Session, settings: DiagnoseSettings, first: Arbitrated, *, limited: bool
-) -> tuple[Arbitrated, Sequence[Arbitrated]]:
+    session: Session, settings: DiagnoseSettings, first: Answer, *, limited: bool
+) -> tuple[Answer, Sequence[Answer]]:
     """Search the rest of the model while neither side is wrong about what was found.
 
     Not with a budget, which is for the first answer; once where rounding alone fails the model.
@@ -279,10 +260,15 @@ def beyond_ties(
     found, budget = [first], settings.search.budget
     most = 0 if budget.probes is not None or budget.seconds is not None else 1 if limited else MOST_PASSED_OVER
     while found[-1].fault.is_nobodys and len(found) <= most:
-        name = describe_answer(session.subject.network, found[-1].blamed)
-        session.console.say(f"  {name}, and nobody is wrong ({found[-1].fault.whose}): is that all?")
+        session.console.say(
+            f"  {found[-1].sentence}, and neither side is wrong ({found[-1].fault.whose}): is that all?"
+        )
         taken = frozenset().union(*(each.case.minimum.units for each in found))
-        other = next_failure(session, first.case, taken, most=MOST_QUESTIONS if limited else None)
+        rest = failing_rest(session, first.case, taken)
+        if rest:
+            session.console.say("  no, the rest of the model fails too")
+        questions = MOST_QUESTIONS if limited else None
+        other = search_rest(session, first.case, rest, most=questions) if rest else None
         if other is None:
             break
         found.append(arbitrated(session, settings, other))
@@ -290,34 +276,31 @@ def beyond_ties(
     return answer, [each for each in found if each is not answer]
 
 
-def deliver(session: Session, settings: DiagnoseSettings, found: Arbitrated) -> Left:
+def deliver(session: Session, settings: DiagnoseSettings, answer: Answer) -> Left:
     """Step 5: write a folder that shows the failure, and check that it does."""
-    subject, console, result = session.subject, session.console, session.result
-    left, sentence = leave(session, settings, found, settings.output)
+    console, result = session.console, session.result
+    left = leave(session, settings, answer, settings.output)
     session.conclude(left.minimum)
-    result.culprits = subject.describe_nodes(found.blamed)
-    result.extra["fault"] = found.fault.to_json()
+    result.culprits = session.subject.describe_nodes(answer.blamed)
+    result.extra["fault"] = answer.fault.to_json()
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
-    console.answer(f"{sentence} ({result.proof}).")
+    console.answer(f"{answer.sentence} ({result.proof}).")
     if result.why:
         console.answer(f"  {result.why[0].upper()}{result.why[1:]}.")
-    tell_modules(subject.network, found.blamed, console)
-    console.answer(found.fault.sentence)
-    if found.small.held:
+    tell_modules(session.subject.network, answer.blamed, console)
+    console.answer(answer.fault.sentence)
+    if answer.candidate.held:
         result.extra["held"] = True
         console.answer(HELD)
-    tell_dynamic(session, found.small)
-    console.answer(f"To see it again: {subject.where.again(settings.output / SCRIPT)}")
+    tell_dynamic(session, answer.candidate)
+    console.answer(f"To see it again: {session.subject.where.again(settings.output / SCRIPT)}")
     return left
 
 
-def leave(session: Session, settings: DiagnoseSettings, found: Arbitrated, folder: Path) -> tuple[Left, str]:
-    """Write a folder that shows a failure; returns what is in it, and the answer in a sentence."""
-    sentence = describe_answer(session.subject.network, found.blamed)
-    how, minimum = describe_search(session, found.case.minimum), found.case.minimum
-    answer = Answer(found.small, minimum, sentence, how, found.blamed, found.fault)
-    check = settings.for_answer(found.small).check
-    return leave_reproducer(session, check, answer, folder, anonymous=settings.anonymous), sentence
+def leave(session: Session, settings: DiagnoseSettings, answer: Answer, folder: Path) -> Left:
+    """Write a folder that shows a failure."""
+    check, how = settings.for_answer(answer.candidate).check, describe_search(session, answer.case.minimum)
+    return leave_reproducer(session, check, answer, how, folder, anonymous=settings.anonymous)
 
 
 def save_best(session: Session, settings: DiagnoseSettings) -> None:
@@ -327,18 +310,18 @@ def save_best(session: Session, settings: DiagnoseSettings) -> None:
         session.save_best(settings.output / MODEL)
 
 
-def deliver_another(session: Session, settings: DiagnoseSettings, found: Arbitrated, number: int) -> dict[str, Any]:
+def deliver_another(session: Session, settings: DiagnoseSettings, answer: Answer, number: int) -> dict[str, Any]:
     """Write a folder for another failure beside that of the first; returns its entry in ``failures``."""
-    subject, whole = session.subject, settings.output.resolve()
-    folder = settings.output.parent / f"{whole.name}-{number}"
-    left, sentence = leave(session, settings, found, folder)
+    subject, console = session.subject, session.console
+    folder = settings.output.parent / f"{settings.output.resolve().name}-{number}"
+    left = leave(session, settings, answer, folder)
     left.finish(describe_search(session, left.minimum), None)
-    failure = session.failure(left.minimum, subject.describe_nodes(found.blamed), left.files[0])
-    session.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
-    tell_modules(subject.network, found.blamed, session.console)
-    session.console.answer(found.fault.sentence)
-    session.console.answer(f"To see it again: {subject.where.again(folder / SCRIPT)}")
-    return {**failure, "fault": found.fault.to_json()}
+    failure = session.failure(left.minimum, subject.describe_nodes(answer.blamed), left.files[0])
+    console.answer(f"Another failure: {answer.sentence} ({failure['minimality']}).")
+    tell_modules(subject.network, answer.blamed, console)
+    console.answer(answer.fault.sentence)
+    console.answer(f"To see it again: {subject.where.again(folder / SCRIPT)}")
+    return {**failure, "fault": answer.fault.to_json()}
 
 
 def describe_search(session: Session, minimum: Minimum) -> str:

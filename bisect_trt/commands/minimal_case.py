@@ -1,14 +1,16 @@
-"""From suspects to a minimal case: extract one, and see whether it fails alone."""
+"""From suspects to a minimal case: extract one, see whether it fails alone, and order the nodes of an answer by blame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from bisect_trt.commands.blame import by_blame, named_nodes
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.search.delta_debugging import make_smallest
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
@@ -18,12 +20,9 @@ GROWTH_STEPS = 3
 SUSPECTS_TRIED = 3
 MOST_NARROWED = 12
 """Each may be a build, but a small one."""
+MOST_BUILDS = 3
+"""Of models with the answer's nodes side by side."""
 HELD = "It fails held to the low precision (--hold-precision), which it has in the whole model; alone, TensorRT may choose fp32."
-
-
-def may_choose_precision(target: TargetSettings | None) -> bool:
-    """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
-    return target is not None and target.target.capabilities.chooses_precision and (target.fp16 or target.bf16)
 
 
 @dataclass(frozen=True)
@@ -43,98 +42,161 @@ class Suspects:
         return network.rank[self.nodes[0]] if self.nodes and self.grow else None
 
 
-def named_suspects(investigation: Session) -> Suspects:
+def named_suspects(session: Session) -> Suspects:
     """The node of which the target's message speaks, where the original does not run."""
-    subject, ledger = investigation.subject, investigation.prober.ledger
+    subject, ledger = session.subject, session.prober.ledger
     outcome = ledger.outcome(subject.original.key)
     return Suspects(named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else ())
 
 
 def weak_suspects(subject: Subject, target: TargetSettings | None) -> Suspects:
-    """What the reference run says against nodes, where the target does not show them: to be tried held to the precision."""
-    if target is None or not may_choose_precision(target):
+    """Nodes that the reference's values speak against, where the target does not show them: tried held to the precision."""
+    if target is None or not _may_choose_precision(target):
         return Suspects()
-    from bisect_trt.commands.suspicion import BREAKS, suspect  # noqa: PLC0415 - a check of the user's need not wait for it
+    from bisect_trt.commands.suspicion import BREAKS, suspect  # noqa: PLC0415 - a user's check need not wait for it
 
     found = suspect(subject, "fp16" if target.fp16 else "bf16")
     return Suspects([subject.network.order[entry.unit] for entry in found if entry.score >= BREAKS], grow=False)
 
 
 def extract_suspect(
-    investigation: Session, target: TargetSettings | None, suspects: Suspects, number: str = ""
+    session: Session, target: TargetSettings | None, suspects: Suspects, number: str = ""
 ) -> Case | None:
     """Does a suspect fail alone, on the reference's own activations? If not, with what it reads?
 
     Returns:
         What fails, 1-minimal; ``None`` if no suspect does, nor with its neighbours.
     """
-    subject, console = investigation.subject, investigation.console
+    network, console = session.subject.network, session.console
     steps = GROWTH_STEPS if suspects.grow else 0
     if number and not suspects.nodes:
         console.step(f"{number}Extract a suspect: not done, for nothing points at a node")
     for index in suspects.nodes[:SUSPECTS_TRIED]:
-        who = subject.network.describe(index)
-        console.step(f"{number}Extract {who}, feed it the reference's activations: does it fail alone?")
-        units = frozenset({subject.network.rank[index]})
+        console.step(
+            f"{number}Extract {network.describe(index)}, feed it the reference's activations: does it fail alone?"
+        )
+        units = frozenset({network.rank[index]})
         for step in range(steps + 1):
-            failing, held = _first_failing(investigation, units), False
-            if failing is None and step == 0 and may_choose_precision(target):
+            failing, held = _first_failing(session, units), False
+            if failing is None and step == 0 and _may_choose_precision(target):
                 console.say("  no, but alone it may run in fp32: hold it to the low precision")
-                failing, held = _first_failing(investigation, units, held=True), True
+                failing, held = _first_failing(session, units, held=True), True
             if failing is not None:
-                console.say(
-                    "  yes: this is a minimal case" if step == 0 else f"  yes, with {len(units)} units: minimise them"
-                )
-                return minimise_case(investigation, failing, held=held)
+                with_others = f", with {len(units)} units: minimise them"
+                console.say(f"  yes{with_others if step else ': this is a minimal case'}")
+                return _minimise_case(session, failing, held=held)
             if step < steps:
                 console.say("  no: it needs more of what it reads; add its producers")
-                units = _with_producers(subject, units)
+                parents = {parent for unit in units for parent in network.parents(network.order[unit])}
+                units |= {network.rank[parent] for parent in parents if not network.constant[parent]}
     if suspects.nodes:
         console.say("  no layer fails alone, nor with its neighbours: go on to reduce the whole model")
     return None
 
 
-def narrow_held(investigation: Session, target: TargetSettings | None, case: Case) -> Case:
+def narrow_held(session: Session, target: TargetSettings | None, case: Case) -> Case:
     """Of several nodes that fail only together, the one that fails alone held to the low precision, if there is one.
 
     As part of the others it ran in that precision; alone the target may have chosen fp32 for it.
     """
-    subject, console = investigation.subject, investigation.console
-    if case.held or not may_choose_precision(target) or not 1 < len(case.minimum.units) <= MOST_NARROWED:
+    subject, console = session.subject, session.console
+    if case.held or not _may_choose_precision(target) or not 1 < len(case.minimum.units) <= MOST_NARROWED:
         return case
     console.step("Does one of them fail alone, held to the low precision?")
-    for node in by_blame(investigation, subject.cut(case.minimum.units, held=True)):
-        failing = _first_failing(investigation, frozenset({subject.network.rank[node]}), held=True)
+    for node in by_blame(session, subject.cut(case.minimum.units, held=True)):
+        failing = _first_failing(session, frozenset({subject.network.rank[node]}), held=True)
         if failing is not None:
             console.say(f"  yes: {subject.network.describe(node)}")
-            return minimise_case(investigation, failing, held=True)
+            return _minimise_case(session, failing, held=True)
     console.say("  no")
     return case
 
 
-def minimise_case(investigation: Session, failing: Subset, *, held: bool = False) -> Case:
+def _may_choose_precision(target: TargetSettings | None) -> bool:
+    """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
+    return target is not None and target.target.capabilities.chooses_precision and (target.fp16 or target.bf16)
+
+
+def _minimise_case(session: Session, failing: Subset, *, held: bool) -> Case:
     """Leave out what a small failing set does not need."""
-    subject = investigation.subject
+    subject = session.subject
 
     def algorithm(oracle: Oracle) -> Minimum:
         heard = Transcript(oracle)
-        return investigation.confirmed(heard, make_smallest(failing, about_units(heard), subject.units.bare))
+        return session.confirmed(heard, make_smallest(failing, about_units(heard), subject.units.bare))
 
-    minimum = investigation.prober.search(algorithm, lambda units: subject.cut(units, held=held), subject.original)
-    return Case(investigation.doubted(minimum), held)
+    minimum = session.prober.search(algorithm, lambda units: subject.cut(units, held=held), subject.original)
+    return Case(session.doubted(minimum), held)
 
 
-def _first_failing(investigation: Session, units: Subset, *, held: bool = False) -> Subset | None:
+def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Subset | None:
     """Probe some units with stored weights, then with the nodes that make their weights."""
-    subject = investigation.subject
+    subject = session.subject
     for chosen in dict.fromkeys((units, subject.units.with_weights(units))):
         candidate = subject.cut(chosen, held=held)
-        if investigation.prober.probe(candidate).verdict is Verdict.FAIL:
+        if session.prober.probe(candidate).verdict is Verdict.FAIL:
             return candidate.units
     return None
 
 
-def _with_producers(subject: Subject, units: Subset) -> Subset:
-    network = subject.network
-    parents = {parent for unit in units for parent in network.parents(network.order[unit])}
-    return units | {network.rank[parent] for parent in parents if not network.constant[parent]}
+def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) -> list[int]:
+    """The nodes of an answer, without those that only make weights, the guilty first.
+
+    Each node is fed the reference's own values, all of them side by side in one model: the more it is off, the more it is to
+    blame. Where that cannot be measured (a check of the user's, a target that does not run the model at all) and where
+    nothing is off by itself, suspects come first, and then the topological order counts.
+
+    Args:
+        session: The model, and the check that found the answer.
+        answer: What fails.
+        suspects: Nodes that were suspected before, the most suspicious first.
+    """
+    network = session.subject.network
+    nodes = [network.order[unit] for unit in sorted(answer.units) if not network.constant[network.order[unit]]]
+    if not nodes:  # what fails depends on no input
+        made = {network.producer.get(name) for node in answer.proto.graph.node for name in node.output}
+        nodes = [index for index in network.order if index in made and network.reads[index]]
+    errors = _own_errors(session, answer, nodes) if len(nodes) > 1 else {}
+    ranks = {node: place for place, node in enumerate(suspects)}
+    return sorted(nodes, key=lambda node: (-errors.get(node, 0.0), ranks.get(node, len(ranks)), network.rank[node]))
+
+
+def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
+    """How severely each node is off by itself, where it is; infinitely where it makes NaN or Inf."""
+    check, subject = session.prober.runner.check, session.subject
+    if not isinstance(check, BuiltinCheck) or session.prober.ledger.is_broken:
+        return {}
+    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - not needed for a user's check
+
+    target = replace(check.target, held=answer.held or check.target.held)
+    names = [name for node in nodes for name in subject.network.made(node)]
+    own = compare_own(Marking(subject, target, check.tolerance, check.timeout), names, MOST_BUILDS)
+    errors: dict[int, float] = {}
+    for name, comparison in own.tensors.items():
+        if not comparison.passed:
+            node = subject.network.producer[name]
+            errors[node] = max(errors.get(node, 0.0), comparison.severity)
+    return errors
+
+
+def named_nodes(network: Network, text: str) -> list[int]:
+    """The nodes that a message speaks of, in its order: by their names, those of what they make, or names made of these.
+
+    A runtime that rewrites a graph names what it makes after what was there: ``x_q`` or ``x_token_220`` after ``x``.
+    """
+    makers = {name: index for index in network.order for name in network.made(index)}
+    makers |= {network.nodes[index].name: index for index in network.order if network.nodes[index].name}
+    words = list(dict.fromkeys(_words(text)))
+    exact = [makers[word] for word in words if word in makers]
+    if exact:
+        return list(dict.fromkeys(exact))
+    derived = (word[:end] for word in words for end in range(len(word) - 1, 0, -1) if word[end] in "_/.:-")
+    return [makers[name] for name in derived if name in makers][:1]
+
+
+def _words(text: str) -> Iterator[str]:
+    """What may be a name in a message: what is quoted, what is in brackets or follows a colon, then every word."""
+    for quoted in re.findall(r"'([^']+)'|\"([^\"]+)\"|\(([^()\s]+)\)|\b[Nn]ame:\s*(\S+)", text):
+        yield next(filter(None, quoted))
+    for word in re.split(r"[\s'\"()\[\]{},;]+", text):
+        yield from dict.fromkeys((word, word.rstrip(".:")))

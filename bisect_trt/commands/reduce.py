@@ -11,18 +11,17 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.commands.blame import by_blame
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, target_of, tell_dynamic
 from bisect_trt.commands.metric import measure_whole
-from bisect_trt.commands.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
-from bisect_trt.commands.one_sided_reduce import reduce_one_end
+from bisect_trt.commands.minimal_case import HELD, Suspects, by_blame, extract_suspect, named_suspects, narrow_held
 from bisect_trt.commands.rebuilt import LOST
 from bisect_trt.commands.remaining_failures import check_finds_all, look_for_others
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import ReduceSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.save import check_output, save_model
@@ -33,11 +32,13 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Again, Minimum, Oracle, Subset, Units, Verdict
+from bisect_trt.search.oracle import Again, Minimum, Oracle, Subset, Transcript, Units, Verdict, about_units, over_units
+from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.npz import save_npz
 
 _SHOWN = 12
+_READ_BACK = "the result, read back"
 
 
 def check_outputs(settings: ReduceSettings) -> None:
@@ -46,8 +47,7 @@ def check_outputs(settings: ReduceSettings) -> None:
     Raises:
         UsageError: One cannot.
     """
-    check_output(settings.output, overwrite=settings.overwrite)  # what lies beside it is named after it
-    for path in filter(None, (settings.inputs, settings.golden, settings.min_good)):
+    for path in filter(None, (settings.output, settings.inputs, settings.golden, settings.min_good)):
         check_output(path, overwrite=settings.overwrite)
 
 
@@ -66,12 +66,12 @@ def reduce_model(session: Session, settings: ReduceSettings, search: SearchSetti
     if settings.both_ends:
 
         def deliver_another(other: Case, number: int) -> dict[str, Any]:
-            return deliver_another_model(session, settings.of_another(number), search, other)
+            return _deliver_another(session, settings.of_another(number), search, other)
 
         look_for_others(session, case, deliver_another if settings.find_all else None, settings.mode)
         # The rest of the model may be the largest that passes.
         answer = session.subject.cut(case.minimum.units, held=case.held)
-        session.result.artifacts["min_good"] = save_min_good(session, settings.min_good, answer)
+        session.result.artifacts["min_good"] = _save_min_good(session, settings.min_good, answer)
     return session.result
 
 
@@ -90,20 +90,21 @@ def _free_if_needed(session: Session, settings: ReduceSettings, search: SearchSe
 
 
 def _reduce(session: Session, settings: ReduceSettings, search: SearchSettings) -> Case:
-    subject, console = session.subject, session.console
+    subject, console, check = session.subject, session.console, session.prober.runner.check
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
-    looks = _looks(session, settings)
+    # One look at all tensors is one build, for the nine or ten that bisecting a thousand nodes takes.
+    looks = settings.mode is Mode.AUTO and settings.both_ends and isinstance(check, BuiltinCheck)
+    looks = looks and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
     if search.repeat is not None or search.pin or looks:
         session.probe_original(search)
-    case, suspect = look_first(session) if looks else (None, None)
+    case, suspect = _look_first(session) if looks else (None, None)
     if case is None and not settings.both_ends:
-        case = reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
+        case = _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
     elif case is None:
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
         same = not search.shrink and not has_external_data(subject.network.proto)
         case = Case(find_minimum(session, settings.mode, suspect, confirm=same))
-        check = session.prober.runner.check
         case = narrow_held(session, check.target if isinstance(check, BuiltinCheck) else None, case)
     for step in case.minimum.steps:
         console.say(f"  {step}")
@@ -125,18 +126,7 @@ def smallest(session: Session, settings: ReduceSettings, search: SearchSettings,
     return shrink(session, answer)
 
 
-def _looks(session: Session, settings: ReduceSettings) -> bool:
-    """Whether one look at all tensors is worth it: one build, for the nine or ten that bisecting a thousand nodes takes."""
-    check = session.prober.runner.check
-    return (
-        settings.mode is Mode.AUTO
-        and settings.both_ends
-        and isinstance(check, BuiltinCheck)
-        and check.target.target.capabilities.costly
-    )
-
-
-def look_first(session: Session) -> tuple[Case | None, int | None]:
+def _look_first(session: Session) -> tuple[Case | None, int | None]:
     """Mark every tensor once, and try whether the layer that goes wrong first fails alone.
 
     Returns:
@@ -160,17 +150,11 @@ def look_first(session: Session) -> tuple[Case | None, int | None]:
     return extract_suspect(session, check.target, suspects), suspects.unit(subject.network)
 
 
-def find_minimum(
-    session: Session,
-    mode: Mode,
-    suspect: int | None = None,
-    *,
-    confirm: bool = False,
-) -> Minimum:
+def find_minimum(session: Session, mode: Mode, suspect: int | None = None, *, confirm: bool = False) -> Minimum:
     """Search for the fewest units that still fail.
 
     Args:
-        session: The model, and who probes.
+        session: The model, and the prober.
         mode: How to search.
         suspect: A unit that is probably the first culprit.
         confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
@@ -186,53 +170,57 @@ def find_minimum(
     return session.found(session.prober.search_from(subject.original, story, subject.cut))
 
 
-_READ_BACK = "the result, read back"
+def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
+    """The fewest units that fail as ends, with all that leads to them; or as starts, with all that they lead to.
 
-
-def write_answer(session: Session, output: Path, answer: Candidate, minimum: Minimum) -> Minimum:
-    """Write the answer, read it back, and probe what was read.
-
-    Returns:
-        The answer; unproven if what was read does not fail.
+    The last unit of the shortest failing prefix is an end that is needed. It is probed with what leads to it alone,
+    then together with ever shorter prefixes, whose last units are ends too, until what was found fails by itself. Suffixes
+    and their first units are searched in the same way. With the graph's start held, the outputs of ends that have several are
+    searched too.
     """
-    console, prober = session.console, session.prober
-    save_model(answer.proto, session.subject.workspace.weights.folder_of(answer.proto), output)
-    console.step("Written and read back: does it still fail?")
-    written = onnx.load(str(output), load_external_data=False)
-    session.subject.workspace.take_in(written, output.parent)
-    again = replace(answer, made=written, title=_READ_BACK, again=True)
-    if prober.ledger.outcome(again.key) is not None:
-        console.say("  what was read is, to the byte, what was probed once more just now")
-    record = prober.probe(again)
-    if record.verdict is Verdict.FAIL:
-        return minimum
-    return session.disagreed(minimum, record)
+    subject, network, units = session.subject, session.subject.network, session.subject.units
 
+    def build(ends: Subset) -> Candidate:
+        if not start_held:
+            return subject.cut(units.with_weights(units.led_to(ends)))
+        inside = units.to_nodes(units.leading_to(ends))
+        outputs = [name for unit in sorted(ends) for name in given_back(network, network.order[unit], inside)]
+        return subject.cut(units.leading_to(ends), outputs=outputs)
 
-def deliver_another_model(
-    session: Session, settings: ReduceSettings, search: SearchSettings, case: Case
-) -> dict[str, Any]:
-    """Write the answer for another failure, and say what the result does of it."""
-    subject = session.subject
-    answer = smallest(session, settings, search, case)
-    minimum = write_answer(session, settings.output, answer, case.minimum)
-    save_values(subject, settings, answer)
-    culprits = subject.describe_nodes(by_blame(session, answer))
-    failure = session.failure(minimum, culprits, settings.output)
-    names = ", ".join(f"{culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'" for culprit in culprits)
-    session.console.answer(f"{settings.output}: another failure ({failure['minimality']}): {names}")
-    return failure
+    def algorithm(oracle: Oracle) -> tuple[Minimum, Minimum]:
+        heard = Transcript(oracle)
+        ask = about_units(heard)
+        moved = (shrink_end if start_held else shrink_start)(units.searched, ask, mode)
+        order = units.searched if start_held else units.searched[::-1]
+        # From here on each length was probed that a bisection of these comes to first.
+        ends = minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
+        return moved, session.confirmed(heard, ends, frozenset)
+
+    moved, ends = session.prober.search_from(subject.original, algorithm, build)
+    left = build(ends.units)
+    minimum = replace(ends, units=left.units, why=ends.why or moved.why)
+    if not start_held:
+        return Case(minimum)
+    names = left.outputs or ()
+
+    def keep(chosen: Subset) -> Candidate:
+        outputs = tuple(name for place, name in enumerate(names) if place in chosen)
+        return subject.cut(units.leading_to(network.rank[network.producer[name]] for name in outputs), outputs=outputs)
+
+    fewest = session.prober.search(over_units(lambda ask: minimise(range(len(names)), ask)), keep)
+    left = keep(fewest.units)
+    return Case(replace(minimum, units=left.units, proven=minimum.proven and fewest.proven), outputs=left.outputs)
 
 
 def deliver(session: Session, settings: ReduceSettings, answer: Candidate, minimum: Minimum) -> Result:
     """Leave the answer, and say what it is."""
     subject, console, result = session.subject, session.console, session.result
-    session.conclude(write_answer(session, settings.output, answer, minimum))
+    session.conclude(_write_answer(session, settings.output, answer, minimum))
     result.culprits = subject.describe_nodes(by_blame(session, answer))
     result.artifacts |= {
         "reduced": str(settings.output),
-        **save_values(subject, settings, answer),
-        "min_good": save_min_good(session, settings.min_good, answer),
+        **_save_values(subject, settings, answer),
+        "min_good": _save_min_good(session, settings.min_good, answer),
     }
     count = len(result.culprits)
     measure_whole(session, answer)
@@ -259,36 +247,61 @@ def deliver(session: Session, settings: ReduceSettings, answer: Candidate, minim
     return result
 
 
-def save_values(subject: Subject, settings: ReduceSettings, answer: Candidate) -> dict[str, str]:
-    """Write what the answer is fed and what should come out, beside it."""
+def _deliver_another(session: Session, settings: ReduceSettings, search: SearchSettings, case: Case) -> dict[str, Any]:
+    """Write the answer for another failure; returns its entry in the result."""
+    answer = smallest(session, settings, search, case)
+    minimum = _write_answer(session, settings.output, answer, case.minimum)
+    _save_values(session.subject, settings, answer)
+    culprits = session.subject.describe_nodes(by_blame(session, answer))
+    failure = session.failure(minimum, culprits, settings.output)
+    names = ", ".join(f"{culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'" for culprit in culprits)
+    session.console.answer(f"{settings.output}: another failure ({failure['minimality']}): {names}")
+    return failure
+
+
+def _write_answer(session: Session, output: Path, answer: Candidate, minimum: Minimum) -> Minimum:
+    """Write the answer, read it back, and probe what was read; unproven if that does not fail."""
+    console, prober = session.console, session.prober
+    save_model(answer.proto, session.subject.workspace.weights.folder_of(answer.proto), output)
+    console.step("Written and read back: does it still fail?")
+    written = onnx.load(str(output), load_external_data=False)
+    session.subject.workspace.take_in(written, output.parent)
+    again = replace(answer, made=written, title=_READ_BACK, again=True)
+    if prober.ledger.outcome(again.key) is not None:
+        console.say("  what was read is, to the byte, what was probed once more just now")
+    record = prober.probe(again)
+    return minimum if record.verdict is Verdict.FAIL else session.disagreed(minimum, record)
+
+
+def _save_values(subject: Subject, settings: ReduceSettings, answer: Candidate) -> dict[str, str]:
+    """Write the inputs of the answer and its expected outputs beside it."""
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
         save_npz(path, subject.values(answer, names))
     return {"inputs": str(settings.inputs), "golden": str(settings.golden)}
 
 
-def save_min_good(session: Session, path: Path | None, answer: Candidate) -> str | None:
-    """Write the largest candidate that passes and is contained in the answer or next to it."""
-    if path is None:
-        return None
-    subject = session.subject
-    passed = {identity.units for identity in session.prober.ledger.passed}
-    near = [units for units in passed if not answer.units <= units and _touches(subject, units, answer.units)]
-    if not near:
+def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> str | None:
+    """Write the largest candidate that passes and shares a unit, or an edge of the graph, with the answer."""
+    subject, network = session.subject, session.subject.network
+
+    def ends(units: Subset) -> tuple[set[str], set[str]]:
+        nodes = [network.order[unit] for unit in units]
+        reads, made = (
+            {name for node in nodes for name in names(node)} for names in (network.reads.__getitem__, network.made)
+        )
+        return reads, made
+
+    reads, made = ends(answer.units)
+    near = []
+    for units in {identity.units for identity in session.prober.ledger.passed} if path is not None else ():
+        read, makes = ends(units)
+        if not answer.units <= units and (units & answer.units or reads & makes or made & read):
+            near.append(units)
+    if path is None or not near:
         return None
     good = subject.cut(max(near, key=lambda units: (subject.units.count(units), sorted(units))))
     save_model(good.proto, subject.workspace.weights.folder_of(good.proto), path)
     return str(path)
-
-
-def _touches(subject: Subject, one: Subset, other: Subset) -> bool:
-    """Whether two sets of units share one, or an edge of the graph leads from one to the other."""
-    network = subject.network
-    reads = {name for unit in other for name in network.reads[network.order[unit]]}
-    made = {name for unit in other for name in network.made(network.order[unit])}
-    return bool(one & other) or any(
-        reads.intersection(network.made(network.order[unit])) or made.intersection(network.reads[network.order[unit]])
-        for unit in one
-    )
 
 
 def run(call: Call) -> Result:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Mode
 from bisect_trt.probe.ledger import BudgetSpent
@@ -20,19 +19,6 @@ MOST_FAILURES = 10
 
 Delivery = Callable[[Case, int], dict[str, Any]]
 """Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
-
-
-@dataclass(frozen=True)
-class Other:
-    """Another failure that was delivered already.
-
-    Attributes:
-        units: Its units.
-        entry: Its entry in ``failures``.
-    """
-
-    units: Subset
-    entry: dict[str, Any]
 
 
 def check_finds_all(session: Session) -> None:
@@ -48,7 +34,11 @@ def check_finds_all(session: Session) -> None:
 
 
 def look_for_others(
-    session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO, also: Sequence[Other] = ()
+    session: Session,
+    case: Case,
+    deliver: Delivery | None = None,
+    mode: Mode = Mode.AUTO,
+    also: Mapping[Subset, dict[str, Any]] | None = None,
 ) -> None:
     """Probe the model without an answer; if it fails and all failures are wanted, search the rest.
 
@@ -57,31 +47,27 @@ def look_for_others(
         case: The answer.
         deliver: Writes the next answer; ``None`` to find out only whether there is one.
         mode: How to search.
-        also: Other failures that are known.
+        also: The units of other failures that are known, with their entries in ``failures``.
 
     Raises:
         BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
     """
-    console, result, prober = session.console, session.result, session.prober
-    if deliver is None and isinstance(prober.runner.check, PromptCheck):
+    console, result = session.console, session.result
+    if deliver is None and isinstance(session.prober.runner.check, PromptCheck):
         return
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
-    fault = {"fault": result.extra["fault"]} if also else {}
-    failures = [{**first, "reduced": result.artifacts["reduced"], **fault}, *(other.entry for other in also)]
+    first |= {"reduced": result.artifacts["reduced"]} | ({"fault": result.extra["fault"]} if also else {})
+    failures = [first, *(also or {}).values()]
     result.extra |= {"failures": failures, "more_failures": None}
-    taken = case.minimum.units.union(*(other.units for other in also))
+    taken = case.minimum.units.union(*(also or {}))
     try:
-        while _fails(session, case, rest := _rest(session.subject, taken), sure=deliver is not None):
-            if deliver is None:
-                console.answer(
-                    "At least one more: without these nodes the rest of the model still fails (--all finds each)."
-                )
-                return
-            if len(failures) == MOST_FAILURES:
-                console.answer(f"The rest still fails: there are more than these {MOST_FAILURES}.")
+        while rest := failing_rest(session, case, taken, sure=deliver is not None):
+            if deliver is None or len(failures) == MOST_FAILURES:
+                more = "At least one more: without these nodes the rest of the model still fails (--all finds each)."
+                console.answer(more if deliver is None else f"The rest still fails: more than these {MOST_FAILURES}.")
                 return
             console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
-            other = _search(session, case, rest, mode)
+            other = search_rest(session, case, rest, mode)
             if other is None:
                 return
             failures.append(deliver(other, len(failures) + 1))
@@ -93,41 +79,18 @@ def look_for_others(
         console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
 
 
-def next_failure(session: Session, case: Case, taken: Subset, most: int | None = None) -> Case | None:
-    """The next failure, in the model without some units; ``None`` where that does not fail.
+def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool = False) -> Sequence[int]:
+    """The units that can be cut without any of those that are taken, where they fail; none where they do not.
 
-    Args:
-        session: ``more_failures`` in its result is filled in.
-        case: The first answer.
-        taken: The units.
-        most: So many questions are asked at most; the smallest that failed is the answer then.
-
-    Raises:
-        BudgetSpent: No more probes may be made.
-    """
-    rest = _rest(session.subject, taken)
-    if not _fails(session, case, rest):
-        return None
-    session.console.say("  no, the rest of the model fails too")
-    return _search(session, case, rest, Mode.AUTO, most)
-
-
-def _rest(subject: Subject, taken: Subset) -> list[int]:
-    """The units that can be cut without any of those that are taken."""
-    units = subject.units
-    searched = taken.intersection(units.searched)
-    return [unit for unit in units.searched if searched.isdisjoint(units.with_weights({unit}))]
-
-
-def _fails(session: Session, case: Case, rest: Sequence[int], *, sure: bool = False) -> bool:
-    """Probe the rest; ``more_failures`` in the result is ``None`` if it breaks in another way.
-
-    A pass is confirmed by more probes where it has to be ``sure``.
+    ``more_failures`` in the result is filled in: ``None`` if the rest breaks in another way. A pass is confirmed by more
+    probes where it has to be ``sure``.
     """
     subject, extra = session.subject, session.result.extra
+    searched = taken.intersection(subject.units.searched)
+    rest = [unit for unit in subject.units.searched if searched.isdisjoint(subject.units.with_weights({unit}))]
     extra["more_failures"] = None if rest else False
     if not rest:
-        return False
+        return ()
     candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
     candidate = replace(candidate, title=f"the rest: {candidate.title}")
     record = session.prober.probe(candidate)
@@ -135,11 +98,16 @@ def _fails(session: Session, case: Case, rest: Sequence[int], *, sure: bool = Fa
         record = reconfirm(session.prober, subject.original, candidate).record
     if record.verdict is not Verdict.UNRESOLVED:
         extra["more_failures"] = record.verdict is Verdict.FAIL
-    return record.verdict is Verdict.FAIL
+    return rest if record.verdict is Verdict.FAIL else ()
 
 
-def _search(session: Session, case: Case, rest: Sequence[int], mode: Mode, most: int | None = None) -> Case | None:
-    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
+def search_rest(
+    session: Session, case: Case, rest: Sequence[int], mode: Mode = Mode.AUTO, most: int | None = None
+) -> Case | None:
+    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more.
+
+    After ``most`` questions, if they are limited, the smallest that failed so far is the answer.
+    """
     subject = session.subject
     # No failure is among the first units of the rest alone, as far as they are within something that passed.
     passed = (identity.units for identity in session.prober.ledger.passed if not identity.marks)

@@ -1,10 +1,16 @@
-"""Turn an answer into files that show it again."""
+"""Turn an answer into files that show it again, and run all that they recommend before they are delivered."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +19,10 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.commands.arbitration import Fault
 from bisect_trt.commands.preflight import lowers_by
-from bisect_trt.commands.session import Session
+from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.trials import carry, ruled_out, try_commands
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.network import Network
@@ -25,13 +30,22 @@ from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record
-from bisect_trt.report.reproducer import DATA_SET, FILES, MODEL, SCRIPT, Cause, Reproducer, Since, pack
+from bisect_trt.probe.prober import passes_needed
+from bisect_trt.report.reproducer import DATA_SET, FILES, MODEL, SCRIPT, Cause, Command, Reproducer, Since, Trial, pack
 from bisect_trt.search.oracle import Minimum, Verdict
+from bisect_trt.targets.messages import mask_message
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.protocol import Failed
+from bisect_trt.worker.process import Cancel, ProcessEnd, gate, run_to_end
+from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Compare, Execute, Failed, Sample
 
 NEUTRAL = "reproducer"
-"""What the folder in an archive is called, before what fails; alone where nothing of the model is named."""
+"""The name of the folder in an archive, before what fails; alone where nothing of the model is named."""
+_GRACE_SECONDS = 120.0
+"""The time of a fresh process beside ten times that of a worker: TensorRT takes ten seconds to start."""
+_MOST_RUNS = 20
+"""Of a script whose failure comes only sometimes."""
+_NO_PACKAGE = "cannot tell: No module named "
+"""The script's message where the target's package is missing."""
 
 
 def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) -> None:
@@ -41,19 +55,15 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
         UsageError: It exists and is not empty, or is a file, or lies where no folder can be made; or its archive exists; or a
             link lies in it, through which something else would be written over.
     """
-    if archive is not None and archive.exists() and not overwrite:
-        raise UsageError(f"{archive} exists; name another folder with --output, or write over it with --overwrite.")
     if folder.is_file():
         raise UsageError(f"{folder} is a file; name a folder with --output.")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UsageError(f"{folder} exists; name another folder with --output, or write over it with --overwrite.")
-    inside = [
-        path for place in (folder, folder / DATA_SET, folder / FILES) if place.is_dir() for path in place.iterdir()
-    ]
-    for link in (path for path in (*inside, *([] if archive is None else [archive])) if path.is_symlink()):
-        raise UsageError(
-            f"{link} is a link, and what it leads to would be written over; remove it, or name another folder."
-        )
+    full = folder if folder.is_dir() and any(folder.iterdir()) else None
+    existing = archive if archive is not None and archive.exists() else full
+    if existing is not None and not overwrite:
+        raise UsageError(f"{existing} exists; name another folder with --output, or write over it with --overwrite.")
+    inside = [path for each in (folder, folder / DATA_SET, folder / FILES) if each.is_dir() for path in each.iterdir()]
+    for link in (path for path in (*inside, archive) if path is not None and path.is_symlink()):
+        raise UsageError(f"{link} is a link, and its target would be written over; remove it, or name another folder.")
     ground = next(path for path in folder.absolute().parents if path.exists())
     if not ground.is_dir() or not os.access(ground, os.W_OK):
         raise UsageError(f"{folder} cannot be made: {ground} is no folder of yours; name another with --output.")
@@ -73,23 +83,23 @@ def make_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a search ended with, about to be delivered.
+    """The end of a search, about to be delivered.
 
     Attributes:
-        candidate: The minimal failing candidate.
-        minimum: Whether that was proven.
-        sentence: It in words.
-        found: How it was found, in words.
+        case: The minimal failing units, and whether that is proven.
+        whole: The same as a candidate.
+        candidate: The same with its tensors shrunk, where that is wanted.
         blamed: Its nodes by their numbers, the guilty first.
-        fault: Whose fault it is, where that was asked.
+        fault: Which side is wrong.
+        sentence: It in words.
     """
 
+    case: Case
+    whole: Candidate
     candidate: Candidate
-    minimum: Minimum
+    blamed: Sequence[int]
+    fault: Fault
     sentence: str
-    found: str
-    blamed: Sequence[int] = ()
-    fault: Fault | None = None
 
     def places(self, network: Network) -> list[int]:
         """Where its nodes stand in its graph, the guilty first."""
@@ -100,15 +110,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Left:
-    """What was left.
+    """A folder that was left.
 
     Attributes:
         minimum: The answer; unproven if the final probe disagreed.
-        reproducer: What is in the folder.
+        reproducer: The content of the folder.
         folder: Where it is.
         files: The files that were written.
         anonymous: Whether nothing in it has the model's names.
-        steady: Whether what was written did not pass when it was probed once more.
+        steady: Whether the model that was written did not pass when it was probed once more.
     """
 
     minimum: Minimum
@@ -138,12 +148,12 @@ class Left:
 
 
 def leave_reproducer(
-    investigation: Session, check: CheckSettings, answer: Answer, folder: Path, *, anonymous: bool = False
+    session: Session, check: CheckSettings, answer: Answer, found: str, folder: Path, *, anonymous: bool = False
 ) -> Left:
-    """Write the folder, read its model back, probe that once more.
+    """Write the folder, read its model back, probe that once more, and run what the folder recommends.
 
     Nothing of the original leaves but the nodes of the answer with their names and weights; if ``anonymous``, not even
-    those, as long as it still fails then.
+    those, as long as it still fails then. ``found`` says how it was found.
 
     Returns:
         What was left, to be finished once nothing more is probed.
@@ -152,110 +162,100 @@ def leave_reproducer(
         UsageError: The folder cannot be written.
     """
     assert check.target is not None
-    subject = investigation.subject
+    subject = session.subject
     make_folder(folder)
-    candidate = in_folder(answer.candidate)
-    disguised = _disguise(investigation, candidate, check.target, folder) if anonymous else None
-    candidate, record = disguised or _read_back(investigation, candidate, folder)
-    outcome = investigation.outcome(record)
+    candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
+    disguised = _disguise(session, candidate, check.target, folder) if anonymous else None
+    candidate, record = disguised or _read_back(session, candidate, folder)
+    outcome, sentence = session.outcome(record), answer.sentence
+    if disguised:
+        nodes = [f"{node.op_type} '{node.name}'" for node in candidate.proto.graph.node]
+        sentence = f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
     keep = candidate.keep or check.target.keep
-    target = investigation.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
+    target = session.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
     ran = subject.models.lowered(folder / MODEL, target)
-    by_cast = (target.fp16 or target.bf16) and lowers_by(subject, target) == "cast"
+    ran = None if isinstance(ran, Failed) else ran
     carried, files = carry(target, folder / FILES)
     reproducer = Reproducer(
         candidate.proto,
-        None if isinstance(ran, Failed) else ran,
-        by_cast and not isinstance(ran, Failed) and ran is not None,
+        ran,
+        (target.fp16 or target.bf16) and ran is not None and lowers_by(subject, target) == "cast",
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
         outcome.comparisons,
-        _sentence(candidate.proto) if disguised else answer.sentence,
+        sentence,
         carried,
-        answer.found,
+        found,
         outcome.signature,
         None if outcome.comparisons else without_paths(record.reason, subject),
         check.timeout,
         check.tolerance.method.validate,
         files,
-        tuple(without_paths(each, subject) for each in ruled_out(investigation, check, candidate, target)),
+        tuple(without_paths(each, subject) for each in _ruled_out(session, check, candidate, target)),
         blamed=answer.places(subject.network),
-        fault=None if answer.fault is None else without_paths(answer.fault.sentence, subject),
-        is_bug=answer.fault is None or answer.fault.is_bug,
+        fault=without_paths(answer.fault.sentence, subject),
+        is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
-        written={} if disguised else where_written(subject.network, answer.blamed),
+        written={} if disguised else _written(subject.network, answer.blamed),
     )
-    written, minimum = reproducer.write(folder), answer.minimum
-    trials = try_commands(investigation, reproducer, folder, outcome.seconds)
+    written, minimum = reproducer.write(folder), answer.case.minimum
+    trials = _try_commands(session, reproducer, folder, outcome.seconds)
     if record.verdict is not Verdict.FAIL:
-        minimum = investigation.disagreed(minimum, record)
+        minimum = session.disagreed(minimum, record)
     elif trials[SCRIPT].shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trials[SCRIPT].why}")
     steady = record.verdict is not Verdict.PASS
     return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous, steady)
 
 
-def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
+def _written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
     """The modules that nodes come from, in words, by the first thing that each makes; of files no more than the name."""
     said = {first_output(network.nodes[index]): network.written(index, short=True) for index in nodes}
     return {name: words for name, words in said.items() if words is not None}
 
 
-def in_folder(candidate: Candidate) -> Candidate:
-    """An answer as it lies in the folder."""
-    return replace(candidate, made=strip(candidate.proto), title="the reproducer, read back")
-
-
-def _read_back(investigation: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
+def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
     """Write a model into the folder, and probe what lies there then."""
-    workspace = investigation.subject.workspace
+    workspace = session.subject.workspace
     save_model(candidate.proto, workspace.weights.folder_of(candidate.proto), folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
     workspace.take_in(proto, folder)
     candidate = replace(candidate, made=proto)
-    return candidate, investigation.prober.probe(candidate, again=True)
+    return candidate, session.prober.probe(candidate, again=True)
 
 
 def _disguise(
-    investigation: Session, candidate: Candidate, target: TargetSettings, folder: Path
+    session: Session, candidate: Candidate, target: TargetSettings, folder: Path
 ) -> tuple[Candidate, Record] | None:
     """The candidate with other names and weights, in the folder; ``None`` if it does not fail so."""
-    subject, proto = investigation.subject, onnx.ModelProto()
+    subject, proto = session.subject, onnx.ModelProto()
     proto.CopyFrom(candidate.proto)
     if has_external_data(proto):
         load_external_data_for_model(proto, str(subject.workspace.weights.folder_of(proto)))
     anonymous = anonymise(proto)
     if anonymous.kept:
-        investigation.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")
+        session.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")
         return None
-    names = anonymous.names
+    names, keep = anonymous.names, candidate.keep or target.keep
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
-    said = subject.models.run("anonymous", anonymous.proto, fed)
-    made = {} if isinstance(said, Failed) else said
-    keep = candidate.keep or target.keep
-    disguised = replace(
-        candidate,
-        made=anonymous.proto,
-        inputs=tuple(names[name] for name in candidate.inputs),
-        outputs=tuple(names[name] for name in candidate.outputs),
-        title="the reproducer, anonymised",
-        values={**fed, **made},
-        keep=tuple(names[name] for name in keep if name in names) if keep else candidate.keep,
-    )
-    if made:
-        disguised, record = _read_back(investigation, disguised, folder)
+    made = subject.models.run("anonymous", anonymous.proto, fed)
+    if not isinstance(made, Failed):
+        disguised = replace(
+            candidate,
+            made=anonymous.proto,
+            inputs=tuple(names[name] for name in candidate.inputs),
+            outputs=tuple(names[name] for name in candidate.outputs),
+            title="the reproducer, anonymised",
+            values={**fed, **made},
+            keep=tuple(names[name] for name in keep if name in names) if keep else candidate.keep,
+        )
+        disguised, record = _read_back(session, disguised, folder)
         if record.verdict is Verdict.FAIL:
             return disguised, record
-    investigation.console.answer(
+    session.console.answer(
         "Not anonymised: with other weights it does not fail. The names and weights are the model's."
     )
     return None
-
-
-def _sentence(proto: onnx.ModelProto) -> str:
-    """The answer in a sentence that names nodes as the model does by now."""
-    nodes = [f"{node.op_type} '{node.name}'" for node in proto.graph.node]
-    return f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
 
 
 def without_paths(text: str, subject: Subject) -> str:
@@ -264,3 +264,153 @@ def without_paths(text: str, subject: Subject) -> str:
     absolute = re.escape(str(subject.workspace.folder.absolute()))
     text = re.sub(rf"(?:{absolute}|{folder})[^\s'\":,;]*", MODEL, text)
     return text.replace(str(subject.settings.path.absolute()), MODEL).replace(str(subject.settings.path), MODEL)
+
+
+def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[str]]:
+    """Copy the files that a target reads.
+
+    Returns:
+        The target that reads the copies, by their path in the reproducer's folder; and those paths.
+
+    Raises:
+        UsageError: They cannot be copied.
+    """
+    carried: list[str] = []
+
+    def copy(path: str) -> str:
+        name = f"{len(carried) + 1}-{Path(path).name}"
+        try:
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / name)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be copied to {folder}: {error.strerror or error}; make room.") from error
+        carried.append(f"{FILES}/{name}")
+        return carried[-1]
+
+    changes: dict[str, object] = {}
+    for setting, value in target.target.changed(target):
+        if setting in target.target.files:
+            changes[setting] = tuple(map(copy, value)) if isinstance(value, tuple) else copy(value)
+    return target.with_own(**changes) if changes else target, carried
+
+
+def _ruled_out(session: Session, check: CheckSettings, candidate: Candidate, target: TargetSettings) -> Sequence[str]:
+    """Run the minimal model on the target set otherwise, each in a sentence with what came of it."""
+    models, values = session.subject.models, session.subject.values
+    said = ["The reference (ONNX Runtime on the CPU, optimisations off) runs the model."]
+    most = passes_needed(session.prober)
+    inputs = models.feed("ruled-out.in", values(candidate, candidate.inputs))
+    golden = models.feed("ruled-out.golden", values(candidate, candidate.outputs))
+    model = models.write("ruled-out", candidate.proto)
+    for words, other in target.target.alternatives(target):
+        request = Compare(other, model, (Sample(inputs, golden),), check.tolerance)
+        seen = f"it passes ({f'{most} of {most} runs' if most > 1 else '1 run'})"
+        with suppress(BisectError):  # it cannot be set so here
+            for number in range(1, most + 1):
+                reply = models.ask(request, check.timeout)
+                if isinstance(reply, Failed) or not all(each.passed for each in reply.comparisons):
+                    how = f", but in another way: {reply.message}" if isinstance(reply, Failed) else ""
+                    seen = f"it fails too{f', in run {number}' if number > 1 else ''}{how}"
+                    break
+            said.append(f"{words} {seen}.")
+    return said
+
+
+def _try_commands(session: Session, case: Reproducer, folder: Path, seconds: float) -> dict[str, Trial]:
+    """Run the script as its reader will, and the commands of other tools; returns what came of each, by its name."""
+    limit, scratch, cancel = 10 * seconds + _GRACE_SECONDS, session.subject.workspace.scratch, Cancel()
+    commands = [command for command in case.commands() if isinstance(command, Command)]
+    # Each starts the target anew, which may take ten seconds, so they run beside each other.
+    with closing(cancel), ThreadPoolExecutor(len(commands) + 1) as beside:
+        try:
+            tried = {
+                command.tool: beside.submit(
+                    _try_tool, command, case, folder, scratch(f"trial-{number}.log"), limit, cancel
+                )
+                for number, command in enumerate(commands, 1)
+            }
+            trials = {SCRIPT: _try_script(session, case, folder, scratch("trial.log"), limit)}
+            trials |= {tool: trial.result() for tool, trial in tried.items()}
+        finally:
+            cancel.set()
+    for tool, trial in trials.items():
+        said = "shows the failure" if trial.shows else trial.why or "does not show it"
+        session.console.note(f"{tool}, run as it stands in the reproducer: {said}")
+    if not trials[SCRIPT].shows:
+        session.console.say(f"  {trials[SCRIPT].why}")
+    return trials
+
+
+def _runner(session: Session, case: Reproducer, folder: Path, log: Path, limit: float) -> Callable[[], ProcessEnd]:
+    """Runs ``reproduce.py``, where the target runs."""
+    places, models = session.subject.where.places, session.subject.models
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+    def here() -> ProcessEnd:
+        with gate.turn():
+            return run_to_end([sys.executable, str(folder / SCRIPT)], log=log, environment={}, timeout=limit)
+
+    def there() -> ProcessEnd:
+        began = time.monotonic()
+        log.write_bytes(b"")
+        request = Execute(case.target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), files)
+        reply = models.ask(request, limit, place=places[0], log=log)
+        late, code = (reply.kind == "time-out", -signal.SIGKILL) if isinstance(reply, Failed) else (False, reply.code)
+        return ProcessEnd(code, late, False, time.monotonic() - began)
+
+    return there if places else here
+
+
+def _try_script(session: Session, case: Reproducer, folder: Path, log: Path, limit: float) -> Trial:
+    """As ``python reproduce.py``; a failure that comes only sometimes is waited for."""
+    run, why = _runner(session, case, folder, log, limit), ""
+    for _ in range(min(session.prober.runner.flakiness.passes_needed, _MOST_RUNS)):
+        end = run()
+        if end.code == 1 and not end.timed_out:
+            return Trial(True)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
+        last = lines[-1].replace(f"{folder.absolute()}/", "") if lines else ""  # no path of this machine
+        if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
+            return Trial(None, f"not tried here ({last.removeprefix('cannot tell: ').rstrip('.')})")
+        why = f"{SCRIPT} ends with {how}{f': {last}' if last else ''}"
+    return Trial(False, why)
+
+
+def find_tool(name: str) -> str | None:
+    """The path of a program: on PATH, else beside this interpreter."""
+    beside = Path(sys.executable).with_name(name)
+    return shutil.which(name) or (str(beside) if beside.exists() else None)
+
+
+def _try_tool(command: Command, case: Reproducer, folder: Path, log: Path, limit: float, cancel: Cancel) -> Trial:
+    """Run another tool's command, and read whether it shows the failure."""
+    program = find_tool(command.tool)
+    if program is None:
+        return Trial(None, "not tried, for it is not installed here")
+    words = [program, *command.words[1:]]
+    try:
+        with gate.turn(cancel):
+            end = run_to_end(words, log=log, environment={}, timeout=limit, cancel=cancel, cwd=folder)
+    except OSError as error:
+        return Trial(None, f"not tried, for it does not start here ({error.strerror})")
+    return _read(command, case, end, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _read(command: Command, case: Reproducer, end: ProcessEnd, text: str) -> Trial:
+    """Whether a tool's run shows the failure; ``None``, with the reason, where that cannot be told."""
+    ended, shown, why = end.code == 0, False, f"run here, it breaks for another reason (status {end.code})"
+    if end.timed_out:
+        return Trial(None, "run here, it does not end")
+    if case.refusal is not None:
+        said = _masked(case.refusal.rpartition(": ")[2])
+        shown, why = bool(said) and said in _masked(text), "run here, it fails in words of its own"
+    elif command.tool == "polygraphy":
+        shown = end.code == 1 and "FAILED" in text
+    elif ended:
+        return Trial(None, "run here, it ends well; compare what it prints with the values below")
+    return Trial(not ended) if ended or shown else Trial(None, why)
+
+
+def _masked(text: str) -> str:
+    return " ".join(mask_message(text).split())

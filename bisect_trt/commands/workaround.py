@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect_trt.commands.arbitration import arbitrate
-from bisect_trt.commands.blame import by_blame
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.diagnose import (
@@ -15,7 +14,7 @@ from bisect_trt.commands.diagnose import (
     suspects_by_message,
     tell_modules,
 )
-from bisect_trt.commands.minimal_case import extract_suspect
+from bisect_trt.commands.minimal_case import by_blame, extract_suspect
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import SearchSettings
 from bisect_trt.commands.workarounds import WorkaroundSettings, add_precision, tell, work_around

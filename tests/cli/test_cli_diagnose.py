@@ -20,10 +20,6 @@ from onnx import TensorProto, helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
 from support import arrays, bisect_trt, chain, node_names, overflowing, read_json, rest_slow, save
 
-from bisect_trt.commands.next_steps import other_types
-from bisect_trt.tensors.compare import compare_tensor
-from bisect_trt.tensors.tolerance import Tolerance
-
 
 @dataclass(frozen=True)
 class Example:
@@ -134,20 +130,11 @@ def test_no_failure_no_reproducer(cli: CommandLine) -> None:
     assert not Path("out").exists()
 
 
-def test_who_hands_out_another_type_is_said_to() -> None:
-    numbers = np.ones(3, np.int64)
-    seen = [compare_tensor("y", numbers, numbers.astype(dtype), Tolerance()) for dtype in (np.int64, np.int32)]
-    assert all(each.passed for each in seen)
-    assert other_types(seen[:1]) == []
-    (step,) = other_types(seen)
-    assert step == "who reads the outputs: values match, types do not ('y' is int32 and the reference's int64)"
-
-
 def test_where_nan_leaves_nothing_to_compare_that_is_said(cli: CommandLine) -> None:
     nodes = [helper.make_node(op, [read], [made], made) for op, read, made in (("Neg", "x", "a"), ("Log", "a", "b"))]
     ran = cli("diagnose", save(Path("model.onnx"), [*nodes, helper.make_node("Tanh", ["b"], ["c"])]), "--onnxrt")
     assert ran.status == 1
-    assert "the reference itself makes NaN or Inf (100% of 'c', first from Log 'b')" in ran.out
+    assert "the reference itself makes NaN or Inf of half of 'c' or more" in ran.out
 
 
 def test_a_reproducer_whose_failure_is_mended_exits_0(cli: CommandLine, tmp_path: Path) -> None:
@@ -210,37 +197,17 @@ def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> 
     assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "back"
 
 
-def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
-    chain(Path("model.onnx"))
-    np.savez("values.npz", x=np.ones((2, 3), np.float32))
-    given = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--load-inputs", "values.npz").out
-    advice = given.partition("What to try next:\n  - ")[2]
-    assert advice.startswith("other samples")
-    commands = re.findall(r"\((bisect-trt .*?)\)", advice)
-    assert all("--load-inputs values.npz" in each for each in commands), "they are about the same inputs"
-    advice = re.sub(r"\(bisect-trt .*?\)", "", advice)
-    assert "--load-inputs" not in advice
-    assert "--data-loader-script" not in advice
-    (steadily,) = (each for each in commands if "--self-check" in each)
-    assert cli(*shlex.split(steadily)[1:]).status == 0
-    bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next:\n  - ")[2]
-    assert bare.startswith("first the precision of the failing deployment (--fp16")
-    assert "--load-inputs" in bare
-    assert "(bisect-trt run model.onnx --onnx)" in bare
-    assert cli("run", "model.onnx", "--onnx").status == 0
-    assert "(bisect-trt repeat model.onnx --onnxrt --until bad -n 20)" in bare
-    assert cli("repeat", "model.onnx", "--onnxrt", "--until", "bad", "-n", "20").status == 1
-    advised = re.search(r"many random samples \((bisect-trt samples .*?)\)", bare)
-    assert advised is not None
-    assert cli(*shlex.split(advised[1])[1:]).status == 1
-    model = onnx.load("model.onnx")
+@pytest.mark.parametrize("fed", [(), ("--load-inputs", "values.npz")])
+def test_each_command_that_is_advised_runs(cli: CommandLine, fed: tuple[str, ...]) -> None:
+    model = onnx.load(chain(Path("model.onnx")))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
     onnx.save(model, "model.onnx")
-    given = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out", "--load-inputs", "values.npz").out
-    advised = re.search(r"other sizes of what is free \((bisect-trt sweep .*?)\)", given)
-    assert advised is not None
-    assert "--load-inputs values.npz" in advised[1]
-    assert cli(*shlex.split(advised[1])[1:]).status == 1
+    np.savez("values.npz", x=np.ones((2, 3), np.float32))
+    said = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", *fed).out
+    commands = re.findall(r"\((bisect-trt .*?)\)", said.partition("What to try next:\n  - ")[2])
+    ran = {words[1]: cli(*words[1:]).status for words in map(shlex.split, commands)}
+    assert ran == {"run": 0, "layerwise": 1, "repeat": 1, "sweep": 1, **({} if fed else {"samples": 1})}
+    assert all(("--load-inputs values.npz" in each) == bool(fed) for each in commands), "they are about the same inputs"
 
 
 def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:

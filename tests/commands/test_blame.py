@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, chain, overflowing, read_json, save
 
-from bisect_trt.commands.blame import by_blame, named_nodes
-from bisect_trt.commands.minimal_case import extract_suspect, named_suspects, narrow_held, weak_suspects
+from bisect_trt.commands.minimal_case import (
+    by_blame,
+    extract_suspect,
+    named_nodes,
+    named_suspects,
+    narrow_held,
+    weak_suspects,
+)
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject

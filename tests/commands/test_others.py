@@ -81,7 +81,7 @@ def test_a_diagnosis_goes_on_where_nobody_is_wrong(cli: CommandLine) -> None:
     assert "choice" in names[1]
     assert [each["fault"]["whose"] for each in result["failures"]] == ["precision", "tie"]
     assert result["failures"][1]["fault"]["sentence"] in ran.out.replace("\n", " ")
-    assert "and nobody is wrong (tie): is that all?" in ran.out
+    assert "and neither side is wrong (tie)" in ran.out
     assert Path("out-2/ISSUE.md").read_text().startswith("> **Not a bug report.** A tie")
     cli(*words, "--overwrite", "--max-probes", "9")
     assert read_json(Path("r.json"))["fault"]["whose"] == "tie"

@@ -9,7 +9,7 @@ import pytest
 from conftest import CommandLine
 from support import overflowing, script
 
-from bisect_trt.commands.trials import carry
+from bisect_trt.commands.reproducer import carry
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
