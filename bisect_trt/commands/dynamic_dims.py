@@ -57,10 +57,7 @@ class Freed:
 
     def infos(self, known: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Types and shapes of tensors, with the free dimensions free."""
-        return {
-            name: replace(info, shape=self.shapes[name]) if name in self.shapes else info
-            for name, info in known.items()
-        }
+        return {name: replace(info, shape=self.shapes.get(name, info.shape)) for name, info in known.items()}
 
     def dress(self, candidate: Candidate) -> Candidate:
         """The candidate with the profile that it needs, where the target has one."""
@@ -68,13 +65,10 @@ class Freed:
             return candidate
         ranges: dict[str, ShapeRange] = {}
         for value in candidate.proto.graph.input:
-            dims = value.type.tensor_type.shape.dim
-            if value.name not in self.ranges or len(dims) != len(self.ranges[value.name][0]):
-                continue
-            fixed = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
-            if None in fixed:
+            dims = [dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
+            if value.name in self.ranges and None in dims and len(dims) == len(self.ranges[value.name][0]):
                 low, usual, high = (
-                    tuple(size if known is None else known for size, known in zip(shape, fixed, strict=True))
+                    tuple(dim or size for dim, size in zip(dims, shape, strict=True))
                     for shape in self.ranges[value.name]
                 )
                 ranges[value.name] = (low, usual, high)
@@ -101,9 +95,7 @@ def target_of(session: Session) -> TargetSettings | None:
     return check.target if isinstance(check, BuiltinCheck) else None
 
 
-def free_where_needed(  # noqa: PLR0911 - one for each reason why not
-    session: Session, *, passes: bool
-) -> bool:
+def free_where_needed(session: Session, *, passes: bool) -> bool:
     """Keep dimensions free from here on, if the model fails only then.
 
     Args:
@@ -114,42 +106,31 @@ def free_where_needed(  # noqa: PLR0911 - one for each reason why not
         Whether they are kept.
     """
     subject, console, prober, target = session.subject, session.console, session.prober, target_of(session)
-    symbols = free_symbols(subject, target)
+    symbols, profile = free_symbols(subject, target), {} if target is None else target.target.profile(target)
     if not symbols or subject.freed is not None or isinstance(prober.runner.check, PromptCheck):
         return False
-    names, profile = ", ".join(symbols), {} if target is None else target.target.profile(target)
-
-    def holds(failing: Candidate, fixed: Candidate) -> bool:
-        """Whether it passes with its shapes fixed each time."""
-        believed = reconfirm(prober, failing, fixed)
-        if not believed.passes:
-            console.say(f"  that says nothing of its shapes: {believed.record.reason}")
-        return believed.passes
-
-    if not passes:
+    names, fixed = ", ".join(symbols), subject.original
+    if passes:
+        if target is not None and target.target.capabilities.compiles_shapes:
+            return False  # it takes free dimensions with a profile only, and then they were free
+        console.step(f"With its shapes fixed it passes: does it fail with {names} free, as in its file?")
+        freed = free(subject, symbols, target if profile else None)
+        failing = replace(fixed, made=freed.network.proto, title="the original, its dimensions free")
+        failing = freed.dress(failing)
+        needed = prober.probe(failing).verdict is Verdict.FAIL
+    else:
         if target is None or not profile:
             return False
         console.step(f"Does it fail with its shapes fixed too, without a range of {names}?")
         spanned = target.target.spanning(target, {})
-        fixed = replace(subject.original, title="the original, its shapes fixed", target=spanned)
-        if prober.probe(fixed).verdict is Verdict.FAIL or not holds(subject.original, fixed):
-            return False
-        console.say("  no, so pieces keep the dimensions that are free in it")
-        subject.free(free(subject, symbols, target))
-        return True
-    if target is not None and target.target.capabilities.compiles_shapes:
-        return False  # it takes free dimensions with a profile only, and then they were free
-    console.step(f"With its shapes fixed it passes: does it fail with {names} free, as in its file?")
-    freed = free(subject, symbols, target if profile else None)
-    title = "the original, its dimensions free"
-    original = freed.dress(replace(subject.original, made=freed.network.proto, title=title))
-    if prober.probe(original).verdict is not Verdict.FAIL:
-        console.say("  no")
+        failing, fixed = fixed, replace(fixed, title="the original, its shapes fixed", target=spanned)
+        needed = prober.probe(fixed).verdict is not Verdict.FAIL
+    believed = reconfirm(prober, failing, fixed) if needed else None  # whether it passes with fixed shapes each time
+    if believed is None or not believed.passes:
+        console.say(f"  that says nothing of its shapes: {believed.record.reason}" if believed else "  that is not it")
         return False
-    if not holds(original, subject.original):
-        return False
-    console.say("  yes, so pieces keep the dimensions that are free in it")
-    subject.free(freed)
+    console.say("  so its shapes matter, and pieces keep the dimensions that are free in it")
+    subject.free(freed if passes else free(subject, symbols, target))
     return True
 
 

@@ -53,7 +53,7 @@ def weak_suspects(subject: Subject, target: TargetSettings | None) -> Suspects:
     """Nodes that the reference's values speak against, where the target does not show them: tried held to the precision."""
     if target is None or not _may_choose_precision(target):
         return Suspects()
-    from bisect_trt.commands.suspicion import BREAKS, suspect  # noqa: PLC0415 - a user's check need not wait for it
+    from bisect_trt.mixed_precision.suspicion import BREAKS, suspect  # noqa: PLC0415 - a user's check need not wait for it
 
     found = suspect(subject, "fp16" if target.fp16 else "bf16")
     return Suspects([subject.network.order[entry.unit] for entry in found if entry.score >= BREAKS], grow=False)

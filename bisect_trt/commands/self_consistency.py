@@ -1,8 +1,8 @@
 """``--self-check``: compare a target with itself, where no reference runs the model.
 
-An engine that is wrong now and then, by its batch size, at some place of a batch, or after another request contradicts
-itself. Whether the model itself does (one that draws random numbers, or mixes the rows of a batch) is found by
-doing the same on the reference, where that runs the model.
+An engine that is wrong now and then, after another input, at some place of a batch or by its size contradicts itself. Whether
+the model itself does (one that draws random numbers, or mixes the rows of a batch) is found by doing the same on
+the reference, where that runs the model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.info import value_bytes
-from bisect_trt.tensors.inputs import resized as to_shape
+from bisect_trt.tensors.inputs import resized
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Failed, Series
@@ -42,11 +41,10 @@ Declared = Mapping[str, tuple[int | str | None, ...]]
 
 UNPROVEN = "no reference says what is right, so nothing was cut: these are the first layers that differ from themselves"
 AGAIN = 8
-"""How often one input is run in a session, and how many sessions show whether sessions differ by themselves."""
+"""How often one input is run in a session, the last time after another one."""
 ROWS = 4
-"""In a batch, where the model takes any number; more, where another dimension of an input has that size."""
+"""Rows of a batch, where the model takes any number; more, where another dimension of an input has that size."""
 _WORDS = {"PASS": "same     ", "FAIL": "DIFFERENT", "UNRESOLVED": "not known"}
-_RANK = {"FAIL": 0, "PASS": 1, "UNRESOLVED": 2}
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class SelfTrial:
     Attributes:
         name: The name in JSON.
         what: The same in words.
-        feeds: What a session is fed, in this order.
+        feeds: The inputs that a session runs, in this order.
         pairs: Returns which outputs are compared with which, from the outputs of each feed.
         one: Whether one session runs all; else each feed gets its own, unless an engine would have to be built for each.
         batch: The inputs whose dimension has to be free in the model, each with that; it is the batch.
@@ -65,72 +63,46 @@ class SelfTrial:
 
     name: str
     what: str
-    feeds: tuple[Values, ...] = ()
+    feeds: Sequence[Values] = ()
     pairs: Callable[[Sequence[Values]], Pairs] = lambda _: []
     one: bool = False
     batch: Mapping[str, int] = field(default_factory=dict)
     skipped: str | None = None
 
 
-def trials(samples: Sequence[Values], declared: Declared, seed: int, *, resized: bool = False) -> list[SelfTrial]:
-    """The trials on the first input sample.
-
-    Other inputs consist of the sample's own elements, so that the model still takes them.
+def trials(samples: Sequence[Values], declared: Declared, seed: int) -> list[SelfTrial]:
+    """The trials on the first input sample; other inputs consist of its own elements, so that the model still takes them.
 
     Args:
         samples: The second one, if there is one, is the other input.
         declared: The shapes of the inputs in the model's file.
         seed: Of random choices.
-        resized: Whether one session takes several sizes: then a larger batch is run again and again too, and before the sample.
     """
-    rng = np.random.default_rng(seed)
-    sample = samples[0]
-    other = samples[1] if len(samples) > 1 else {name: _other(value, rng) for name, value in sample.items()}
-
-    def again(fed: Values, what: str, batch: Mapping[str, int]) -> SelfTrial:
-        return SelfTrial("again", what, (fed,) * AGAIN, _all_as_first, one=True, batch=batch)
-
-    def after(before: Values, what: str, batch: Mapping[str, int]) -> SelfTrial:
-        """Each of the two after the other one: the first of a session has no other before it."""
-        feeds = (before, sample, before, sample, sample)
-        return SelfTrial("after", what, feeds, lambda m: [(m[2], m[0]), (m[3], m[4])], one=True, batch=batch)
-
-    of_batch = _batch_trials(sample, declared, rng)
-    grown: list[list[SelfTrial]] = [[], []]
-    order = of_batch[1]
-    if resized and order.batch and any(order.feeds[0][name].shape != value.shape for name, value in sample.items()):
-        name, axis = next(iter(order.batch.items()))
-        batch, rows = order.feeds[0], order.feeds[0][name].shape[axis]
-        grown[0] = [again(batch, f"the same batch of {rows} {AGAIN} times in one session", order.batch)]
-        grown[1] = [after(batch, f"an input again after a batch of {rows}", order.batch)]
-    first = again(sample, f"the same input {AGAIN} times in one session", {})
-    return [first, *grown[0], after(other, "an input again after another one", {}), *grown[1], *of_batch]
+    rng, sample = np.random.default_rng(seed), samples[0]
+    other = samples[1] if len(samples) > 1 else {name: _shuffled(value, rng) for name, value in sample.items()}
+    what = f"the same input {AGAIN} times in one session, the last time after another one"
+    feeds = [*[sample] * (AGAIN - 1), other, sample]
+    again = SelfTrial(
+        "again", what, feeds, lambda made: [(each, made[0]) for each in (*made[1:-2], made[-1])], one=True
+    )
+    return [again, _batch_trial(sample, declared, rng)]
 
 
-def _all_as_first(made: Sequence[Values]) -> Pairs:
-    return [(each, made[0]) for each in made[1:]]
-
-
-def _batch_trials(sample: Values, declared: Declared, rng: np.random.Generator) -> list[SelfTrial]:
-    """What has to hold for the rows of a batch."""
+def _batch_trial(sample: Values, declared: Declared, rng: np.random.Generator) -> SelfTrial:
+    """The rows of a batch, which must not depend on their place, nor on the rows beside them."""
     axes = batch_axes(sample, declared)
-    free = bool(axes) and not all(isinstance(declared[name][axis], int) for name, axis in axes.items())
+    free = any(not isinstance(declared[name][axis], int) for name, axis in axes.items())
     rows = max([sample[name].shape[axis] for name, axis in axes.items()], default=0)
-    kinds = {
-        "rows": "the same row at every place of a batch",
-        "order": "the rows of a batch in another order",
-        "batch": "a batch beside its rows one by one",
-    }
-    if not axes or (rows < 2 and not free):
-        why = "no input has a batch dimension that is free or above 1"
-        return [SelfTrial(kind, what, skipped=why) for kind, what in kinds.items()]
+    what = f"the rows of a batch in another order{' and one by one' if free else ''}"
+    if rows < 2 and not free:
+        return SelfTrial("batch", what, skipped="no input has a batch dimension that is free or above 1")
     others = {size for value in sample.values() for size in value.shape}
     number = rows if rows > 1 else next(size for size in count(ROWS) if size not in others)
-    batch = {name: _rows(value, number, axes[name], rng) if name in axes else value for name, value in sample.items()}
     turned = np.roll(np.arange(number), 1)
+    whole = {name: _rows(value, number, axes[name], rng) if name in axes else value for name, value in sample.items()}
 
     def pick(places: Sequence[int] | NDArray[np.intp]) -> Values:
-        return {name: value.take(places, axes[name]) if name in axes else value for name, value in batch.items()}
+        return {name: value.take(places, axes[name]) if name in axes else value for name, value in whole.items()}
 
     def across(values: Values) -> dict[str, int]:
         """The dimension along which each output has so many rows: that of an input, else the only one of that size."""
@@ -142,194 +114,112 @@ def _batch_trials(sample: Values, declared: Declared, rng: np.random.Generator) 
                 found[name] = (there or long)[0]
         return found
 
-    def same(made: Sequence[Values]) -> Pairs:
-        kept = {name: np.moveaxis(made[0][name], axis, 0) for name, axis in across(made[0]).items()}
-        return [(kept, {name: np.broadcast_to(value[:1], value.shape) for name, value in kept.items()})]
+    def pairs(made: Sequence[Values]) -> Pairs:
+        first, second, *rest = made
+        along = across(first)
+        found: Pairs = [
+            ({name: second[name] for name in along}, {n: first[n].take(turned, axis) for n, axis in along.items()})
+        ]
+        if rest:
+            alone = {n: a for n, a in along.items() if all(each[n].shape[a : a + 1] == (1,) for each in rest)}
+            joined = {name: np.concatenate([each[name] for each in rest], axis) for name, axis in alone.items()}
+            found.append(({name: first[name] for name in alone}, joined))
+        return found
 
-    def reordered(made: Sequence[Values]) -> Pairs:
-        kept = across(made[0])
-        right = {name: made[0][name].take(turned, axis) for name, axis in kept.items()}
-        return [({name: made[1][name] for name in kept}, right)]
-
-    def one_by_one(made: Sequence[Values]) -> Pairs:
-        whole, rest = made[0], made[1:]
-        kept = {n: a for n, a in across(whole).items() if all(each[n].shape[a : a + 1] == (1,) for each in rest)}
-        joined = {name: np.concatenate([each[name] for each in rest], axis) for name, axis in kept.items()}
-        return [({name: whole[name] for name in kept}, joined)]
-
-    dynamic = axes if free else {}
-    apart = (batch, *(pick([row]) for row in range(number)))
-    return [
-        SelfTrial("rows", kinds["rows"], (pick([0] * number),), same, batch=dynamic),
-        SelfTrial("order", kinds["order"], (batch, pick(turned)), reordered, batch=dynamic),
-        SelfTrial("batch", kinds["batch"], apart, one_by_one, batch=axes)
-        if free
-        else SelfTrial("batch", kinds["batch"], skipped=f"the model takes batches of {number} only"),
-    ]
+    apart = [pick([row]) for row in range(number)] if free else []
+    return SelfTrial("batch", what, [whole, pick(turned), *apart], pairs, batch=axes if free else {})
 
 
 def batch_axes(sample: Values, declared: Declared) -> dict[str, int]:
     """The inputs that have a batch dimension, each with that.
 
-    It is the free dimension whose name contains "batch"; else the first dimensions, if they are free and of one name, with the
-    only free one of other inputs where it has none; else the first free dimension; else the first ones if all are of one size.
+    It is the free dimension whose name contains "batch", else the first free one; an input without a name for it has it
+    at the same place. Where none is free it is the first, if all inputs have that in one size.
     """
     shapes = {name: declared[name] for name in sample if declared.get(name)}
-    named = [dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and "batch" in dim.lower()]
-    if named:
-        return {name: shape.index(named[0]) for name, shape in shapes.items() if named[0] in shape}
-    first = {name: shape[0] for name, shape in shapes.items()}
-    free = [dim for dim in first.values() if not isinstance(dim, int)]
-    if free:
-        bare = {name: [axis for axis, dim in enumerate(shape) if dim is None] for name, shape in shapes.items()}
-        here = {name: axes[0] for name, axes in bare.items() if free[0] is None and len(axes) == 1}
-        return here | {name: 0 for name, dim in first.items() if dim == free[0]}
-    others: dict[str | int, dict[str, int]] = {}
-    for name, shape in shapes.items():
-        for axis, dim in enumerate(shape):
-            if not isinstance(dim, int):  # a dimension without a name is that of another input at the same place
-                others.setdefault(axis if dim is None else dim, {}).setdefault(name, axis)
-    if others:
-        return next(iter(others.values()))
-    return dict.fromkeys(first, 0) if len(set(first.values())) == 1 else {}
+    places = [(axis, dim) for shape in shapes.values() for axis, dim in enumerate(shape) if not isinstance(dim, int)]
+    named = [(axis, dim) for axis, dim in places if dim is not None and "batch" in dim.lower()]
+    first = [(0, shape[0]) for shape in shapes.values() if not isinstance(shape[0], int)]
+    if not places:
+        return dict.fromkeys(shapes, 0) if len({shape[0] for shape in shapes.values()}) == 1 else {}
+    place, symbol = (named or first or places)[0]
+    if symbol is not None:
+        return {name: shape.index(symbol) for name, shape in shapes.items() if symbol in shape}
+    return {name: place for name, shape in shapes.items() if shape[place : place + 1] == (None,)}
 
 
-def _other(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """The smaller half of the elements at random; all of them in another order where these are alike, or no numbers."""
-    flat = value.reshape(-1)
-    if flat.dtype.kind in "iuf" and flat.size:
-        sizes = np.abs(flat.astype(np.float64))
-        small = flat[sizes <= np.median(sizes)]
-        if small.size and sizes.max() > np.median(sizes):
-            return np.asarray(rng.choice(small, value.shape))
-    return np.asarray(rng.permutation(flat).reshape(value.shape))
+def _shuffled(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    return np.asarray(rng.permutation(value.reshape(-1)).reshape(value.shape))
 
 
 def _rows(value: NDArray[Any], number: int, axis: int, rng: np.random.Generator) -> NDArray[Any]:
-    """So many rows: the sample's, then others of the same elements, every second one of the smaller ones."""
-    first = to_shape(value, [*value.shape[:axis], 1, *value.shape[axis + 1 :]])
-    more = [
-        _other(first, rng) if place % 2 else rng.permutation(first.reshape(-1)).reshape(first.shape)
-        for place in range(number - value.shape[axis])
-    ]
-    return np.concatenate([value, *more], axis)
+    """So many rows: the sample's, then others of the elements of the first."""
+    first = resized(value, [*value.shape[:axis], 1, *value.shape[axis + 1 :]])
+    return np.concatenate([value, *(_shuffled(first, rng) for _ in range(number - value.shape[axis]))], axis)
 
 
-@dataclass
-class _Finding:
-    """The outcome of one trial on one target."""
+def _run(
+    session: Session, check: CheckSettings, trial: SelfTrial, target: TargetSettings, names: Sequence[str] = ()
+) -> Sequence[TensorComparison] | str:
+    """Run a trial, with other tensors as the model's outputs if ``names`` are given.
 
-    failed: str | None = None
-    comparisons: list[TensorComparison] = field(default_factory=list)
-    same_bits: bool = False
+    Returns:
+        The comparisons, or why the target does not run it.
+    """
+    subject, able = session.subject, target.target.capabilities
+    model = mark_outputs(subject.network, names, {}) if names else subject.network.proto
+    model = free_dimensions(model, trial.batch) if trial.batch else model
+    inputs = tuple(subject.models.feed(f"self-check-{number}", feed) for number, feed in enumerate(trial.feeds))
+    to = tuple(path.with_suffix(".made.npz") for path in inputs)
+    shared: Literal["one", "shapes", "each"] = "shapes" if able.compiles_shapes else "one"
+    shared = shared if trial.one or able.costly else "each"
+    request = Series(target, subject.models.write("self-check", model), inputs, to, shared)
+    if isinstance(reply := subject.models.ask(request, check.timeout), Failed):
+        return reply.message
+    pairs = trial.pairs([load_npz(path) for path in to])
+    for path in (*inputs, *to):
+        path.unlink(missing_ok=True)
+    tolerance = replace(check.tolerance, nonfinite_equal=True)  # the same NaN twice is no contradiction
+    return [each for made, right in pairs for each in compare_all(right, made, tolerance)]
 
-    @property
-    def passed(self) -> bool:
-        return self.failed is None and all(each.passed for each in self.comparisons)
 
-    @property
-    def worst(self) -> TensorComparison | None:
-        wrong = [each for each in self.comparisons if not each.passed] or self.comparisons
-        return max(wrong, key=lambda each: each.severity, default=None)
+def _judge(session: Session, check: CheckSettings, trial: SelfTrial, target: TargetSettings) -> dict[str, Any]:
+    """Run a trial; returns its ``verdict``, ``why`` and the worst ``comparison``."""
+    entry: dict[str, Any] = {"verdict": "UNRESOLVED", "why": trial.skipped, "comparison": None}
+    if trial.skipped is not None:
+        return entry
+    seen = _run(session, check, trial, target)
+    if isinstance(seen, str):
+        innocent = _innocent(session, check, trial, target, refused=True)
+        return entry | {"verdict": "UNRESOLVED" if innocent else "FAIL", "why": innocent or seen}
+    if not seen:
+        return entry | {"why": "no output has a row for each row of the batch"}
+    wrong = [each for each in seen if not each.passed]
+    worst = max(wrong or seen, key=lambda each: each.severity)
+    entry |= {"why": f"'{worst.name}': {worst.describe()}", "comparison": worst.to_json()}
+    innocent = _innocent(session, check, trial, target, refused=False) if wrong else None
+    if innocent is not None:
+        return entry | {"why": innocent}
+    return entry | {"verdict": "FAIL" if wrong else "PASS"}
 
 
-class _SelfCheck:
-    """Runs trials on one target."""
-
-    def __init__(
-        self, session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None
-    ) -> None:
-        self._subject, self._target, self._timeout = session.subject, target, timeout
-        self._tolerance = replace(tolerance, nonfinite_equal=True)  # the same NaN twice is no contradiction
-
-    def trials(self) -> list[SelfTrial]:
-        subject, able = self._subject, self._target.target.capabilities
-        seed, resized = subject.settings.data.seed, not able.compiles_shapes
-        return trials(subject.samples, subject.declared, seed, resized=resized)
-
-    def judge_all(self) -> list[tuple[SelfTrial, dict[str, Any]]]:
-        """All trials, one after the other; a target that fails whenever it is run does not contradict itself."""
-        refused: str | None = None
-        judged: dict[str, tuple[SelfTrial, dict[str, Any]]] = {}
-        for trial in self.trials():
-            entry = self._judge(trial if refused is None else replace(trial, skipped=refused))
-            if trial.name == "again" and entry["verdict"] == "FAIL" and entry["comparison"] is None:
-                refused = self.run(replace(trial, feeds=trial.feeds[:1], pairs=lambda _: [])).failed
-                entry |= {} if refused is None else {"verdict": "UNRESOLVED", "why": refused}
-            # Of two trials of one name, the one that says more is reported.
-            known = judged.get(trial.name)
-            if known is None or _RANK[entry["verdict"]] < _RANK[known[1]["verdict"]]:
-                judged[trial.name] = trial, entry
-        return list(judged.values())
-
-    def _judge(self, trial: SelfTrial) -> dict[str, Any]:  # noqa: PLR0911 - one for each outcome
-        """Run a trial; where the target contradicts itself, on the reference too."""
-        entry: dict[str, Any] = {"verdict": "UNRESOLVED", "why": trial.skipped, "same_bits": None, "comparison": None}
-        if trial.skipped is not None:
-            return entry
-        seen = self.run(trial)
-        if seen.failed is None and not seen.comparisons:
-            return entry | {"why": "no output has a row for each row of the batch"}
-        worst = seen.worst
-        entry |= {"same_bits": seen.same_bits, "comparison": None if worst is None else worst.to_json()}
-        told = "" if worst is None else f"'{worst.name}': {worst.describe()}"
-        if seen.passed:
-            return entry | {"verdict": "PASS", "why": "to the bit" if seen.same_bits else told}
-        if seen.failed is None:
-            if self._sessions_differ(trial):
-                told += (
-                    f"; but {AGAIN} sessions with the same input, one after the other, differ too, so that is the reason "
-                    "(`bisect-trt repeat` says how often)"
-                )
-            if (drawn := self._drawn()) is not None:
-                return entry | {"why": f"it is the model's own doing: {drawn}"}
-        control = self.run(trial, reference_settings(self._target))
-        if control.failed is not None:
-            more = f"the reference cannot be asked whether that is the model's own doing: {control.failed}"
-            verdict = "FAIL" if seen.failed is None else "UNRESOLVED"
-            return entry | {"verdict": verdict, "why": f"{told or seen.failed} ({more})"}
-        if not control.passed:
-            return entry | {"why": "it is the model's own doing: on the reference too"}
-        return entry | {"verdict": "FAIL", "why": seen.failed or told}
-
-    def _drawn(self) -> str | None:
-        """The node that draws random numbers, if any: reference sessions all begin with one seed, so they cannot tell."""
-        network = self._subject.network
-        draws = Draws(network.proto, self._subject.samples[0], unsure=False)
-        node = next((node for node in network.nodes if draws.by(node)), None)
-        return None if node is None else f"{node.op_type} '{node.name or node.output[0]}' draws random numbers"
-
-    def _sessions_differ(self, trial: SelfTrial) -> bool:
-        """Whether sessions differ by themselves: where a builder chooses by chance, each is another model."""
-        if trial.one or len(trial.feeds) < 2 or self._target.target.capabilities.costly:
-            return False
-        found = self.run(replace(trial, feeds=trial.feeds[:1] * AGAIN, pairs=_all_as_first))
-        return found.failed is None and not found.passed
-
-    def run(
-        self, trial: SelfTrial, target: TargetSettings | None = None, names: Sequence[str] | None = None
-    ) -> _Finding:
-        """Run a trial, with other tensors as the model's outputs if ``names`` are given."""
-        subject, target = self._subject, target or self._target
-        model = subject.network.proto if names is None else mark_outputs(subject.network, names, {})
-        if trial.batch:
-            model = free_dimensions(model, trial.batch)
-        file = subject.models.write("self-check", model)
-        inputs = tuple(subject.models.feed(f"self-check-{number}", feed) for number, feed in enumerate(trial.feeds))
-        to = tuple(path.with_suffix(".made.npz") for path in inputs)
-        able = target.target.capabilities
-        shared: Literal["one", "shapes"] = "shapes" if able.compiles_shapes else "one"
-        request = Series(target, file, inputs, to, shared if trial.one or able.costly else "each")
-        reply = subject.models.ask(request, self._timeout)
-        if isinstance(reply, Failed):
-            return _Finding(reply.message)
-        pairs = trial.pairs([load_npz(path) for path in to])
-        comparisons = [each for made, right in pairs for each in compare_all(right, made, self._tolerance)]
-        outputs = [(made[name], right[name]) for made, right in pairs for name in right]
-        same = all(ours.shape == theirs.shape and value_bytes(ours) == value_bytes(theirs) for ours, theirs in outputs)
-        for path in (*inputs, *to):
-            path.unlink(missing_ok=True)
-        return _Finding(None, comparisons, same)
+def _innocent(
+    session: Session, check: CheckSettings, trial: SelfTrial, target: TargetSettings, *, refused: bool
+) -> str | None:
+    """Why a trial that failed says nothing of the target: it never runs the model, or the model itself does it."""
+    if refused:
+        once = _run(session, check, replace(trial, feeds=trial.feeds[:1], pairs=lambda _: []), target)
+        if isinstance(once, str):
+            return once
+    network = session.subject.network
+    draws = Draws(network.proto, session.subject.samples[0], unsure=False)  # reference sessions all begin with one seed
+    if (drawing := next(filter(draws.by, network.nodes), None)) is not None:
+        return f"the model itself does it: {drawing.op_type} draws random numbers"
+    control = _run(session, check, trial, reference_settings(target))
+    if isinstance(control, str):
+        return f"the reference does not run it either: {control}" if refused else None
+    same = all(each.passed for each in control)
+    return None if same else "the model itself does it: on the reference too"
 
 
 def self_check(
@@ -339,16 +229,18 @@ def self_check(
 
     Returns:
         The result; ``self_check`` in it has an entry for each trial: ``target``, ``check``, ``what``, ``verdict`` (``PASS``,
-        ``FAIL``, or ``UNRESOLVED`` where it was not tried or is inconclusive), ``why``, ``same_bits`` and ``comparison``.
+        ``FAIL``, or ``UNRESOLVED`` where it was not tried or is inconclusive), ``why`` and ``comparison``.
 
     Raises:
         UnavailableError: Nothing could be tried.
     """
-    console, result = session.console, session.result
+    console, result, subject = session.console, session.result, session.subject
+    check = CheckSettings(tolerance=tolerance, timeout=timeout)
     found = result.extra["self_check"] = []
     for target in targets:
         console.step(f"{target.describe()} against itself")
-        for trial, entry in _SelfCheck(session, target, tolerance, timeout).judge_all():
+        for trial in trials(subject.samples, subject.declared, subject.settings.data.seed):
+            entry = _judge(session, check, trial, target)
             found.append({"target": target.describe(), "check": trial.name, "what": trial.what, **entry})
             console.say(f"  {_WORDS[entry['verdict']]} {trial.what}: {entry['why']}")
     failed = sum(entry["verdict"] == "FAIL" for entry in found)
@@ -374,33 +266,33 @@ def diagnose_itself(session: Session, check: CheckSettings) -> Result:
     subject, console, result, target = session.subject, session.console, session.result, check.target
     assert target is not None
     self_check(session, [target], check.tolerance, check.timeout)
-    failed = [entry for entry in result.extra["self_check"] if entry["verdict"] == "FAIL"]
+    failed = {entry["check"]: entry["what"] for entry in result.extra["self_check"] if entry["verdict"] == "FAIL"}
     if not failed:
         raise DoesNotReproduce("the target agrees with itself in all that was tried.")
     result.status, result.minimality = "inconclusive", "unproven"
     names = [name for name in subject.network.computed if name in subject.infos or name in subject.network.producer]
-    checker = _SelfCheck(session, target, check.tolerance, check.timeout)
-    for entry in failed:
-        console.step(f"Mark every tensor as an output: where does {entry['what']} begin to differ?")
-        trial = next(each for each in checker.trials() if each.what == entry["what"])
-        seen = checker.run(trial, names=names)
-        result.extra["contradiction"] = {"check": entry["check"], "what": entry["what"], "shown": False}
-        tensors = of_samples(seen.comparisons)
+    for trial in trials(subject.samples, subject.declared, subject.settings.data.seed):
+        if trial.name not in failed:
+            continue
+        console.step(f"Mark every tensor as an output: which differs first ({trial.what})?")
+        seen = _run(session, check, trial, target, names)
+        tensors = {} if isinstance(seen, str) else of_samples(seen)
         origins = find_origins(subject.network, tensors)
-        if seen.failed is not None or not origins:
-            why = f"the target does not run the model with every tensor marked: {seen.failed}"
-            result.why = why if seen.failed else "with every tensor marked as an output the target agrees with itself"
+        result.extra["contradiction"] = {"check": trial.name, "what": trial.what, "shown": bool(origins)}
+        if not origins:
+            result.why = "with every tensor marked as an output the target agrees with itself"
+            if isinstance(seen, str):
+                result.why = f"the target does not run the model with every tensor marked: {seen}"
             console.say(f"  {result.why}")
             continue
         unseen = {name: "it says nothing of this check" for name in names if name not in tensors}
         layers = LayerComparison(tensors, unseen, origins, outputs_fail=True)
         result.extra |= to_json(subject, layers)
-        result.extra["contradiction"]["shown"] = True
         tell(subject, layers, console)
         result.culprits = subject.describe_nodes(origins)
         result.status, result.why = "found", UNPROVEN
         named = ", ".join(subject.network.describe(index) for index in origins[:6])
-        console.answer(f"It contradicts itself ({entry['what']}), first in {named}.")
+        console.answer(f"It contradicts itself ({trial.what}), first in {named}.")
         console.answer(f"  unproven: {UNPROVEN}")
         break
     return result

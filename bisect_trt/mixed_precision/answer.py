@@ -11,10 +11,10 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.metric import measure_whole
-from bisect_trt.commands.suspicion import LOSES
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, with_metadata
 from bisect_trt.mixed_precision.search import Task, search_keep
+from bisect_trt.mixed_precision.suspicion import LOSES
 from bisect_trt.mixed_precision.validation import Fresh, Safe, find_safe
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data

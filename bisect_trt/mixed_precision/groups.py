@@ -13,13 +13,13 @@ import onnx
 from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.suspicion import LOSES, Suspect
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit, usual_ratio
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.plain import make_plain
 from bisect_trt.mixed_precision.search import Space, Task
+from bisect_trt.mixed_precision.suspicion import LOSES, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.choices import Algorithm, ErrorStat

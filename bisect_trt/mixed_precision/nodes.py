@@ -12,8 +12,6 @@ import numpy as np
 from bisect_trt.commands.preflight import lowers_by, require_target
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.suspicion import INSIDE, LOSES, suspect
-from bisect_trt.commands.value_ranges import FP16_MAX
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.lowering import (
     ENGINES,
@@ -25,6 +23,7 @@ from bisect_trt.mixed_precision.lowering import (
 )
 from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionSettings
 from bisect_trt.mixed_precision.search import Space
+from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.probe.activations import Reference
 from bisect_trt.search.oracle import Subset

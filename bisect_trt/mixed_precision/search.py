@@ -11,9 +11,9 @@ from typing import Any
 
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.suspicion import Suspect
 from bisect_trt.mixed_precision.lowering import Lowering
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
+from bisect_trt.mixed_precision.suspicion import Suspect
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, OVER_MEMORY, Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough

