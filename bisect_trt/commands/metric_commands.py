@@ -21,10 +21,9 @@ from bisect_trt.commands.compare import CompareSettings, refuse_options
 from bisect_trt.commands.metric import make_scale, measure_whole
 from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
-from bisect_trt.commands.reproducer import NEUTRAL, make_folder
+from bisect_trt.commands.reproducer import NEUTRAL, carry, make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import MetricSettings, ReduceSettings, SearchSettings
-from bisect_trt.commands.trials import carry
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.probe.candidate import Candidate

@@ -9,14 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.region import (
-    all_comparisons,
-    describe_region,
-    hiding_marks,
-    known_infos,
-    node_precision,
-    node_verdict,
-)
+from bisect_trt.commands.region import Findings
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
@@ -102,7 +95,7 @@ def recorded(
         try:
             result.extra["report"] = {
                 "target": target.describe() if target is not None else None,
-                "graph": describe_region(subject, result),
+                "graph": Findings(subject, result).region(),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
                 "probes": _probes(prober.ledger.records, console) if prober is not None else _known_probes(result),
             }
@@ -220,20 +213,20 @@ def annotate(subject: Subject, result: Result, path: Path) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    network, comparisons, infos = subject.network, all_comparisons(result), known_infos(subject)
-    marks = set(hiding_marks(result))
+    network, findings = subject.network, Findings(subject, result)
+    comparisons = findings.comparisons
     notes: dict[int, dict[str, str]] = {}
     for node in range(len(network.nodes)):
-        entries = {"bisect-trt.verdict": VERDICTS[node_verdict(network, node, result, comparisons)]}
+        entries = {"bisect-trt.verdict": VERDICTS[findings.verdict(node)]}
         seen = [comparisons[name] for name in network.made(node) if name in comparisons]
         if seen:
             entries["bisect-trt.error"] = "; ".join(map(_describe, seen))
         own = [each["own"] for each in seen if each.get("own") is not None]
         if own:
             entries["bisect-trt.own-error"] = "; ".join(map(_describe, own))
-        if not marks.isdisjoint(network.made(node)):
+        if not set(findings.marks).isdisjoint(network.made(node)):
             entries["bisect-trt.hides"] = "with what it makes as an output of the model too, the failure is gone"
-        precision, reason = node_precision(network, node, result, infos)
+        precision, reason = findings.precision(node)
         if precision is not None:
             entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")
         notes[node] = entries
