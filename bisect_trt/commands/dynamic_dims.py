@@ -135,7 +135,7 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
 
 
 def free(subject: Subject, symbols: Mapping[str, Sequence[Place]], target: TargetSettings | None) -> Freed:
-    """Find the tensors that depend on dimensions of the inputs, by runs of the reference.
+    """Find the tensors that depend on dimensions of the inputs, by a run of the reference at other sizes.
 
     Args:
         subject: The model.
@@ -143,74 +143,53 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Place]], target: Targe
         target: The target, if it has a profile.
     """
     base = {name: value.shape for name, value in subject.samples[0].items()}
+    profile = {} if target is None else target.target.profile(target)
     declared: dict[str, list[int | str | None]] = {name: list(shape) for name, shape in base.items()}
-    for symbol, places in symbols.items():
+    other: dict[Place, int] = {}
+    for number, (symbol, places) in enumerate(symbols.items(), 1):  # each changes by another number
         for name, axis in places:
             declared[name][axis] = symbol
+        name, axis = places[0]
+        size, within = base[name][axis], [shape[axis] for shape in profile.get(name, ())]
+        allowed = (each for each in (size + number, size - number, *within) if each != size)
+        fits = (each for each in allowed if not within or min(within) <= each <= max(within))
+        other |= dict.fromkeys(places, next(fits))
     network = Network(free_inputs(subject.network.proto, declared, forget=False))
-    profile = {} if target is None else target.target.profile(target)
-    sizes = {symbol: base[name][axis] for symbol, ((name, axis), *_) in symbols.items()}
 
-    def run_at(changed: Mapping[Place, int]) -> dict[str, TensorInfo]:
-        """Types and shapes of all tensors at other sizes; the sample's values are repeated or cut."""
+    def run_at(changed: Mapping[Place, int]) -> dict[str, Sequence[int]]:
+        """The shapes of all tensors at other sizes; the sample's values are repeated or cut."""
         inputs: dict[str, NDArray[Any]] = {}
         for name, value in subject.samples[0].items():
             shape = tuple(changed.get((name, axis), size) for axis, size in enumerate(base[name]))
             inputs[name] = resized(value, shape)
         run = Reference(network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit)
-        return dict(run.infos)
+        return _static(run.infos)
 
-    seen: dict[str, Mapping[str, TensorInfo]] = {}
-    for symbol, places in symbols.items():
-        name, axis = places[0]
-        within = [shape[axis] for shape in profile.get(name, ())]
-        size = sizes[symbol]
-        allowed = (n for n in (size + 1, size - 1, *within) if n != size and min(within) <= n <= max(within))
-        seen[symbol] = run_at(dict.fromkeys(places, next(allowed) if within else size + 1))
+    here, there = _static(subject.reference.infos), run_at(other)
     shapes: dict[str, Shape] = {}
-    for name, info in subject.reference.infos.items():
-        shape = _named(info, sizes, {symbol: infos.get(name) for symbol, infos in seen.items()})
-        if shape is not None and not all(isinstance(dim, int) for dim in shape):
-            shapes[name] = shape
+    for name, sizes in here.items():
+        if len(there.get(name, ())) == len(sizes):
+            changes = enumerate(zip(sizes, there.get(name, ()), strict=True))
+            names = declared.get(name) or [f"{name}_{axis}" for axis in range(len(sizes))]
+            shape = tuple(names[axis] if one != two else one for axis, (one, two) in changes)
+            shapes |= {name: shape} if shape != tuple(sizes) else {}
     places = [place for each in symbols.values() for place in each if place[0] in profile]
     ends = [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)] if profile else []
-    return Freed(network, sizes, shapes, target, _ranges(subject, ends) if ends else {})
+    ranges: dict[str, ShapeRange] = {}
+    for name, sizes in here.items():
+        if ends and all(len(end.get(name, ())) == len(sizes) for end in ends):
+            low, usual, high = (end[name] for end in ends)
+            # A size may fall where another grows.
+            lowest, highest = (tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max))
+            middle = tuple(min(max(size, a), b) for size, a, b in zip(usual, lowest, highest, strict=True))
+            ranges[name] = (lowest, middle, highest)
+    return Freed(
+        network, {symbol: base[n][axis] for symbol, ((n, axis), *_) in symbols.items()}, shapes, target, ranges
+    )
 
 
-def _named(info: TensorInfo, sizes: Mapping[str, int], others: Mapping[str, TensorInfo | None]) -> Shape | None:
-    """A tensor's shape with names for dimensions that depend on an input's; ``None`` where its rank does."""
-    if info.shape is None:
-        return None
-    dims: list[int | str | None] = list(info.shape)
-    for symbol, other in others.items():
-        if other is None or other.shape is None:
-            continue
-        if len(other.shape) != len(dims):
-            return None
-        for axis, (here, there) in enumerate(zip(info.shape, other.shape, strict=True)):
-            if here == there or not isinstance(here, int):
-                continue
-            if not isinstance(dims[axis], int):
-                dims[axis] = f"{dims[axis]}.{symbol}"
-            else:
-                dims[axis] = symbol if here == sizes[symbol] else f"{symbol}.{here}"
-    return tuple(dims)
-
-
-def _ranges(subject: Subject, runs: Sequence[Mapping[str, TensorInfo]]) -> dict[str, ShapeRange]:
-    """The shapes of all tensors at the ends of the profile and at its usual shapes, from reference runs there."""
-    found: dict[str, ShapeRange] = {}
-    for name, info in subject.reference.infos.items():
-        shapes = [run[name].shape for run in runs if name in run]
-        same_rank = info.shape is not None and all(s is not None and len(s) == len(info.shape or ()) for s in shapes)
-        if len(shapes) != 3 or not same_rank:
-            continue
-        low, usual, high, here = (tuple(int(dim or 0) for dim in shape or ()) for shape in (*shapes, info.shape))
-        # A size may fall where another grows.
-        lowest, highest = (tuple(map(pick, zip(low, high, here, strict=True))) for pick in (min, max))
-        middle = tuple(min(max(size, a), b) for size, a, b in zip(usual, lowest, highest, strict=True))
-        found[name] = (lowest, middle, highest)
-    return found
+def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:
+    return {name: [int(dim or 0) for dim in info.shape] for name, info in infos.items() if info.shape is not None}
 
 
 def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
@@ -234,33 +213,41 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
         return make_minimal(range(len(names)), ask)
 
     minimum = session.prober.search(over_units(algorithm), build)
-    kept = [name for unit, name in enumerate(names) if unit in minimum.units]
-    answer = build(minimum.units)
-
-    def places(name: str) -> list[dict[str, Any]]:
-        return [
-            {"name": value.name, "axis": axis, "size": int(values[value.name].shape[axis])}
-            for value in answer.proto.graph.input
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-            if dim.dim_param == name
-        ]
-
-    dimensions = [{"name": name, "inputs": places(name)} for name in kept]
+    kept, answer = [names[unit] for unit in sorted(minimum.units)], build(minimum.units)
+    places = [
+        (dim.dim_param, {"name": value.name, "axis": axis, "size": int(values[value.name].shape[axis])})
+        for value in answer.proto.graph.input
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+    ]
     session.result.extra["dynamic"] = {
         "needed": bool(kept),
-        "dimensions": dimensions,
+        "dimensions": [{"name": each, "inputs": [place for name, place in places if name == each]} for each in kept],
         "fixed": [name for name in names if name not in kept],
         "original": dict(freed.symbols),
         "profile": {
             name: [list(shape) for shape in freed.ranges[name]] for name in answer.inputs if name in freed.ranges
         },
     }
-    listed = [(each["name"], place) for each in dimensions for place in each["inputs"]]
-    where = ", ".join(f"'{name}' of '{place['name']}' ({place['size']} here)" for name, place in listed)
+    where = ", ".join(f"'{name}' of '{at['name']}' ({at['size']} here)" for name, at in places if name in kept)
     console.say(
         f"  it fails only with dimensions free: {where}" if kept else "  none: cut out, it fails with fixed shapes too"
     )
     return answer
+
+
+def _fixed(proto: onnx.ModelProto, kept: set[str], values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    """The model with the free dimensions of its inputs fixed to these values', except those that are kept.
+
+    Those of its outputs may depend on what is kept, so they are fixed only where nothing is.
+    """
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    for value in (*fixed.graph.input, *(() if kept else fixed.graph.output)):
+        sizes = values[value.name].shape if value.name in values else ()
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
+            if dim.dim_param and dim.dim_param not in kept:
+                dim.dim_value = size
+    return fixed
 
 
 def tell_dynamic(session: Session, answer: Candidate) -> None:
@@ -276,17 +263,3 @@ def tell_dynamic(session: Session, answer: Candidate) -> None:
     session.console.answer(
         f"  It has to be dynamic: {names} stays free in the model, and with its shapes fixed it passes."
     )
-
-
-def _fixed(proto: onnx.ModelProto, kept: set[str], values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-    """The model with the dimensions of its inputs and outputs fixed to these values', except those that are kept."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
-    for value in (*fixed.graph.input, *fixed.graph.output):
-        if value.name not in values:
-            continue
-        for dim, size in zip(value.type.tensor_type.shape.dim, values[value.name].shape, strict=False):
-            derived = any(dim.dim_param == each or dim.dim_param.startswith(f"{each}.") for each in kept)
-            if dim.dim_param and not derived:
-                dim.dim_value = size
-    return fixed
