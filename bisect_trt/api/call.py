@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from bisect_trt.commands.binding import CALL_FILE
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.commands.rebuilt import RebuiltPasses
 from bisect_trt.commands.record import leave_record
+from bisect_trt.commands.session import RebuiltPasses
 from bisect_trt.commands.source import Inputs, Model, Source
 from bisect_trt.errors import UsageError
 from bisect_trt.options.run import Run

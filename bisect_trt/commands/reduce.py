@@ -15,9 +15,8 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, target_of, tell_dynamic
 from bisect_trt.commands.metric import measure_whole
 from bisect_trt.commands.minimal_case import HELD, Suspects, by_blame, extract_suspect, named_suspects, narrow_held
-from bisect_trt.commands.rebuilt import LOST
 from bisect_trt.commands.remaining_failures import check_finds_all, look_for_others
-from bisect_trt.commands.session import Case, Session, saving_best
+from bisect_trt.commands.session import FAILURE_LOST, Case, Session, saving_best
 from bisect_trt.commands.settings import ReduceSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
@@ -163,7 +162,7 @@ def find_minimum(session: Session, mode: Mode, suspect: int | None = None, *, co
 
     def story(oracle: Oracle) -> Minimum:
         minimum = session.minimise(oracle, mode, suspect)
-        if confirm and minimum is not LOST:
+        if confirm and minimum is not FAILURE_LOST:
             oracle(Again(Units(minimum.units), _READ_BACK, runs=None))
         return minimum
 

@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bisect_trt.commands.rebuilt import refuse_lost, unless_lost
+import onnx
+
 from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import BisectError, ExitStatus, quoted
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.probe.candidate import Candidate, Identity
@@ -26,12 +29,36 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.confirm import FLAKY, confirm
-from bisect_trt.search.oracle import Completion, Enough, Limited, Minimum, Oracle, Transcript, Verdict, about_units
+from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
+from bisect_trt.search.oracle import (
+    Ask,
+    Completion,
+    Enough,
+    Limited,
+    Minimum,
+    Oracle,
+    Subset,
+    Transcript,
+    Verdict,
+    about_units,
+)
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
 
 Told = TypeVar("Told")
+FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
+"""What a search ends with where all units together pass."""
+_SHOWN = 3
+
+
+class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
+    """The original fails, and the same model of all its units passes: no piece of it can be searched."""
+
+    status = ExitStatus.UNPROVEN
+
+
+class _Lost(Exception):  # noqa: N818 - never leaves this module
+    """All units together do not fail."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +208,18 @@ class Session:
         Raises:
             RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt, or comes and goes.
         """
+        if minimum is not FAILURE_LOST:
+            return self.doubted(minimum)
         subject = self.subject
-        everything = subject.units.with_weights(subject.units.everything)
-        return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything), self._passes_now))
+        rebuilt = subject.cut(subject.units.with_weights(subject.units.everything))
+        differs = what_differs(subject.original.proto, rebuilt.proto)
+        if not differs and self._passes_now():
+            raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` says how often too.")
+        raise RebuiltPasses(
+            "Re-serializing the model makes the failure disappear, so it cannot be cut. What differs: "
+            f"{'; '.join(differs) or 'only the serialization'}. Look for the reason there, or take it out of the model "
+            "(`bisect-trt sanitize`) and see whether it fails all the same."
+        )
 
     def _passes_now(self) -> bool:
         """Whether the original, which failed, passes when it is asked again; a rate that was measured, or a user, is believed."""
@@ -283,6 +319,57 @@ class Session:
         self.result.artifacts["reduced"] = str(path)
         self.result.culprits = subject.describe_searched(best.units)
         self.console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")
+
+
+def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subset) -> Minimum:
+    """Run a search; where nothing fails for as long as a bisection takes, ask about all units together first.
+
+    A subset that fails shows that the model can be cut. So a search of a failure that survives costs no question more, but where
+    the culprit is the very last unit.
+
+    Returns:
+        What the search found; ``FAILURE_LOST`` if all units together pass.
+    """
+    heard: set[Subset] = set()
+    patience, fails = len(everything).bit_length() + 1, False
+
+    def watched(units: Subset) -> Verdict:
+        nonlocal fails
+        verdict = ask(units)
+        fails = fails or verdict is Verdict.FAIL
+        heard.add(units)
+        if not fails and len(heard) == patience:
+            heard.add(everything)
+            if ask(everything) is Verdict.PASS:
+                raise _Lost
+        return verdict
+
+    try:
+        return algorithm(watched)
+    except _Lost:
+        return FAILURE_LOST
+
+
+def what_differs(original: onnx.ModelProto, rebuilt: onnx.ModelProto) -> list[str]:
+    """What is missing from a rebuilt model, or elsewhere in it, each in words."""
+    was, now = original.graph, rebuilt.graph
+    old, new = ([first_output(node) for node in graph.node] for graph in (was, now))
+    said = ["the order of the nodes"] if [name for name in old if name in set(new)] != new else []
+    parts = {
+        "node": (old, new),
+        "input": (was.input, now.input),
+        "output": (was.output, now.output),
+        "weight": (was.initializer, now.initializer),
+        "declared type": (was.value_info, now.value_info),
+        "function": (original.functions, rebuilt.functions),
+        "operator set": ([each.domain for each in model.opset_import] for model in (original, rebuilt)),
+    }
+    for kind, (before, after) in parts.items():
+        names, left = ([getattr(each, "name", each) for each in side] for side in (before, after))
+        if missing := [name for name in names if name not in set(left)]:
+            said.append(f"the {kind} {quoted(missing, _SHOWN)} is missing")
+    same = list(original.metadata_props) == list(rebuilt.metadata_props) and was.doc_string == now.doc_string
+    return said if same else [*said, "metadata and documentation"]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from support import chain, read_json, script
 
-from bisect_trt.commands.rebuilt import LOST, unless_lost, what_differs
+from bisect_trt.commands.session import FAILURE_LOST, unless_lost, what_differs
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 
@@ -74,7 +74,7 @@ def test_nothing_is_asked_past_the_point_where_all_units_pass(count: int, otherw
 
     found = unless_lost(lambda oracle: minimise(range(count), oracle), ask, everything)
     if len(set(asked)) > count.bit_length() + 1:
-        assert found is LOST
+        assert found is FAILURE_LOST
         assert len(set(asked)) <= count.bit_length() + 2
 
 
