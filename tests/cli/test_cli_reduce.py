@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from conftest import CommandLine
 from light import Light
 from onnx import helper
-from support import arrays, chain, has, node_names, overflowing, read_json, save, script
+from support import arrays, chain, has, node_names, read_json, save, script
 
 TENSOR = helper.make_tensor_value_info
 
@@ -111,14 +110,6 @@ def test_a_missing_program_is_noticed_before_any_search(
     assert "probe" not in ran.out
 
 
-def test_a_program_that_cannot_be_run(cli: CommandLine, model: Path) -> None:
-    Path("check").write_bytes(b"\x7fnonsense")
-    Path("check").chmod(0o755)
-    ran = cli("reduce", model, "-o", "out.onnx", "--check", "./check", "{model}")
-    assert ran.status == 2
-    assert "./check" in ran.error
-
-
 def test_min_good_is_the_largest_that_passes_beside_the_result(cli: CommandLine, model: Path) -> None:
     seen = "grep -aoE '<[0-9]+>' \"$1\" | sort -u | tr '\\n' ' ' >> passed; echo >> passed; exit 0"
     check = "./" + script(Path("check"), f"{has('<5>')} && exit 1; {seen}")
@@ -133,17 +124,6 @@ def test_min_good_is_the_largest_that_passes_beside_the_result(cli: CommandLine,
     beside = [nodes for nodes in passed if {"<4>", "<6>"} & set(nodes)]
     assert len(good) == max(map(len, beside))
     assert {"<4>", "<6>"} & set(good)
-
-
-def test_without_a_passing_neighbour_there_is_no_min_good(cli: CommandLine, model: Path) -> None:
-    check = "./" + script(Path("check"), "exit 1")
-    ran = cli(
-        "reduce", model, "-o", "out.onnx", "--min-good", "good.onnx", "--json", "r.json", "--check", check, "{model}"
-    )
-    assert ran.status == 0
-    assert len(node_names(Path("out.onnx"))) == 1
-    assert read_json(Path("r.json"))["artifacts"]["min_good"] is None
-    assert not Path("good.onnx").exists()
 
 
 @pytest.mark.parametrize("place", [0, 1, 5, 10, 11])
@@ -168,19 +148,6 @@ def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:
             assert len(list(Path("kept", folder).glob(f"*{name}"))) == probes[verdict]
     assert not Path("a.log").exists()
     assert not list(Path("kept").rglob("*never*"))
-
-
-def test_built_in_check(cli: CommandLine) -> None:
-    model = overflowing(Path("model.onnx"))
-    ran = cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--onnxrt", "--fp16")
-    assert ran.status == 0
-    assert node_names(Path("out.onnx")) == ["big"]
-    assert read_json(Path("r.json"))["culprits"] == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
-    ran = cli("reduce", model, "-o", "same.onnx", "--onnxrt")
-    assert ran.status == 1
-    assert not Path("same.onnx").exists()
-    # A tolerance that takes Inf for nothing wrong hides it.
-    assert cli("reduce", model, "-o", "loose.onnx", "--onnxrt", "--fp16", "--atol", "inf").status == 1
 
 
 def test_a_node_that_onnx_runtime_has_no_kernel_for(cli: CommandLine) -> None:
@@ -250,15 +217,3 @@ def test_a_check_that_changes_its_mind_ends_without_proof(cli: CommandLine, mode
     assert result["minimality"] == "unproven"
     assert "re-check" in result["why"]
     assert Path("out.onnx").exists()
-
-
-def test_several_runs_may_share_a_folder(cli: CommandLine, model: Path) -> None:
-    folders = set()
-    for number in range(3):
-        tag = f"<{random.Random(number).randrange(12)}>"
-        options = ["-o", f"{number}.onnx", "--json", "r.json"]
-        assert cli("reduce", model, *options, *failing_with(tag)).status == 0
-        assert node_names(Path(f"{number}.onnx")) == [tag]
-        folders.add(read_json(Path("r.json"))["artifacts"]["run"])
-    assert len(folders) == 3
-    assert all(Path(folder).is_dir() for folder in folders)

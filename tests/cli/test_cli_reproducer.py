@@ -15,7 +15,7 @@ import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
-from support import arrays, chain, overflowing, read_json
+from support import arrays, overflowing, read_json
 
 from bisect_trt.commands.reproducer import without_paths
 from bisect_trt.commands.settings import ModelSettings
@@ -186,13 +186,3 @@ def test_the_lowered_model_is_named_by_its_precision(cli: CommandLine) -> None:
     assert Path("out/model_bf16.onnx").exists()
     assert not Path("out/model_fp16.onnx").exists()
     assert "polygraphy run model_bf16.onnx" in Path("out/ISSUE.md").read_text()
-
-
-def test_an_expected_value_that_fp16_does_not_have_is_called_so(cli: CommandLine) -> None:
-    sentence = "past fp16's range (65504): a matter of the model's range, not of a kernel"
-    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
-    assert sentence in Path("out/ISSUE.md").read_text()
-    # Rounding alone, of values that fp16 has
-    tight = ("--atol", "1e-9", "--rtol", "1e-9")
-    assert cli("diagnose", chain(Path("line.onnx")), "--onnxrt", "--fp16", "-o", "line", *tight).status == 0
-    assert "past fp16's range" not in Path("line/ISSUE.md").read_text()

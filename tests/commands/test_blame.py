@@ -26,8 +26,9 @@ from bisect_trt.commands.minimal_case import (
     narrow_held,
     weak_suspects,
 )
+from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.settings import ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.journal import Journal
@@ -48,15 +49,43 @@ GUARD = 3
 
 
 @contextmanager
-def investigating(model: Path, check: Callable[[Subject], Check]) -> Iterator[Session]:
+def investigating(model: Path, check: Callable[[Subject], Check], folder: Path | None = None) -> Iterator[Session]:
     console = Console(-1)
-    with Subject(ModelSettings(model), Workspace(model.with_suffix(".run")), console) as subject:
+    with Subject(ModelSettings(model), Workspace(folder or model.with_suffix(".run")), console) as subject:
         ledger = Ledger(Journal(subject.workspace.folder), console, Budget())
         prober = Prober(Runner(check(subject), subject.workspace, subject.reference), ledger)
         try:
             yield Session(subject, console, Result("diagnose"), prober)
         finally:
             ledger.close()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Fails while the model has all of some nodes; held to a low precision others are enough.
+
+    Attributes:
+        names: The nodes.
+        held: Those that are enough held to the precision.
+        says: The message, where the model breaks; without all of them it breaks as ``otherwise`` says while it has the first.
+        otherwise: The signature of that.
+    """
+
+    names: tuple[str, ...]
+    held: tuple[str, ...] | None = None
+    says: str = ""
+    otherwise: str = ""
+    parallel: bool = False
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        del cancel
+        needed = self.held if files.held and self.held is not None else self.names
+        has = {node.name for node in onnx.load(str(files.model)).graph.node}
+        if not has.issuperset(needed):
+            first = self.otherwise and needed[0] in has
+            return Outcome(Ending.BROKEN, self.otherwise, "") if first else Outcome(Ending.PASSED, "good", "")
+        broken = "run: Conv node #: no kernel for tensor(int8)"
+        return Outcome(Ending.BROKEN, broken, self.says) if self.says else Outcome(Ending.FAILED, "bad", "")
 
 
 def in_fp16(subject: Subject) -> BuiltinCheck:
@@ -141,26 +170,9 @@ def test_a_quoted_name_is_found_in_any_message(before: str, name: str, after: st
     assert place in named_nodes(network, f"{plain[0]} '{name}' {plain[1]}")
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Fails while the model has all of some nodes; held to a low precision others are enough."""
-
-    names: frozenset[str]
-    held: frozenset[str] | None = None
-    says: str = ""
-    parallel: bool = False
-
-    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
-        del cancel
-        needed = self.held if files.held and self.held is not None else self.names
-        if not needed <= {node.name for node in onnx.load(str(files.model)).graph.node}:
-            return Outcome(Ending.PASSED, "good", "")
-        return Outcome(Ending.BROKEN, "build: no", self.says) if self.says else Outcome(Ending.FAILED, "bad", "")
-
-
-@pytest.mark.parametrize(("needed", "probes"), [({"<5>"}, 2), ({"<4>", "<5>"}, 4)])
-def test_the_node_that_a_refusal_names_is_tried_first(needed: set[str], probes: int, tmp_path: Path) -> None:
-    check = Needs(frozenset(needed), says="the parser refuses Add node '<5>': In node 5")
+@pytest.mark.parametrize(("needed", "probes"), [(("<5>",), 2), (("<4>", "<5>"), 4)])
+def test_the_node_that_a_refusal_names_is_tried_first(needed: tuple[str, ...], probes: int, tmp_path: Path) -> None:
+    check = Needs(needed, says="the parser refuses Add node '<5>': In node 5")
     with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as investigation:
         investigation.prober.probe_original(investigation.subject.original)
         suspects = named_suspects(investigation)
@@ -168,17 +180,17 @@ def test_the_node_that_a_refusal_names_is_tried_first(needed: set[str], probes: 
         case = extract_suspect(investigation, None, suspects)
         assert case is not None
         order = investigation.subject.network.order
-        assert {name_of(investigation, order[unit]) for unit in case.minimum.units} == needed
+        assert {name_of(investigation, order[unit]) for unit in case.minimum.units} == set(needed)
         assert case.minimum.proven
         assert len(investigation.prober.ledger.records) <= probes + GUARD
 
 
-@pytest.mark.parametrize(("held", "left"), [({"<2>"}, {"<2>"}), (None, {"<1>", "<2>", "<3>"})])
+@pytest.mark.parametrize(("held", "left"), [(("<2>",), {"<2>"}), (None, {"<1>", "<2>", "<3>"})])
 def test_of_several_the_one_that_fails_held_is_the_answer(
-    held: set[str] | None, left: set[str], tmp_path: Path
+    held: tuple[str, ...] | None, left: set[str], tmp_path: Path
 ) -> None:
-    together = frozenset({"<1>", "<2>", "<3>"})
-    check = Needs(together, None if held is None else frozenset(held))
+    together = ("<1>", "<2>", "<3>")
+    check = Needs(together, held)
     with investigating(chain(tmp_path / "m.onnx", 6), lambda _: check) as investigation:
         subject = investigation.subject
         investigation.prober.probe_original(subject.original)
@@ -193,8 +205,8 @@ def test_of_several_the_one_that_fails_held_is_the_answer(
 
 
 def test_where_nothing_can_be_marked_the_suspects_are_tried_held(tmp_path: Path) -> None:
-    everything = frozenset({"a0", "a1", "a2", "big", "small", "b0", "b1", "b2"})
-    check = Needs(everything, frozenset({"big"}))
+    everything = ("a0", "a1", "a2", "big", "small", "b0", "b1", "b2")
+    check = Needs(everything, ("big",))
     with investigating(overflowing(tmp_path / "m.onnx"), lambda _: check) as investigation:
         subject, target = investigation.subject, TargetSettings("trt", fp16=True)
         investigation.prober.probe_original(subject.original)
@@ -207,6 +219,20 @@ def test_where_nothing_can_be_marked_the_suspects_are_tried_held(tmp_path: Path)
         assert len(investigation.prober.ledger.records) <= 1 + 2 * len(suspects.nodes) + 1
         assert not weak_suspects(subject, TargetSettings(fp16=True)).nodes, "it runs alone what it runs in the whole"
         assert not weak_suspects(subject, TargetSettings("trt")).nodes
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "minimality"),
+    [("run: Relu node #: no kernel for tensor(float)", "unproven"), ("run: the shapes do not fit", "1-minimal")],
+)
+def test_a_part_that_breaks_in_the_same_function_leaves_the_answer_unproven(
+    tmp_path: Path, otherwise: str, minimality: str
+) -> None:
+    check = Needs(("<3>", "<7>"), says="no kernel", otherwise=otherwise)
+    with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as session:
+        reduce_model(session, ReduceSettings(tmp_path / "out.onnx"), SearchSettings(shrink=False))
+    assert sorted(culprit["name"] for culprit in session.result.culprits) == ["<3>", "<7>"]
+    assert session.result.minimality == minimality
 
 
 @pytest.mark.skipif(
