@@ -139,7 +139,7 @@ def found(odd: Subject) -> dict[str, Suspect]:
         ("norm", INSIDE, "sum inside"),
         ("length", INSIDE, "sum inside"),
         ("mean", INSIDE, "sum inside"),
-        ("cancels", LOSES, "cancellation"),
+        ("cancels", LOSES, "own error"),
         ("times mask", BREAKS, "mask"),
         ("adds mask", MAY, "mask"),
     ],
@@ -158,8 +158,8 @@ def test_nothing_is_said_against_harmless_nodes(found: dict[str, Suspect]) -> No
 def test_in_bf16_only_digits_are_short(odd: Subject) -> None:
     """It has fp32's range: what overflows in fp16 is right there."""
     found = by_name(odd, "bf16")
-    assert {entry.rule for entry in found.values()} <= {"cancellation", "own error"}
-    assert found["cancels"].rule == "cancellation"
+    assert {entry.rule for entry in found.values()} == {"own error"}
+    assert found["cancels"].score >= LOSES
 
 
 def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path: Path) -> None:
@@ -220,4 +220,3 @@ def test_magnitudes_are_those_of_the_finite_values(array: np.ndarray) -> None:
     assert seen.absmax == (np.abs(finite).max() if finite.size else 0)
     assert seen.nonzero == np.count_nonzero(finite)
     assert seen.tiny == np.count_nonzero((finite != 0) & (np.abs(finite) < 2.0**-24))
-    assert seen.squares == pytest.approx(np.square(finite).sum())
