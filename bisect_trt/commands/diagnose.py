@@ -64,6 +64,7 @@ class DiagnoseSettings:
         anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
         find_all: Whether to go on with the rest of the model, as long as that fails.
         releases: Whether to find since which release it fails, which installs some.
+        most: So many questions are asked of each search at most; the smallest that failed is the answer then.
     """
 
     check: CheckSettings
@@ -73,6 +74,7 @@ class DiagnoseSettings:
     anonymous: bool = False
     find_all: bool = False
     releases: bool = False
+    most: int | None = None
 
     @classmethod
     def of(
@@ -105,12 +107,14 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
     """
     confirm(session, settings)
     amplified = rounding_alone_fails(session, settings)
+    if amplified is not None:
+        settings = replace(settings, most=MOST_QUESTIONS)
     with saving_best(lambda: save_best(session, settings)):
         suspects = suspects_by_message(session) or suspects_by_layer(session, settings)
         case = extract_suspect(session, settings.check.target, suspects, "3. ")
-        case = reduce_all(session, settings, suspects, case, limited=amplified is not None)
+        case = reduce_all(session, settings, suspects, case)
         first = arbitrated(session, settings, case, suspects.nodes, step="5. ")
-        answer, passed_over = beyond_ties(session, settings, first, limited=amplified is not None)
+        answer, passed_over = beyond_ties(session, settings, first)
         left = deliver(session, settings, answer)
     fault = answer.fault
     if amplified is not None and fault.whose != "target":
@@ -196,30 +200,19 @@ def suspects_by_layer(session: Session, settings: DiagnoseSettings) -> Suspects:
     return weak_suspects(subject, check.target)
 
 
-def reduce_all(
-    session: Session,
-    settings: DiagnoseSettings,
-    suspects: Suspects,
-    case: Case | None,
-    *,
-    limited: bool = False,
-) -> Case:
-    """Step 4, unless there is a minimal case: reduce the whole model to the smallest that still fails.
-
-    Where it is ``limited``, because rounding alone fails the model, the smallest after some questions is the answer.
-    """
+def reduce_all(session: Session, settings: DiagnoseSettings, suspects: Suspects, case: Case | None) -> Case:
+    """Step 4, unless there is a minimal case: reduce the whole model to the smallest that still fails."""
     subject, console = session.subject, session.console
     if case is not None:
         console.step("4. Reduce the whole model: not needed, the minimal case is known")
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
-    suspect, most = suspects.unit(subject.network), MOST_QUESTIONS if limited else None
 
     def search(oracle: Oracle) -> Minimum:
-        return session.minimise(oracle, suspect=suspect, most=most)
+        return session.minimise(oracle, suspect=suspects.unit(subject.network), most=settings.most)
 
     minimum = session.found(session.prober.search(search, subject.cut, subject.original))
-    if limited and minimum.why is not None and not minimum.proven:
+    if settings.most is not None and minimum.why is not None and not minimum.proven:
         minimum = replace(minimum, why=f"{minimum.why}, for rounding alone fails the model too")
     for step in minimum.steps:
         console.say(f"  {step}")
@@ -247,18 +240,17 @@ def arbitrated(
     return Answer(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
 
 
-def beyond_ties(
-    session: Session, settings: DiagnoseSettings, first: Answer, *, limited: bool
-) -> tuple[Answer, Sequence[Answer]]:
+def beyond_ties(session: Session, settings: DiagnoseSettings, first: Answer) -> tuple[Answer, Sequence[Answer]]:
     """Search the rest of the model while neither side is wrong about what was found.
 
-    Not with a budget, which is for the first answer; once where rounding alone fails the model.
+    Not with a budget, which is for the first answer; once where questions are limited.
 
     Returns:
         The answer: the first about which a side may be wrong, else the first; and the others.
     """
     found, budget = [first], settings.search.budget
-    most = 0 if budget.probes is not None or budget.seconds is not None else 1 if limited else MOST_PASSED_OVER
+    most = 1 if settings.most is not None else MOST_PASSED_OVER
+    most = 0 if budget.probes is not None or budget.seconds is not None else most
     while found[-1].fault.is_nobodys and len(found) <= most:
         session.console.say(
             f"  {found[-1].sentence}, and neither side is wrong ({found[-1].fault.whose}): is that all?"
@@ -267,8 +259,7 @@ def beyond_ties(
         rest = failing_rest(session, first.case, taken)
         if rest:
             session.console.say("  no, the rest of the model fails too")
-        questions = MOST_QUESTIONS if limited else None
-        other = search_rest(session, first.case, rest, most=questions) if rest else None
+        other = search_rest(session, first.case, rest, most=settings.most) if rest else None
         if other is None:
             break
         found.append(arbitrated(session, settings, other))
