@@ -45,15 +45,6 @@ def test_another_failure_is_said_and_not_searched(cli: CommandLine, model: Path)
     }
 
 
-def test_one_probe_shows_that_there_is_no_other(cli: CommandLine, model: Path) -> None:
-    ran = cli("reduce", model, *OPTIONS, *failing_with_any(("<5>",)))
-    assert ran.status == 0
-    assert MORE not in ran.out
-    result = read_json(Path("r.json"))
-    assert (len(result["failures"]), result["more_failures"]) == (1, False)
-    assert sum("the rest: 15 of 16 units" in line for line in cli("log").out.splitlines()) == 1
-
-
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_each_is_found(cli: CommandLine, model: Path, workers: str) -> None:
     causes = [("<1>",), ("<4>", "<7>"), ("<10>", "<12>", "<13>")]

@@ -69,12 +69,6 @@ def test_any_number_of_workers_finds_the_same(cli: CommandLine, model: Path) -> 
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("mode", ["auto", "bisect", "linear", "ddmin"])
-def test_every_mode_ends_the_same(cli: CommandLine, model: Path, mode: str) -> None:
-    assert cli("reduce", model, "-o", "out.onnx", "--mode", mode, *failing_with("<2>", "<9>")).status == 0
-    assert node_names(Path("out.onnx")) == ["<2>", "<9>"]
-
-
 def test_it_keeps_to_the_failure_asked_for(cli: CommandLine, model: Path) -> None:
     body = f"{has('<9>')} && echo 'first reason 12'; {has('<4>')} && echo 'second reason 7' >&2; exit 1"
     check = "./" + script(Path("check"), body)
@@ -84,17 +78,6 @@ def test_it_keeps_to_the_failure_asked_for(cli: CommandLine, model: Path) -> Non
         options[-1] = f"(?m){regex}"
         assert cli("reduce", model, *options, "--check", check, "{model}").status == 0
         assert node_names(Path(f"{node}.onnx")) == [node]
-
-
-def test_a_check_that_never_fails(cli: CommandLine, model: Path) -> None:
-    ran = cli("reduce", model, "-o", "out.onnx", "--min-good", "good.onnx", "--json", "r.json", *failing_with("<none>"))
-    assert ran.status == 1
-    assert "does not reproduce" in ran.out
-    assert ran.err == ""
-    assert not Path("out.onnx").exists()
-    assert not Path("good.onnx").exists()
-    result = read_json(Path("r.json"))
-    assert (result["status"], result["probes"]["run"], result["culprits"]) == ("not_reproduced", 1, [])
 
 
 @pytest.mark.parametrize("program", ["no-such-program", "./no/such/program", "./model.onnx"])
@@ -124,17 +107,6 @@ def test_min_good_is_the_largest_that_passes_beside_the_result(cli: CommandLine,
     beside = [nodes for nodes in passed if {"<4>", "<6>"} & set(nodes)]
     assert len(good) == max(map(len, beside))
     assert {"<4>", "<6>"} & set(good)
-
-
-@pytest.mark.parametrize("place", [0, 1, 5, 10, 11])
-def test_ends_that_may_not_move(cli: CommandLine, model: Path, place: int) -> None:
-    check = failing_with(f"<{place}>")
-    assert cli("reduce", model, "-o", "end.onnx", "--no-reduce-inputs", *check).status == 0
-    assert node_names(Path("end.onnx")) == [f"<{node}>" for node in range(place + 1)]
-    assert [value.name for value in onnx.load("end.onnx").graph.input] == ["x"]
-    assert cli("reduce", model, "-o", "start.onnx", "--no-reduce-outputs", *check).status == 0
-    assert node_names(Path("start.onnx")) == [f"<{node}>" for node in range(place, 12)]
-    assert [value.name for value in onnx.load("start.onnx").graph.output] == ["t11"]
 
 
 def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:

@@ -169,20 +169,3 @@ def test_what_does_not_fail_with_other_weights_is_left_as_it_is(cli: CommandLine
     np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[0]), values)
     done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-
-
-def test_the_lowered_model_is_named_by_its_precision(cli: CommandLine) -> None:
-    # bfloat16 has seven bits: 1 + 1/512 is 1 in it, and the difference is lost.
-    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    weight = numpy_helper.from_array(np.full(4, -1, np.float32), "minus")
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "minus"], ["y"], name="add")], "g", ends[:1], ends[1:], [weight]
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "model.onnx")
-    np.savez("x.npz", x=np.full(4, 1 + 2.0**-9, np.float32))
-    options = ["--onnxrt", "--bf16", "--load-inputs", "x.npz", "--atol", "1e-4", "--rtol", "1e-4", "-o", "out"]
-    ran = cli("diagnose", "model.onnx", *options)
-    assert ran.status == 0, ran.out + ran.err
-    assert Path("out/model_bf16.onnx").exists()
-    assert not Path("out/model_fp16.onnx").exists()
-    assert "polygraphy run model_bf16.onnx" in Path("out/ISSUE.md").read_text()

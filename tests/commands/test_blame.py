@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, chain, overflowing, read_json, save
+from support import SHAPE, chain, overflowing
 
 from bisect_trt.commands.minimal_case import (
     by_blame,
@@ -116,18 +113,6 @@ def test_of_nodes_that_are_right_by_themselves_the_suspect_comes_first(tmp_path:
         assert by_blame(investigation, answer) == list(subject.network.order)
         last = subject.network.order[-1]
         assert by_blame(investigation, answer, [last])[0] == last
-
-
-def test_an_answer_lists_the_guilty_first(cli: CommandLine, tmp_path: Path) -> None:
-    """With the start held, all that leads to the node that overflows is part of the answer."""
-    path = overflowing(tmp_path / "m.onnx")
-    line = ["reduce", path, "-o", "out.onnx", "--onnxrt", "--fp16", "--no-reduce-inputs", "--json", "r.json"]
-    ran = cli(*line)
-    assert ran.status == 0, ran.err
-    names = [node["name"] for node in read_json(Path("r.json"))["culprits"]]
-    assert names == ["big", "a0", "a1", "a2"]
-    told = re.findall(r"^  (?:Add|Mul) '(\w+)'$", ran.out, re.MULTILINE)
-    assert told == names
 
 
 NAMED = helper.make_graph(
@@ -233,38 +218,3 @@ def test_a_part_that_breaks_in_the_same_function_leaves_the_answer_unproven(
         reduce_model(session, ReduceSettings(tmp_path / "out.onnx"), SearchSettings(shrink=False))
     assert sorted(culprit["name"] for culprit in session.result.culprits) == ["<3>", "<7>"]
     assert session.result.minimality == minimality
-
-
-@pytest.mark.skipif(
-    not (1, 28) <= tuple(map(int, onnxruntime.__version__.split(".")[:2])) <= (1, 31),
-    reason="ONNX Runtime refuses DequantizeLinear into Reshape from 1.28 to 1.31.1",
-)
-def test_a_name_that_the_runtime_made_of_a_tensors_leads_to_the_answer(cli: CommandLine, tmp_path: Path) -> None:
-    names = [f"t{place}" for place in range(8)]
-    nodes = [helper.make_node("Relu", [a], [b]) for a, b in zip(["x", *names], names, strict=False)]
-    nodes += [
-        helper.make_node("QuantizeLinear", ["t7", "s", "z"], ["q"], name="quant"),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="deq"),
-        helper.make_node("Reshape", ["d", "to"], ["r"], name="resh"),
-        helper.make_node("Relu", ["r"], ["y"], name="tail"),
-    ]
-    arrays = {"s": (0.1, "float32"), "z": (3, "int8"), "to": (SHAPE, "int64")}
-
-    path = save(
-        tmp_path / "m.onnx", nodes, [numpy_helper.from_array(np.array(v, t), n) for n, (v, t) in arrays.items()]
-    )
-    model = onnx.load(str(path))
-    model.opset_import[0].version, model.ir_version = 21, 10
-    onnx.save(model, str(path))
-    ran = cli("diagnose", path, "--onnxrt", "-o", "out", "--json", "r.json")
-    assert ran.status == 0, ran.err
-    result = read_json(Path("r.json"))
-    assert [node["name"] for node in result["culprits"]] == ["resh", "deq"]
-    answered = ran.out[
-        : ran.out.index("Which pass, option or tactic")
-    ]  # what does it, and the rest, are asked after that
-    assert answered.count("\n  probe ") <= 5 + GUARD
-    assert "2 nodes fail together: Reshape 'resh', DequantizeLinear 'deq'" in ran.out
-    issue = Path("out/ISSUE.md").read_text()
-    assert issue.splitlines()[0].index("Reshape") < issue.splitlines()[0].index("DequantizeLinear")
-    assert issue.index("`resh`") < issue.index("`deq`")

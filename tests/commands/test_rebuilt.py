@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from support import chain, read_json, script
 
-from bisect_trt.commands.session import FAILURE_LOST, unless_lost, what_differs
+from bisect_trt.commands.session import unless_lost, what_differs
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 
@@ -61,21 +61,6 @@ def test_a_failure_that_survives_is_found_as_before(count: int, data: st.DataObj
     extra = [chosen for chosen in asked if chosen not in before]
     assert len(extra) <= 1
     assert extra in ([], [frozenset(units)])
-
-
-@given(st.integers(1, 200), st.sampled_from([Verdict.PASS, Verdict.UNRESOLVED]))
-def test_nothing_is_asked_past_the_point_where_all_units_pass(count: int, otherwise: Verdict) -> None:
-    everything = frozenset(range(count))
-    asked: list[Subset] = []
-
-    def ask(chosen: Subset) -> Verdict:
-        asked.append(chosen)
-        return Verdict.PASS if chosen == everything else otherwise
-
-    found = unless_lost(lambda oracle: minimise(range(count), oracle), ask, everything)
-    if len(set(asked)) > count.bit_length() + 1:
-        assert found is FAILURE_LOST
-        assert len(set(asked)) <= count.bit_length() + 2
 
 
 def test_every_difference_is_said() -> None:

@@ -10,7 +10,6 @@ from conftest import CommandLine
 from support import overflowing, script
 
 from bisect_trt.commands.reproducer import carry
-from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 
@@ -31,18 +30,6 @@ def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
     assert [*own.plugins, own.load_timing_cache] == files
     assert [(tmp_path / name).read_text() for name in files] == ["one", "two", "t"]
     assert own.version_compatible
-
-
-def test_a_target_that_reads_nothing_is_as_it_was(tmp_path: Path) -> None:
-    target = TargetSettings("trt").with_own(save_engine="e")
-    assert carry(target, tmp_path / "files") == (target, [])
-    assert not (tmp_path / "files").exists()
-
-
-def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
-    target = TargetSettings("trt").with_own(plugins=(str(tmp_path / "gone.so"),))
-    with pytest.raises(UsageError, match=r"gone\.so cannot be copied to .*No such file"):
-        carry(target, tmp_path / "files")
 
 
 def test_commands_are_run_before_they_are_written_down(cli: CommandLine) -> None:
