@@ -43,10 +43,7 @@ _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _EVALUATOR_IGNORES = {"clip", "input_forget"}
 """Attributes of recurrent nodes that ONNX's evaluator does not implement, without saying so."""
-_INTEGERS = {
-    getattr(onnx.TensorProto, name)
-    for name in ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
-}
+_INTEGERS = {kind for name, kind in onnx.TensorProto.DataType.items() if "INT" in name or name == "BOOL"}
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,9 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
         needed = prober.probe(fixed).verdict is not Verdict.FAIL
     believed = reconfirm(prober, failing, fixed) if needed else None  # whether it passes with fixed shapes each time
     if believed is None or not believed.passes:
-        console.say(f"  that says nothing of its shapes: {believed.record.reason}" if believed else "  that is not it")
+        console.say(
+            f"  that says nothing of its shapes: {believed.record.reason}" if believed else "  its shapes do not matter"
+        )
         return False
     console.say("  so its shapes matter, and pieces keep the dimensions that are free in it")
     subject.free(freed if passes else free(subject, symbols, target))
