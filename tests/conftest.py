@@ -16,7 +16,7 @@ from support import Ran
 
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.trt.api import tensorrt
+from bisect_trt.targets.trt.runner import tensorrt
 from bisect_trt.worker import worker
 from bisect_trt.worker.worker import keep_spare
 

@@ -253,12 +253,9 @@ def _of_replay(replay: Mapping[str, Any]) -> list[Choice] | None:
 
 def _of_layers(layers: list[Any]) -> list[Choice]:
     """What TensorRT's engine inspector says, as ``trtexec --exportLayerInfo`` writes it."""
-    from onnx import ModelProto  # noqa: PLC0415 - of such files alone
+    from bisect_trt.targets.trt.engine import Origins, read_layers  # noqa: PLC0415 - of such files alone
 
-    from bisect_trt.targets.trt.inspect import Origins, parse_layers  # noqa: PLC0415 - as above
-
-    parsed = parse_layers(layers, Origins(ModelProto()))
-    return choices_of_layers({**vars(each), "tensors": each.name.split(" + ")} for each in parsed)
+    return choices_of_layers({**each, "tensors": each["name"].split(" + ")} for each in read_layers(layers, Origins()))
 
 
 def run(call: Call) -> Result:

@@ -230,19 +230,6 @@ def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was gi
         raise ValueError("POOL:SIZE, such as workspace:4G") from None
 
 
-def streaming_budget(value: Any) -> str:  # noqa: ANN401 - whatever was given
-    """How much of the weights a GPU holds: ``-2`` for all, ``-1`` for TensorRT's choice, ``40%``, or bytes (``4G``)."""
-    text = str(value).strip()
-    if text in ("-1", "-2"):
-        return text
-    try:
-        if text.endswith("%") and 0 <= float(text[:-1]) <= 100:
-            return f"{float(text[:-1]):g}%"
-        return str(size(value))
-    except ValueError:
-        raise ValueError("-2, -1, a share such as 40%, or a size in bytes such as 512M") from None
-
-
 def size(value: Any) -> int:  # noqa: ANN401 - whatever was given
     """``4G`` in bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

@@ -312,14 +312,17 @@ class Target(ABC):
         """Whether what :meth:`lower` returns computes anything else than the model, and does not only name its nodes."""
         return True
 
-    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what its runner has to know of a model, as plain values; the arguments are those of :meth:`lower`."""
-        return {}
-
-    def local_hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, feed: Mapping[str, Any] | None
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Return more hints for a runner in this process, which may be functions; ``model`` is what :meth:`hints` has read."""
+        """Return what its runner has to know of a model, as plain values.
+
+        Args:
+            settings: How it is set up.
+            model: What :meth:`lower` returned, or the model in the file.
+            path: The ONNX file.
+            facts: What the runner reports of itself.
+        """
         return {}
 
     def describe(self, settings: TargetSettings) -> str:

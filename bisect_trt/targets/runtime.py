@@ -178,24 +178,24 @@ class LocalRuntime:
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
         """Prepare a model; see :class:`Runtime`."""
-        session: Session = self.runner.load(model, feed or {}, self._hints(model, feed), False)
+        session: Session = self.runner.load(model, feed or {}, self._hints(model), False)
         return session
 
     def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
         """Prepare a model that returns all tensors that are not fused away; see :class:`Runtime`."""
-        session: Session | None = self.runner.load(model, feed or {}, self._hints(model, feed), True)
+        session: Session | None = self.runner.load(model, feed or {}, self._hints(model), True)
         return session
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Return what the runtime does to a model; see :class:`Runtime`."""
         if not hasattr(self.runner, "trace"):
             return {}
-        return dict(self.runner.trace(model, feed or {}, self._hints(model, feed)))
+        return dict(self.runner.trace(model, feed or {}, self._hints(model)))
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write a model's engine to a file; see :class:`Runtime`."""
         self._needs_engines("write")
-        self.runner.build(model, target, feed or {}, self._hints(model, feed))
+        self.runner.build(model, target, feed or {}, self._hints(model))
 
     def describe_engine(self) -> dict[str, Any]:
         """Return what the prebuilt engine is made of; see :class:`Runtime`."""
@@ -210,19 +210,17 @@ class LocalRuntime:
         if self._target.engines is None:
             raise UsageError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
 
-    def _hints(self, model: Path, feed: Mapping[str, NDArray[Any]] | None) -> dict[str, Any]:
+    def _hints(self, model: Path) -> dict[str, Any]:
         """Collect the plain values that the runner needs, with the model's content where that is not its file's."""
         lowered = self._target.lower(self._settings, model, self.facts)
         elsewhere = model.with_name(ELSEWHERE).exists()
         if lowered is None and not elsewhere and not self._target.reads_graph and not self._remote:
             return {}
         proto = load_proto(model) if lowered is None else lowered
-        hints = dict(self._target.hints(self._settings, proto, self.facts))
+        hints = dict(self._target.hints(self._settings, proto, model, self.facts))
         if lowered is not None or elsewhere or self._remote:
             hints |= content_of(proto, model)
-        if self._remote:
-            return hints
-        return {**hints, **self._target.local_hints(self._settings, proto, model, feed)}
+        return hints
 
 
 def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:

@@ -363,7 +363,7 @@ def _tensorrt_rows() -> list[Row]:
         "trt-diagnose-refuse": (_chain("a refuse.b c d"), "diagnose m.onnx --trt"),
         "trt-diagnose-healthy": (_chain("a b"), "diagnose m.onnx --trt"),
         "trt-precision": (models.overflowing, "precision m.onnx -o mixed.onnx --trt --fp16"),
-        "trt-precision-casts": (models.overflowing, "precision m.onnx -o mixed.onnx --trt --fp16 --lowering cast"),
+        "trt-precision-casts": (models.overflowing, "precision m.onnx -o mixed.onnx --trt --fp16 --strongly-typed"),
         "trt-int8": (models.quantized, "precision m.onnx -o mixed.onnx --trt --int8"),
         "trt-layerwise": (_PLAIN, "layerwise m.onnx --trt"),
         "trt-run": (_PLAIN, "run m.onnx --trt"),

@@ -57,20 +57,16 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
 
     paths = st.sampled_from([f"/nowhere/{name}" for name in ("a", "b c", "-d")])
     precisions: dict[str, Any] = {name: draw(st.booleans()) for name in ("fp16", "bf16", "fp8", "int8", "tf32")}
-    half = precisions["fp16"] or precisions["bf16"]
-    strong = draw(st.booleans())
-    lowering: Any = draw(st.sampled_from([None, "cast", *([] if strong else ["layer"])])) if half else None
     trt = TrtSettings(
         precision_constraints=draw(st.sampled_from(["none", "prefer", "obey"])),
-        lowering=lowering,
         **draw(profiles()),
         pool_limits=tuple(draw(st.dictionaries(words, sizes, max_size=2)).items()),
         tactic_sources=draw(st.none() | st.lists(words.filter(lambda word: word != "none"), max_size=2).map(tuple)),
         builder_optimization_level=draw(st.none() | st.integers(0, 5)),
         plugins=draw(st.sampled_from([(), (FILE,), (FILE, FILE)])),
-        strongly_typed=strong,
-        version_compatible=draw(st.booleans()),
-        hardware_compatibility_level=maybe(words),
+        strongly_typed=draw(st.booleans()),
+        builder_flags=draw(st.sampled_from([(), ("REFIT",), ("REFIT", "DIRECT_IO")])),
+        builder_settings=draw(st.sampled_from([(), (("max_aux_streams", "0"), ("l2_limit_for_tiling", "7"))])),
         load_timing_cache=maybe(st.just(FILE)),
         save_timing_cache=maybe(paths),
         save_engine=maybe(paths),
@@ -176,14 +172,6 @@ CASES: list[tuple[list[str], str]] = [
     (
         [*TRT, "--layer-precisions", "fp32"],
         "--layer-precisions fp32: which layer it is for is missing; write NAME:VALUE",
-    ),
-    (
-        [*TRT, "--lowering", "cast"],
-        "--lowering says how half precision comes about, and none is asked for; add --fp16.",
-    ),
-    (
-        [*TRT, "--fp16", "--lowering", "layer", "--strongly-typed"],
-        "--lowering layer leaves types to TensorRT, and --strongly-typed takes them from the graph; drop one.",
     ),
 ]
 

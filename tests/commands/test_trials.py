@@ -23,13 +23,13 @@ def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
     (tmp_path / "timings").write_text("t")
     libraries = tuple(str(tmp_path / folder / "a.so") for folder in ("one", "two"))
     target = TargetSettings("trt").with_own(
-        plugins=libraries, load_timing_cache=str(tmp_path / "timings"), version_compatible=True
+        plugins=libraries, load_timing_cache=str(tmp_path / "timings"), strongly_typed=True
     )
     carried, files = carry(target, tmp_path / "files")
     own = carried.of(TrtSettings)
     assert [*own.plugins, own.load_timing_cache] == files
     assert [(tmp_path / name).read_text() for name in files] == ["one", "two", "t"]
-    assert own.version_compatible
+    assert own.strongly_typed
 
 
 def test_commands_are_run_before_they_are_written_down(cli: CommandLine) -> None:

@@ -14,7 +14,7 @@ from support import chain, has, overflowing, script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
-NEED_A_GPU = {"--trt", "--load-engine", "--lowering"}
+NEED_A_GPU = {"--trt", "--strongly-typed", "--load-engine"}
 """Options of TensorRT that the other sections name too."""
 CHECK = "--check ./check {model}"
 SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
@@ -87,23 +87,15 @@ SEARCHES = {
 }
 """The same of searches, and of what looks at them."""
 READ = (
-    "run model.onnx --trt --tf32 --fp16 --precision-constraints obey --lowering layer --tactic-sources cublas",
+    "run model.onnx --trt --tf32 --fp16 --precision-constraints obey --tactic-sources cublas",
     "run model.onnx --trt --pool-limit workspace:1G --builder-optimization-level 2 --save-timing-cache t.cache",
-    "run model.onnx --trt --version-compatible --hardware-compatibility-level none --save-engine m.engine",
+    "run model.onnx --trt --builder-flag VERSION_COMPATIBLE --builder-set max_aux_streams=0 --save-engine m.engine",
     "run model.onnx --trt --trt-min-shapes x:[2,3] --trt-opt-shapes x:[2,3] --trt-max-shapes x:[2,3] --trt-outputs mark all",
     "run model.onnx --trt --bf16 --strongly-typed --load-timing-cache a.npz --plugins a.npz --onnx-outputs t0",
-    "run model.onnx --trt --fp8 --load-engine a.npz --load-runtime a.npz --optimization-profile 1",
-    "run model.onnx --trt --weight-streaming --weight-streaming-budget 40% --allocation-strategy runtime --refittable",
-    "run model.onnx --trt --load-tactics tactics.json --save-tactics t.json --plugin-instancenorm --onnx-flags adjust_for_dla",
-    "run model.onnx --trt --max-aux-streams 0 --sparse-weights --direct-io --preview-features none --strip-plan",
-    "run model.onnx --trt --use-dla --allow-gpu-fallback --exclude-lean-runtime --error-on-timing-cache-miss",
-    "run model.onnx --trt --disable-compilation-cache --builder-flag refit --trt-safety-restricted",
-    "run model.onnx --trt --int8 --tiling-optimization-level full --runtime-platform same_as_build --quantization-flags none",
+    "run model.onnx --trt --fp8 --load-engine a.npz",
+    "run model.onnx --trt --load-tactics tactics.json --save-tactics t.json",
     "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision --layer-precisions a:float32",
-    "run model.onnx --trt --builder-set avg_timing_iterations=2",
-    "run model.onnx --trt --profiling-verbosity none --dla-workspace-allocation-strategy shared_static",
-    "convert model.onnx -o m.engine --engine-capability standard --pool-limit workspace:1G",
-    "convert model.onnx -o m.engine --int8 --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 1",
+    "convert model.onnx -o m.engine --builder-set engine_capability=standard --pool-limit workspace:1G",
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",

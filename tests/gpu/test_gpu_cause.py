@@ -15,7 +15,7 @@ import bisect_trt
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.api import tensorrt
+from bisect_trt.targets.trt.runner import tensorrt
 
 PLAIN = TargetSettings("trt")
 SHAPE = (2, 16, 40, 40)
@@ -46,7 +46,7 @@ def feed() -> dict[str, np.ndarray]:
 
 
 def needs_selector() -> None:
-    if not tensorrt().has("IAlgorithmSelector", "select_algorithms"):
+    if not hasattr(tensorrt().trt, "IAlgorithmSelector"):
         pytest.skip("this TensorRT has no algorithm selector")
 
 
@@ -108,7 +108,7 @@ def skipped_without_libraries() -> Iterator[None]:
         {"pool_limits": (("workspace", 1 << 20),)},
         {"builder_flags": ("REFIT",)},
         {"builder_settings": (("max_aux_streams", "0"), ("avg_timing_iterations", "2"))},
-        {"preview_features": ()},
+        {"builder_settings": (("preview_features", "none"),)},
     ],
     ids=str,
 )

@@ -16,14 +16,11 @@ from support import overflowing
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import load_proto
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.api import tensorrt
-from bisect_trt.targets.trt.build import TensorRtRuntime
-from bisect_trt.targets.trt.layers import layer_nodes
-from bisect_trt.targets.trt.parse import parse
+from bisect_trt.targets.trt.config import version_of
+from bisect_trt.targets.trt.network import parse
+from bisect_trt.targets.trt.runner import tensorrt
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.targets.trt.standalone import layers_of
 
 FP32 = TargetSettings(runtime="trt")
 FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such small models in fp32
@@ -146,12 +143,17 @@ def test_the_parser_names_the_node_and_why(tmp_path: Path) -> None:
 
 def test_every_layer_has_its_node(tmp_path: Path) -> None:
     path = overflowing(tmp_path / "m.onnx")
-    parsed = parse(load_proto(path), path, FP32, None, tensorrt())
-    nodes = layer_nodes(parsed.network, parsed.model)
-    for layer, node in zip(layers_of(parsed.network), nodes, strict=True):
-        if layer.name in {each.name for each in parsed.model.graph.node}:
-            assert parsed.model.graph.node[node or 0].name == layer.name
-    assert set(nodes) >= set(range(len(parsed.model.graph.node)))
+    target, process = FP32.target, tensorrt()
+    lowered = target.lower(FP32, path, {"lowers_by": "layer"})
+    assert lowered is not None
+    hints = {**target.hints(FP32, lowered, path, {"lowers_by": "layer"}), "content": lowered.SerializeToString()}
+    known = (process.trt, process.builder, process.logger, process.log)
+    parsed = parse(*known, path, {}, hints, target.plain(FP32))
+    names = [node.name for node in lowered.graph.node]
+    for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
+        if layer.name in names:
+            assert names[place or 0] == layer.name
+    assert set(parsed.places()) >= set(range(len(names)))
 
 
 def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
@@ -182,14 +184,14 @@ def test_an_optimisation_profile(tmp_path: Path) -> None:
         [("y", TensorProto.FLOAT, ["n", 3])],
     )
     profile = TrtSettings(min_shapes=(("x", (1, 3)),), max_shapes=(("x", (8, 3)),))
-    session = TensorRtRuntime(replace(FP32, own=profile)).load(path, {})
+    session = make_runtime(replace(FP32, own=profile)).load(path, {})
     for size in (1, 5, 8):
         x = np.full((size, 3), -1.0, np.float32)
         assert session.run({"x": x})["y"].shape == (size, 3)
 
 
 def test_what_this_version_does_not_have_is_said() -> None:
-    if tensorrt().version >= (9, 0, 0):
+    if version_of(tensorrt().trt) >= (9,):
         pytest.skip("only versions before 9 lack strong typing")
     with pytest.raises(UsageError, match="--strongly-typed needs TensorRT 9"):
         make_runtime(replace(FP32, own=TrtSettings(strongly_typed=True)))
@@ -202,8 +204,7 @@ def test_what_this_version_does_not_have_is_said() -> None:
     TrtSettings(tactic_sources=()),
     TrtSettings(builder_optimization_level=1),
     TrtSettings(precision_constraints="prefer"),
-    TrtSettings(hardware_compatibility_level="ampere_plus"),
-    TrtSettings(lowering="cast"),
+    TrtSettings(builder_settings=(("hardware_compatibility_level", "ampere_plus"),)),
 ])  # fmt: skip
 def test_options_that_build(tmp_path: Path, option: TrtSettings) -> None:
     path = overflowing(tmp_path / "m.onnx", 1, 1)

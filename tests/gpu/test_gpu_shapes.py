@@ -74,7 +74,7 @@ class Planter(MetaPathFinder):
 
         def exec_module(module):
             plain(module)
-            run = module.TensorRtSession.run
+            run = module.TrtSession.run
 
             def spoiled(session, inputs):
                 made = run(session, inputs)
@@ -82,7 +82,7 @@ class Planter(MetaPathFinder):
                 holds = any("total" in layer["tensors"] for layer in session.layers())
                 return {name: value + 1e6 for name, value in made.items()} if free and holds else made
 
-            module.TensorRtSession.run = spoiled
+            module.TrtSession.run = spoiled
 
         spec.loader.exec_module = exec_module
         return spec

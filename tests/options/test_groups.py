@@ -24,8 +24,7 @@ from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries, make_group
 from bisect_trt.targets.onnxrt import level
-from bisect_trt.targets.trt.knobs import TYPES
-from bisect_trt.targets.trt.options import layer_type
+from bisect_trt.targets.trt.settings import LAYER_TYPES, layer_type
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
@@ -40,7 +39,7 @@ SWEPT = st.builds(
     TEXTS | st.just(""),
 )
 READ: dict[Any, st.SearchStrategy[Any]] = {
-    layer_type: st.sampled_from([*TYPES, "float32", "HALF"]),
+    layer_type: st.sampled_from([*LAYER_TYPES, "float32", "HALF"]),
     values.tolerance: st.floats(0, allow_nan=False),
     values.quantile: st.floats(0, 1),
     values.similarity: st.floats(-1, 1),
@@ -51,7 +50,6 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
     values.swept_shape: st.tuples(TEXTS, st.lists(SWEPT, min_size=1, max_size=3).map(tuple)),
-    values.streaming_budget: SIZES.map(str) | st.integers(-2, -1).map(str) | st.integers(0, 100).map("{}%".format),
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
     values.assignment: st.tuples(TEXTS, TEXTS),

@@ -69,7 +69,7 @@ class StandInRuntime:
         from bisect_trt.errors import UnavailableError
         from bisect_trt.targets.trt.settings import TrtSettings
 
-        level = settings.of(TrtSettings).hardware_compatibility_level
+        level = dict(settings.of(TrtSettings).builder_settings).get("stand_in")
         if level == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if level == "missing":
@@ -141,7 +141,7 @@ class StandInRuntime:
         from bisect_trt.targets.settings import TargetSettings
         from bisect_trt.targets.trt.settings import TrtSettings
 
-        if self._settings.of(TrtSettings).hardware_compatibility_level == "small":
+        if ("stand_in", "small") in self._settings.of(TrtSettings).builder_settings:
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")
         if TOGETHER in os.environ:
             return self._together(model, feed)

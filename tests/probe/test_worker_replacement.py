@@ -295,7 +295,7 @@ COMMANDS = [["run"], ["layerwise"], ["reduce", "-o", "out.onnx"], ["diagnose", "
 def test_a_target_that_is_not_there_ends_it_before_any_search(
     target: Callable[..., Ran], tmp_path: Path, command: list[str], level: str, says: str
 ) -> None:
-    done = target(command[0], *command[1:], "--hardware-compatibility-level", level)
+    done = target(command[0], *command[1:], "--builder-set", f"stand_in={level}")
     assert (done.status, done.error) == (4, says)
     assert not (tmp_path / "standin" / "ran.txt").exists()
 
@@ -303,7 +303,7 @@ def test_a_target_that_is_not_there_ends_it_before_any_search(
 @pytest.mark.parametrize("command", COMMANDS[2:], ids=lambda words: words[0])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], command: list[str], workers: str) -> None:
-    done = target(command[0], *command[1:], "--hardware-compatibility-level", "small", "--workers", workers)
+    done = target(command[0], *command[1:], "--builder-set", "stand_in=small", "--workers", workers)
     assert done.status == 4
     assert done.error == (
         "error: the original model does not fit: the target refuses the model: out of memory: OutOfMemory; free the GPU, "
@@ -313,7 +313,7 @@ def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], comma
 
 def test_unavailable_is_no_verdict(make_pool: MakePool) -> None:
     request = make_pool().request("fine")
-    settings = TargetSettings("trt", own=TrtSettings(hardware_compatibility_level="missing"))
+    settings = TargetSettings("trt", own=TrtSettings(builder_settings=(("stand_in", "missing"),)))
     pool = make_pool()
     with pytest.raises(UnavailableError, match="there is no NVIDIA GPU here"):
         pool.pool.ask(replace(request, target=settings))

@@ -97,7 +97,9 @@ class OpenVinoTarget(Target):
         assert kind is not None  # OpenVINO takes no other low precision
         return lower_roundtrip(load_proto(model), settings.keep, None, kind, arithmetic=arithmetic)
 
-    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """Return the names of the model's inputs, which OpenVINO does not always know."""
         weights = {tensor.name for tensor in model.graph.initializer}
         return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}

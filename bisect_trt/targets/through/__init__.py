@@ -138,7 +138,9 @@ class ThroughTarget(Target):
         reference = reference_settings()
         return {**reference.target.plain(reference), **super().plain(settings)}
 
-    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """Return the names of the model's inputs and outputs, which the tool has to keep."""
         return {
             "inputs": [value.name for value in model.graph.input],

@@ -1,1 +1,324 @@
-"""TensorRT 8.6 to 11."""
+"""TensorRT as a target: the plug-in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bisect_trt.errors import UsageError, quoted
+from bisect_trt.targets.base import (
+    Capabilities,
+    Minimal,
+    NotReproducible,
+    Package,
+    ShapeRange,
+    Target,
+    Value,
+)
+from bisect_trt.targets.choices import TIMINGS
+from bisect_trt.targets.settings import PRECISIONS, TargetSettings
+from bisect_trt.targets.trt.other_tools import say
+from bisect_trt.targets.trt.settings import TrtOptions, TrtSettings
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from bisect_trt.targets.choices import Choice
+    from bisect_trt.targets.switches import Looked, Switch
+
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_REPEATED = {
+    "builder_flags": "--builder-flag",
+    "builder_settings": "--builder-set",
+    "avoid_tactics": "--avoid-tactic",
+    "pin_tactics": "--pin-tactic",
+}
+"""Settings of which each value is said after an option of its own."""
+
+
+class TensorRtEngines:
+    """How TensorRT is set up to read and write engines."""
+
+    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Run a prebuilt engine; the other settings are about building, but for plugins."""
+        own = TrtSettings(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
+        return replace(settings, own=own, keep=(), held=False)
+
+    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Leave the engine that is built."""
+        return settings.with_own(save_engine=str(engine.absolute()))
+
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+        """Find ranges with these samples."""
+        files, known = tuple(str(path.absolute()) for path in samples), None if cache is None else str(cache.absolute())
+        return settings.with_own(calibration_data=files, calibration_cache=known)
+
+
+class TensorRtTarget(Target):
+    """TensorRT, 8.6 or later."""
+
+    name, title, own = "trt", "TensorRT", TrtSettings
+    capabilities = Capabilities(
+        costly=True,
+        timed=True,
+        chooses_precision=True,
+        lowers_layers=True,
+        runs_more=True,
+        compiles_shapes=True,
+        remembers_builds=True,
+        pins=True,
+        crowds=frozenset({"Conv", "ConvTranspose"}),
+    )
+    engines = TensorRtEngines()
+    options = TrtOptions
+    help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
+    precisions = PRECISIONS
+    needs = "tensorrt"
+    packages = (Package("tensorrt"),)
+    reads_graph = True
+    files = ("plugins", "load_timing_cache", "calibration_cache")
+    sent = (
+        "bisect_trt.targets.choices",
+        "bisect_trt.targets.trt.log",
+        "bisect_trt.targets.trt.cuda",
+        "bisect_trt.targets.trt.config",
+        "bisect_trt.targets.trt.network",
+        "bisect_trt.targets.trt.engine",
+        "bisect_trt.targets.trt.tactics",
+        "bisect_trt.targets.trt.session",
+        "bisect_trt.targets.trt.runner",
+    )
+    sent_files, sent_back = ("load_engine", "calibration_data"), ("save_engine",)
+    not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
+        "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
+        "save_tactics": NotReproducible("says where a file goes, and changes no engine"),
+        "save_engine": NotReproducible("says where a file goes, and changes no engine"),
+        "pin_timings": NotReproducible("timings are of one machine and one version; tactics that are pinned are said"),
+        "record": NotReproducible("says where files go, and changes no engine"),
+        "load_engine": NotReproducible("an engine is of one model, and a reproducer has a model of its own"),
+        "calibration_data": NotReproducible("only `convert` calibrates, and leaves a cache, which is said"),
+    }
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+        """Return the model that TensorRT parses; ``None`` for a prebuilt engine.
+
+        Its dimensions are free where a profile has ranges, every node has a name of its own, and, if the graph's types run, it
+        has Casts to the low precision.
+        """
+        from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.onnxlib.lower_plan import LOW_TYPES  # noqa: PLC0415 - as above
+        from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
+
+        if settings.of(TrtSettings).load_engine is not None:
+            return None
+        proto = load_proto(model)
+        free_dimensions(proto, settings)
+        name_nodes(proto)
+        if self._by_cast(settings, facts):
+            return lower_fp16(proto, settings.keep, low=LOW_TYPES["bf16" if settings.bf16 else "fp16"])
+        return proto
+
+    def changes_model(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+        """Return whether Casts or free dimensions are written into the model."""
+        return self._by_cast(settings, facts) or bool(settings.of(TrtSettings).min_shapes)
+
+    def _by_cast(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+        return (settings.fp16 or settings.bf16) and facts["lowers_by"] == "cast"
+
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures."""
+        from bisect_trt.onnxlib.shapes import element_dtype  # noqa: PLC0415 - as above
+        from bisect_trt.targets.messages import names_of  # noqa: PLC0415 - as above
+        from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
+
+        lowered, original = self._by_cast(settings, facts), model
+        if lowered:  # its nodes make tensors of other names
+            original = load_proto(path)
+            name_nodes(original)
+        made = {node.name: list(node.output) for node in original.graph.node}
+        types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+        return {
+            "lowered": lowered,
+            "types": {name: element_dtype(element).name for name, element in types.items() if element},
+            "names": sorted({*names_of(model.graph)}),
+            "nodes": [
+                [node.name, list(node.output), list(node.input), made.get(node.name, [])] for node in model.graph.node
+            ],
+        }
+
+    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("tensorrt",)}
+
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield TensorRT's version and the GPU's memory, or what is known of CUDA.
+
+        Raises:
+            UnavailableError: One is not installed, or cannot be used.
+        """
+        from bisect_trt.targets.trt.cuda import load_cuda  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.runner import load_tensorrt, tensorrt  # noqa: PLC0415 - as above
+
+        if name == "tensorrt":
+            yield self.title, str(load_tensorrt().__version__)
+            free, total = tensorrt().cuda.memory()
+            yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+            return
+        cuda = load_cuda()
+        driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in cuda.versions())
+        yield "CUDA runtime", f"{runtime} ({cuda.origin})"
+        yield "CUDA that the driver supports", driver if driver != "0.0" else "none: there is no driver"
+        yield "GPUs that CUDA may use", str(cuda.device_count())
+
+    def describe(self, settings: TargetSettings) -> str:
+        """Its precisions, and what differs from TensorRT's defaults."""
+        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name not in ("record", "pin_timings")]
+        said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
+        return f"{self.title} ({', '.join(said) or 'fp32'})"
+
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:
+        """To Polygraphy and ``trtexec``; see :func:`~bisect_trt.targets.trt.other_tools.say`."""
+        own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
+        return say(tool, own, settings, model)
+
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""
+        from bisect_trt.targets.trt.switches import trt_switches  # noqa: PLC0415 - a command line is read without
+
+        return trt_switches(settings, looked)
+
+    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
+        """Leave tactics, layers and timings."""
+        return settings.with_own(record=str(folder.absolute()))
+
+    def pinned(
+        self,
+        settings: TargetSettings,
+        pins: Sequence[Choice],
+        bans: Sequence[Choice] = (),
+        known: Sequence[Choice] = (),
+    ) -> TargetSettings:
+        """By the algorithm selector, or the timing cache that is edited where there is none (TensorRT 11)."""
+        own = settings.of(TrtSettings)
+        wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
+        return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
+
+    def held_to(self, settings: TargetSettings, choices: Sequence[Choice], folder: Path) -> TargetSettings:
+        """By tactics; where it chose none that can be pinned, by the timings of that build."""
+        pins = [choice for choice in choices if choice.pins]
+        if pins:
+            return self.pinned(settings, pins)
+        return settings.with_own(pin_timings=str((folder / TIMINGS).absolute()))
+
+    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
+        """The builder configuration."""
+        from bisect_trt.targets.trt.switches import trt_snippet  # noqa: PLC0415 - as above
+
+        return trt_snippet(settings)
+
+    def typed(self, settings: TargetSettings) -> list[TargetSettings]:
+        """As it is asked for, free to run each layer in another type than the graph's; and strongly typed, since 9."""
+        plain = replace(settings, keep=(), held=False)
+        plain = plain.with_own(precision_constraints="none", strongly_typed=False, save_engine=None)
+        return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True)]
+
+    def flag(self, name: str, value: Value) -> list[str]:
+        """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""
+        if name in _REPEATED:
+            words = [each if isinstance(each, str) else "=".join(each) for each in value]
+            return [part for word in words for part in (_REPEATED[name], word)]
+        option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
+        if name not in ("pool_limits", "layer_precisions") and not name.endswith("_shapes"):
+            return super().flag(name, value if value != () else "none")
+        pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
+        return [option.replace("_", "-"), *pairs]
+
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
+        """Those of the optimisation profile; the most usual shapes are the largest, where they are not given."""
+        own = settings.of(TrtSettings)
+        usual, highs = dict(own.opt_shapes or own.max_shapes), dict(own.max_shapes)
+        return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}
+
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:
+        """With this optimisation profile."""
+        low, usual, high = (tuple((name, each[place]) for name, each in ranges.items()) for place in range(3))
+        return settings.with_own(min_shapes=low, opt_shapes=usual, max_shapes=high)
+
+    def check_model(self, settings: TargetSettings, operators: Collection[str]) -> None:
+        """Make sure that INT8 has ranges.
+
+        Raises:
+            UsageError: Nothing is quantized, and nothing is known of the ranges, so that TensorRT would build nothing in INT8.
+        """
+        own = settings.of(TrtSettings)
+        known = own.calibration_data or own.calibration_cache or own.load_engine
+        if settings.int8 and not known and not _QUANTIZED.intersection(operators):
+            raise UsageError(
+                "--int8: the model has no QuantizeLinear or DequantizeLinear node, and no ranges are given, so TensorRT would "
+                "build nothing in INT8; drop it, quantize the model first, or calibrate: `bisect-trt convert --int8` makes the "
+                "engine (`bisect-trt run --load-engine` runs it), `bisect-trt precision --int8` finds what must leave it."
+            )
+
+    def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Make sure that the inputs' shapes are within the profile.
+
+        Raises:
+            UsageError: They are not.
+        """
+        own = settings.of(TrtSettings)
+        highs = dict(own.max_shapes)
+        for name, low in own.min_shapes:
+            if name not in shapes:
+                raise UsageError(
+                    f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}."
+                )
+            shape, high = shapes[name], highs[name]
+            fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
+            if len(low) == len(shape) and not fits:
+                raise UsageError(
+                    f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
+                    f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
+                )
+
+
+def name_nodes(model: ModelProto) -> None:
+    """Give every node a name of its own, because TensorRT's layers are found again by it."""
+    from bisect_trt.onnxlib.nodes import first_output  # noqa: PLC0415 - as above
+
+    given = Counter(node.name for node in model.graph.node)
+    taken = set(given)
+    for node in model.graph.node:
+        if node.name and given[node.name] == 1:
+            continue
+        given[node.name] -= 1
+        named = chain([first_output(node)], (f"{first_output(node)}_{number}" for number in count(1)))
+        node.name = next(name for name in named if name and name not in taken)
+        taken.add(node.name)
+
+
+def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
+    """Let those input dimensions vary for which an optimization profile gives a range.
+
+    Raises:
+        UsageError: A shape has another number of dimensions than its input.
+    """
+    lows, highs = dict(settings.of(TrtSettings).min_shapes), dict(settings.of(TrtSettings).max_shapes)
+    if not lows:
+        return
+    for value in model.graph.input:
+        if value.name not in lows or value.name not in highs:
+            continue
+        dims = value.type.tensor_type.shape.dim
+        low, high = lows[value.name], highs[value.name]
+        if len(low) != len(dims):
+            raise UsageError(
+                f"--trt-min-shapes: the input '{value.name}' has {len(dims)} dimensions, but {list(low)} has {len(low)}; give "
+                "one number for each."
+            )
+        for place in [place for place in range(len(dims)) if low[place] != high[place]]:
+            dims[place].dim_param = f"{value.name}_{place}"
+    del model.graph.value_info[:]

@@ -1,234 +1,281 @@
-"""Options into a builder configuration; what a version does not have is said, not ignored.
-
-INT8 comes from sample inputs: TensorRT 8.6 to 10 measure the range of every tensor; from 11 on the graph says it, in Q/DQ nodes.
-"""
+"""Settings into a builder configuration; what a version of TensorRT does not have is refused, not ignored."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
+import pathlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, order_layers, prepare_runtime, turn
-from bisect_trt.targets.trt.selector import select
-from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.npz import load_npz
 
-_STRONG_ONLY = (11, 0, 0)
-"""Since this version every network is strongly typed."""
-_FIRST_STRONG = (9, 0, 0)
+LAYER_TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8", "int32": "INT32"}
+"""TensorRT's names of the types in which layers may be told to run."""
+LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
+_STRONG_ONLY, _FIRST_STRONG = (11,), (9,)
+"""The first version whose networks are all strongly typed; the first that has strong typing."""
 
 
-def lowers_by_cast(settings: TargetSettings, version: tuple[int, int, int]) -> bool:
-    """Whether half precision is written into the ONNX graph, rather than chosen by TensorRT layer by layer."""
-    if not (settings.fp16 or settings.bf16):
-        return False
-    return (
-        settings.of(TrtSettings).lowering == "cast"
-        or settings.of(TrtSettings).strongly_typed
-        or version >= _STRONG_ONLY
-    )
+def version_of(trt: Any) -> tuple[int, ...]:
+    """Return the version of TensorRT as major, minor and patch."""
+    return tuple(int(part) for part in str(trt.__version__).split(".")[:3])
 
 
-def is_strongly_typed(settings: TargetSettings, version: tuple[int, int, int]) -> bool:
-    """Whether the types in the graph are the types that run."""
-    if version >= _STRONG_ONLY:
-        return True
-    return settings.of(TrtSettings).strongly_typed or (lowers_by_cast(settings, version) and version >= _FIRST_STRONG)
+def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> bool:
+    """Return whether the types in the graph are the types that run; a ``lowered`` model has the low precision in its graph."""
+    version = version_of(trt)
+    return version >= _STRONG_ONLY or (version >= _FIRST_STRONG and (settings["strongly_typed"] or lowered))
 
 
-def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
-    """Find out what this version cannot do before anything is built.
+def low_precisions(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the precisions below fp32 that are asked for."""
+    return [name for name in LOW_PRECISIONS if settings[name]]
+
+
+def member(trt: Any, enum: str, name: str, option: str) -> Any:
+    """Return a member of one of TensorRT's enumerations, by name in any case.
 
     Raises:
-        UsageError: An option that it does not have.
+        UsageError: This version does not have it.
     """
-    version, have = tensorrt.version, f"this is TensorRT {tensorrt.trt.__version__}"
-    if settings.of(TrtSettings).lowering == "layer" and version >= _STRONG_ONLY:
-        raise UsageError(f"--lowering layer needs TensorRT 8.6 to 10, and {have}; use --lowering cast.")
-    if settings.of(TrtSettings).strongly_typed and version < _FIRST_STRONG:
+    known = {key.lower(): value for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()}
+    if name.lower() not in known:
+        has = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"{option}: TensorRT {trt.__version__} has no '{name}'; it has: {has}.")
+    return known[name.lower()]
+
+
+def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
+    """Check that this version has what is asked for, before anything is built.
+
+    Raises:
+        UsageError: It does not.
+    """
+    have = f"this is TensorRT {trt.__version__}"
+    strong = is_strongly_typed(trt, settings)
+    if settings["strongly_typed"] and not strong:
         raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
-    if settings.of(TrtSettings).precision_constraints != "none" and version >= _STRONG_ONLY:
-        raise UsageError(f"--precision-constraints needs TensorRT 8.6 to 10, and {have}; its types are the graph's.")
-    _check_own(settings, tensorrt)
-    strong = is_strongly_typed(settings, version)
-    if settings.of(TrtSettings).precision_constraints != "none" and strong:
+    asked = {
+        "--precision-constraints": settings["precision_constraints"] != "none",
+        "--layer-precisions": bool(settings["layer_precisions"]),
+    }
+    for option in [name for name, given in asked.items() if given and strong]:
         raise UsageError(
-            "--precision-constraints is about types that TensorRT chooses, and in a strongly typed network the graph's "
-            "types run; drop it."
+            f"{option} is about types that TensorRT chooses, and in a strongly typed network ({have}) those in the graph run; "
+            "name the nodes that stay in fp32 with --keep-fp32."
         )
-    if settings.fp16 and settings.bf16 and lowers_by_cast(settings, version):
+    if settings["fp16"] and settings["bf16"] and strong:
         raise UsageError("--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them.")
-    for name in settings.low_precisions:
-        if strong and name in ("fp16", "bf16"):
-            continue  # written into the graph
-        if tensorrt.has("BuilderFlag", name.upper()) and (name == "tf32" or not strong):
-            continue
-        instead = "quantise the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
-        raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
+    for name in low_precisions(settings):
+        written = strong and name in ("fp16", "bf16")  # into the graph
+        if not written and not (hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)):
+            instead = "quantize the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
+            raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
+    if settings["save_tactics"] is not None and not hasattr(trt, "IAlgorithmSelector"):
+        raise UsageError(f"--save-tactics needs TensorRT 8.6 to 10, and {have}; drop it.")
+    if settings["pin_timings"] is not None and not hasattr(trt.BuilderFlag, "ERROR_ON_TIMING_CACHE_MISS"):
+        raise UsageError(
+            f"--pin: {have}, and its build chose nothing that another build can be held to; leave --pin out."
+        )
+    for _, kind in settings["layer_precisions"]:
+        member(trt, "DataType", LAYER_TYPES[kind], "--layer-precisions")
+    builder_flags(trt, settings)
 
 
-def _check_own(settings: TargetSettings, tensorrt: TensorRt) -> None:
-    """What builds are held to, and how engines are run.
+def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the flags of ``--builder-flag``: those of the builder, and those of the ONNX parser.
 
     Raises:
-        UsageError: An option that this version does not have.
+        UsageError: This version has neither.
     """
-    own, said = settings.of(TrtSettings), str(tensorrt.trt.__version__)
-    if own.pin_timings is not None and not tensorrt.has("BuilderFlag", "ERROR_ON_TIMING_CACHE_MISS"):
-        raise UsageError(
-            f"--pin: this is TensorRT {said}, and its build of this model chose no tactic that another build can be held to: "
-            "what it does not choose layer by layer it compiles as a whole; leave --pin out."
-        )
-    try:
-        check_running(vars(own), tensorrt.version, said)
-        prepare_runtime(tensorrt.trt, tensorrt.runtime, vars(own))
-        order_layers(tensorrt.trt, (), own.layer_precisions)
-    except NoSuch as error:
-        raise UsageError(f"{error}.") from error
-    if own.save_tactics is not None and not tensorrt.has("IAlgorithmSelector", "select_algorithms"):
-        raise UsageError(
-            f"--save-tactics needs TensorRT 8.6 to 10, whose builds say what they chose, and this is TensorRT {said}; drop it."
-        )
+    builders, parsers = (getattr(getattr(trt, e, None), "__members__", {}) for e in ("BuilderFlag", "OnnxParserFlag"))
+    names = [name.upper() for name in settings["builder_flags"]]
+    for name in names:
+        if name not in builders and name not in parsers:
+            has = ", ".join(sorted({*builders, *parsers}))
+            raise UsageError(f"--builder-flag: TensorRT {trt.__version__} has no '{name}'; it has: {has}.")
+    ours = [builders[name] for name in names if name in builders]
+    return ours, [parsers[name] for name in names if name not in builders]
 
 
-def network_flags(settings: TargetSettings, tensorrt: TensorRt) -> int:
-    """``NetworkDefinitionCreationFlag`` bits."""
-    flags = getattr(tensorrt.trt, "NetworkDefinitionCreationFlag")  # noqa: B009 - named as in the API lists
-    bits = 0
-    if hasattr(flags, "EXPLICIT_BATCH"):
-        bits |= 1 << int(flags.EXPLICIT_BATCH)
-    if is_strongly_typed(settings, tensorrt.version):
-        bits |= 1 << int(flags.STRONGLY_TYPED)
-    return bits
+def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> Any:
+    """Return an ``IBuilderConfig``.
 
-
-def make_config(settings: TargetSettings, tensorrt: TensorRt) -> Any:
-    """An ``IBuilderConfig``.
+    Args:
+        trt: The package.
+        builder: TensorRT's builder.
+        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
+        lowered: Whether the model has the low precision in its graph.
 
     Raises:
-        UsageError: A pool, tactic source or level that this version does not have.
+        UsageError: This version does not have what is asked for.
     """
-    trt, config = tensorrt.trt, tensorrt.builder.create_builder_config()
+    config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that layers can be traced back to nodes
     config.clear_flag(trt.BuilderFlag.TF32)
-    strong = is_strongly_typed(settings, tensorrt.version)
-    for name in settings.low_precisions:
+    strong = is_strongly_typed(trt, settings, lowered=lowered)
+    for name in low_precisions(settings):
         if name == "tf32" or not strong:
             config.set_flag(getattr(trt.BuilderFlag, name.upper()))
-    _set_constraints(config, settings, tensorrt)
-    _set_limits(config, settings.of(TrtSettings), tensorrt)
-    if settings.of(TrtSettings).version_compatible:
-        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-    try:
-        turn(trt, config, asdict(settings.of(TrtSettings)))
-        select(trt, config, asdict(settings.of(TrtSettings)))
-    except NoSuch as error:
-        raise UsageError(f"{error}.") from error
+    if not strong and (constraints := precision_constraints(settings)) != "none":
+        config.set_flag(getattr(trt.BuilderFlag, f"{constraints.upper()}_PRECISION_CONSTRAINTS"))
+    for name, size in settings["pool_limits"]:
+        config.set_memory_pool_limit(member(trt, "MemoryPoolType", name, "--pool-limit"), size)
+    if settings["tactic_sources"] is not None:
+        sources = {member(trt, "TacticSource", name, "--tactic-sources") for name in settings["tactic_sources"]}
+        config.set_tactic_sources(sum(1 << int(source) for source in sources))
+    if settings["builder_optimization_level"] is not None:
+        config.builder_optimization_level = settings["builder_optimization_level"]
+    for flag in builder_flags(trt, settings)[0]:
+        config.set_flag(flag)
+    for name, value in settings["builder_settings"]:
+        set_attribute(trt, config, name, value)
     return config
 
 
-def _set_constraints(config: Any, settings: TargetSettings, tensorrt: TensorRt) -> None:
-    if is_strongly_typed(settings, tensorrt.version):
-        return
-    wanted = settings.of(TrtSettings).precision_constraints
-    ordered = settings.keep or settings.of(TrtSettings).layer_precisions
-    if wanted == "none" and (ordered or lowers_by_cast(settings, tensorrt.version)):
-        wanted = "obey"  # what stays in fp32 would be no more than a wish
-    if wanted == "none" and settings.held:
-        wanted = "prefer"  # some layers have nothing but fp32
-    if wanted != "none":
-        config.set_flag(getattr(tensorrt.trt.BuilderFlag, f"{wanted.upper()}_PRECISION_CONSTRAINTS"))
+def precision_constraints(settings: Mapping[str, Any]) -> str:
+    """Return ``obey``, ``prefer`` or ``none``: whether TensorRT has to follow the precisions that layers are told."""
+    if settings["precision_constraints"] != "none":
+        return str(settings["precision_constraints"])
+    if settings["keep"] or settings["layer_precisions"]:
+        return "obey"  # else what stays in fp32 would only be a wish
+    return "prefer" if settings["held"] else "none"  # some layers have nothing but fp32
 
 
-def _set_limits(config: Any, settings: TrtSettings, tensorrt: TensorRt) -> None:
-    trt = tensorrt.trt
-    for name, size in settings.pool_limits:
-        config.set_memory_pool_limit(_entry("--pool-limit", trt.MemoryPoolType, name), size)
-    if settings.tactic_sources is not None:
-        bits = 0
-        for name in settings.tactic_sources:
-            bits |= 1 << int(_entry("--tactic-sources", trt.TacticSource, name))
-        config.set_tactic_sources(bits)
-    if settings.builder_optimization_level is not None:
-        config.builder_optimization_level = settings.builder_optimization_level
-    if settings.hardware_compatibility_level is not None:
-        level = settings.hardware_compatibility_level
-        config.hardware_compatibility_level = _entry(
-            "--hardware-compatibility-level", trt.HardwareCompatibilityLevel, level
-        )
+def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
+    """Set an attribute of the builder configuration from text, by the type of its current value.
 
+    ``preview_features`` and ``quantization_flags`` are names with commas between them (``none`` for none of them); all others
+    of their kind are turned off.
 
-def _entry(option: str, enum: Any, name: str) -> Any:
-    """An entry of one of TensorRT's enumerations, by name in any case."""
-    entries = {key.lower(): value for key, value in enum.__members__.items()}
-    if name.lower() not in entries:
-        raise UsageError(f"{option}: this TensorRT has no '{name}'; it has: {', '.join(sorted(entries))}.")
-    return entries[name.lower()]
-
-
-def calibrate(config: Any, settings: TargetSettings, tensorrt: TensorRt) -> None:
-    """Give a configuration what it needs to find the ranges, if there is something.
-
-    Unless another one is asked for, by entropy, as TensorRT recommends for convolutional networks (``IInt8EntropyCalibrator2``).
+    Raises:
+        UsageError: There is no such attribute, or it takes other values.
     """
-    data, cache = settings.of(TrtSettings).calibration_data, settings.of(TrtSettings).calibration_cache
-    if settings.int8 and (data or cache is not None):
-        base = calibrator_base(tensorrt.trt, vars(settings.of(TrtSettings)))
-        config.int8_calibrator = _make_calibrator(
-            [Path(path) for path in data], None if cache is None else Path(cache), base, tensorrt
+    option, words = f"--builder-set {name}", [word for word in value.split(",") if word.lower() != "none"]
+    if name == "preview_features":
+        chosen = [member(trt, "PreviewFeature", word, option) for word in words]
+        for feature in trt.PreviewFeature.__members__.values():
+            config.set_preview_feature(feature, feature in chosen)
+        return
+    if name == "quantization_flags":
+        chosen = [member(trt, "QuantizationFlag", word, option) for word in words]
+        for flag in getattr(getattr(trt, "QuantizationFlag", None), "__members__", {}).values():
+            (config.set_quantization_flag if flag in chosen else config.clear_quantization_flag)(flag)
+        return
+    current = getattr(config, name, None)
+    if name.startswith("_") or current is None or callable(current):
+        raise UsageError(
+            f"{option}: the builder configuration of TensorRT {trt.__version__} has no such attribute; see IBuilderConfig in "
+            "TensorRT's documentation."
         )
+    try:
+        setattr(config, name, converted_like(current, value))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        takes = getattr(type(current), "__members__", None)
+        kinds = ", ".join(takes).lower() if takes else f"a value of type {type(current).__name__}"
+        raise UsageError(f"{option}: it takes {kinds}, not '{value}'.") from error
 
 
-class _Uploads:
-    """Puts one sample after the other on the GPU; each goes when the next one comes."""
+def converted_like(current: Any, value: str) -> Any:
+    """Return a word as a value of the type that another value has.
 
-    def __init__(self, samples: list[Path], tensorrt: TensorRt) -> None:
-        self._left = list(samples)
-        self._tensorrt = tensorrt
-        self._addresses: list[int] = []
-
-    def next(self, names: list[str]) -> list[int] | None:
-        """Where the values of these inputs lie; ``None`` after the last sample."""
-        tensorrt = self._tensorrt
-        while self._addresses:
-            tensorrt.cuda.free(self._addresses.pop())
-        if not self._left:
-            return None
-        sample = load_npz(self._left.pop(0))
-        for name in names:
-            array = np.ascontiguousarray(sample[name])
-            self._addresses.append(tensorrt.cuda.malloc(max(array.nbytes, 1)))
-            tensorrt.cuda.upload(self._addresses[-1], array, tensorrt.stream)
-        tensorrt.cuda.synchronize(tensorrt.stream)
-        return list(self._addresses)
+    Raises:
+        LookupError: It is no member of an enumeration, or no bool.
+        ValueError: It is no number.
+    """
+    members = getattr(type(current), "__members__", None)
+    if members is not None:
+        return {name.lower(): each for name, each in members.items()}[value.lower()]
+    if isinstance(current, bool):
+        return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+    if isinstance(current, int):
+        return int(value, 0)
+    if isinstance(current, list):
+        return value.split(",")
+    return type(current)(value)
 
 
-def _make_calibrator(samples: list[Path], cache: Path | None, base: Any, tensorrt: TensorRt) -> Any:
-    """Hands out one sample after the other, and keeps what TensorRT makes of them.
+def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, Any], feed: Mapping[str, Any]) -> None:
+    """Give a configuration an optimization profile, where dimensions vary: the ranges in the settings, else what is fed.
+
+    Raises:
+        UsageError: Neither says how an input varies.
+    """
+    free = [tensor for tensor in network_inputs(network) if -1 in tuple(tensor.shape)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    # Without a profile, 8.6 makes no execution context for outputs whose size depends on values.
+    if not free and not any(-1 in tuple(tensor.shape) for tensor in outputs):
+        return
+    low, usual, high = (dict(map(tuple, settings[f"{name}_shapes"])) for name in ("min", "opt", "max"))
+    profile = builder.create_optimization_profile()
+    for tensor in free:
+        name = tensor.name
+        if name in low:
+            ranges = (low[name], (usual or high)[name], high[name])
+        elif name in feed:
+            ranges = (feed[name].shape,) * 3
+        else:
+            raise UsageError(
+                f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."
+            )
+        profile.set_shape(name, *map(tuple, ranges))
+    config.add_optimization_profile(profile)
+
+
+def network_inputs(network: Any) -> list[Any]:
+    """Return the input tensors of a network."""
+    return [network.get_input(index) for index in range(network.num_inputs)]
+
+
+def set_ranges(trt: Any, config: Any, network: Any, settings: Mapping[str, Any], cuda: Any) -> None:
+    """Give INT8 of TensorRT 8.6 to 10 its calibrator; take INT8 back where nothing is quantized and there is none.
+
+    TensorRT refuses a network of INT8 with neither ("no scaling factors detected"), such as a piece of a quantized model.
+    """
+    data, cache = settings["calibration_data"], settings["calibration_cache"]
+    flag = getattr(trt.BuilderFlag, "INT8", None)
+    if flag is None or not config.get_flag(flag):
+        return
+    if data or cache is not None:
+        config.int8_calibrator = make_calibrator(trt, cuda, data, None if cache is None else pathlib.Path(cache))
+        return
+    kinds = {network.get_layer(index).type for index in range(network.num_layers)}
+    if not kinds & {trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE}:
+        config.clear_flag(flag)
+        print("TensorRT: nothing in this network is quantized, so it is built without INT8", flush=True)
+
+
+def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.Path | None) -> Any:
+    """Return a calibrator by entropy, which TensorRT recommends for convolutional networks.
 
     Args:
-        samples: Inputs by tensor name, ``.npz``.
-        cache: Where the ranges are read from, if it is there, and else written to.
-        base: The class of TensorRT's that says how ranges are found.
-        tensorrt: This process's TensorRT.
+        trt: The package.
+        cuda: The CUDA runtime.
+        samples: ``.npz`` files of inputs; each is on the GPU until the next one is asked for.
+        cache: The file that ranges are read from, if it exists, and else written to.
     """
-    uploads = _Uploads(samples, tensorrt)
+    base, left, held = trt.IInt8EntropyCalibrator2, list(samples), list[int]()
 
-    class Calibrator(base):  # type: ignore[misc]  # TensorRT ships no types
+    class Calibrator(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
 
         def get_batch_size(self) -> int:
-            return 1  # for implicit batches alone, which ONNX models have not; 0 would end it
+            return 1  # ONNX models have no implicit batch; 0 would end it
 
         def get_batch(self, names: list[str]) -> list[int] | None:
-            return uploads.next(names)
+            while held:
+                cuda.free(held.pop())
+            if not left:
+                return None
+            with np.load(left.pop(0), allow_pickle=False) as sample:
+                for name in names:
+                    array = np.ascontiguousarray(sample[name])
+                    held.append(cuda.malloc(array.nbytes))
+                    cuda.upload(held[-1], array)
+                    cuda.synchronize()
+            return list(held)
 
         def read_calibration_cache(self) -> bytes | None:
             return cache.read_bytes() if cache is not None and cache.is_file() else None

@@ -1,4 +1,4 @@
-"""The little of the CUDA runtime that running an engine needs: by cuda-python where it is installed, else by ctypes.
+"""The part of the CUDA runtime that running an engine needs, by ctypes.
 
 Source of every signature: CUDA Runtime API, "Memory Management", "Stream Management", "Device Management".
 """
@@ -6,25 +6,17 @@ Source of every signature: CUDA Runtime API, "Memory Management", "Stream Manage
 from __future__ import annotations
 
 import ctypes
-import glob
-import importlib
+import pathlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.trt.wording import OUT_OF_MEMORY
+from bisect_trt.targets.trt.log import OUT_OF_MEMORY
 
-_PYTHON_MODULES = ("cuda.bindings.runtime", "cuda.cudart")
-"""cuda-python since 12.8, and before."""
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaMalloc": ((_POINTER,), (_SIZE,)),
@@ -37,16 +29,12 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaDriverGetVersion": ((_INT,), ()),
     "cudaRuntimeGetVersion": ((_INT,), ()),
 }
-"""Of each function what it gives and what it takes; in C the former come first, by pointer."""
-
-
-class CudaStatus(IntEnum):
-    """Those of ``cudaError_t`` that mean something of their own to a user."""
-
-    OUT_OF_MEMORY = 2
-    INSUFFICIENT_DRIVER = 35
-    NO_DEVICE = 100
-    SYSTEM_DRIVER_MISMATCH = 803
+"""The results and the arguments of each function; in C the results come first, by pointer."""
+_NO_MEMORY, _OLD_DRIVER, _NO_DEVICE, _OTHER_DRIVER = 2, 35, 100, 803
+"""Values of ``cudaError_t``."""
+_TO_DEVICE, _TO_HOST = 1, 2
+"""Values of ``cudaMemcpyKind``."""
+NO_GPU = "there is no NVIDIA GPU here that CUDA may use (nvidia-smi lists them; CUDA_VISIBLE_DEVICES hides them)."
 
 
 class CudaError(RunError):
@@ -58,176 +46,126 @@ class CudaError(RunError):
 
     def __init__(self, call: str, status: int, text: str) -> None:
         """``text`` is CUDA's own for ``status``."""
-        # What comes after a failed kernel or copy fails too, whatever it is: the process is of no more use.
-        no_memory = status == CudaStatus.OUT_OF_MEMORY
-        signature = OUT_OF_MEMORY if no_memory else None
-        super().__init__(f"CUDA error {status} in {call}: {text}", signature=signature, poisoned=not no_memory)
+        # After a failed kernel or copy every call fails, so the process is of no more use.
+        no_memory = status == _NO_MEMORY
+        masked = OUT_OF_MEMORY if no_memory else None
+        super().__init__(f"CUDA error {status} in {call}: {text}", signature=masked, poisoned=not no_memory)
         self.status = status
 
 
-class _Library(Protocol):
-    def call(self, name: str, *values: int) -> tuple[int, tuple[int, ...]]:
-        """Call a function: its status and what it gives."""
-
-    def text(self, status: int) -> str:
-        """What a status means."""
-
-
-class _Ctypes:
-    """libcudart, loaded here."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        library.cudaGetErrorString.restype = ctypes.c_char_p
-
-    def call(self, name: str, *values: int) -> tuple[int, tuple[int, ...]]:
-        gives, takes = _SIGNATURES[name]
-        given = [kind() for kind in gives]
-        arguments = [kind(value) for kind, value in zip(takes, values, strict=True)]
-        status = getattr(self._library, name)(*map(ctypes.byref, given), *arguments)
-        return int(status), tuple(int(entry.value or 0) for entry in given)
-
-    def text(self, status: int) -> str:
-        return bytes(self._library.cudaGetErrorString(status)).decode()
-
-
-class _CudaPython:
-    """NVIDIA's cuda-python."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def call(self, name: str, *values: int) -> tuple[int, tuple[int, ...]]:
-        arguments: list[Any] = list(values)
-        if name == "cudaMemcpyAsync":
-            arguments[3] = self._module.cudaMemcpyKind(values[3])
-        status, *given = getattr(self._module, name)(*arguments)
-        return int(status), tuple(map(int, given))
-
-    def text(self, status: int) -> str:
-        _, text = self._module.cudaGetErrorString(self._module.cudaError_t(status))
-        return bytes(text).decode()
-
-
-class _Kind(IntEnum):
-    """``cudaMemcpyKind``."""
-
-    HOST_TO_DEVICE = 1
-    DEVICE_TO_HOST = 2
-
-
-@dataclass(frozen=True)
 class Cuda:
     """The CUDA runtime of one process.
 
     Attributes:
-        library: Who makes the calls.
-        origin: Where that was found, for people.
+        origin: Where it was found.
+        stream: The stream that all is run on; 0 before :meth:`start`.
     """
 
-    library: _Library
-    origin: str
+    def __init__(self, library: Any, origin: str) -> None:
+        """``library`` is libcudart, as ctypes loads it."""
+        self.origin, self.stream, self._library = origin, 0, library
+        library.cudaGetErrorString.restype = ctypes.c_char_p
 
     def _call(self, name: str, *values: int) -> tuple[int, ...]:
-        status, given = self.library.call(name, *values)
+        gives, takes = _SIGNATURES[name]
+        given = [kind() for kind in gives]
+        arguments = [kind(value) for kind, value in zip(takes, values, strict=True)]
+        status = int(getattr(self._library, name)(*map(ctypes.byref, given), *arguments))
         if status:
-            raise CudaError(name, status, self.library.text(status))
-        return given
+            raise CudaError(name, status, bytes(self._library.cudaGetErrorString(status)).decode())
+        return tuple(int(entry.value or 0) for entry in given)
 
-    def device_count(self) -> int:
-        """How many GPUs there are.
+    def start(self) -> None:
+        """Make the stream.
 
         Raises:
-            UnavailableError: None, or none that this driver and this CUDA can use together.
+            UnavailableError: There is no GPU, or none that this driver and this CUDA can use together.
+        """
+        if not self.device_count():
+            raise UnavailableError(NO_GPU)
+        self.stream = self._call("cudaStreamCreate")[0]
+
+    def device_count(self) -> int:
+        """Return the number of GPUs.
+
+        Raises:
+            UnavailableError: As for :meth:`start`.
         """
         try:
             return self._call("cudaGetDeviceCount")[0]
         except CudaError as error:
-            raise UnavailableError(_no_gpu(error)) from error
+            if error.status == _NO_DEVICE:
+                why = NO_GPU
+            elif error.status in (_OLD_DRIVER, _OTHER_DRIVER):
+                why = (
+                    f"the NVIDIA driver is missing, or older than this CUDA needs ({error.message}); update the driver, or "
+                    "install the TensorRT that was made for an older CUDA."
+                )
+            else:
+                why = f"CUDA cannot use the GPU: {error.message}; `nvidia-smi` says more."
+            raise UnavailableError(why) from error
 
     def versions(self) -> tuple[int, int]:
-        """Of CUDA: what the driver supports, and the runtime's; 12040 is 12.4."""
+        """Return the CUDA version that the driver supports, and the runtime's; 12040 is 12.4."""
         return self._call("cudaDriverGetVersion")[0], self._call("cudaRuntimeGetVersion")[0]
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of GPU memory: free, and in all."""
+        """Return the bytes of GPU memory: free, and in all."""
         free, total = self._call("cudaMemGetInfo")
         return free, total
 
-    def stream(self) -> int:
-        """A new stream."""
-        return self._call("cudaStreamCreate")[0]
-
-    def synchronize(self, stream: int) -> None:
-        """Wait for all that was asked of a stream.
+    def synchronize(self) -> None:
+        """Wait for all that was asked of the stream.
 
         Raises:
             CudaError: Some of it failed.
         """
-        self._call("cudaStreamSynchronize", stream)
+        self._call("cudaStreamSynchronize", self.stream)
 
     def malloc(self, size: int) -> int:
-        """The address of so many bytes of GPU memory; at least one, since an engine takes no null pointer."""
+        """Return the address of that many bytes of GPU memory; at least one, since an engine takes no null pointer."""
         return self._call("cudaMalloc", max(size, 1))[0]
 
     def free(self, address: int) -> None:
-        """Give them back."""
-        self._call("cudaFree", address)
+        """Give memory back. After a failed kernel that fails too, which is not said: it would hide the first failure."""
+        try:
+            self._call("cudaFree", address)
+        except CudaError:
+            return
 
-    def upload(self, address: int, array: NDArray[Any], stream: int) -> None:
+    def upload(self, address: int, array: Any) -> None:
         """Copy a contiguous array to the GPU; it must stay alive until the stream is synchronised."""
-        self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, _Kind.HOST_TO_DEVICE, stream)
+        self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream)
 
-    def download(self, array: NDArray[Any], address: int, stream: int) -> None:
-        """Copy from the GPU into a contiguous array; see :meth:`upload`."""
-        self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, _Kind.DEVICE_TO_HOST, stream)
-
-    def peek(self, address: int, dtype: np.dtype[Any], shape: tuple[int, ...], stream: int) -> NDArray[Any]:
-        """A copy of an array on the GPU."""
+    def download(self, address: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+        """Return a copy of an array on the GPU."""
         array = np.empty(shape, dtype)
-        self.download(array, address, stream)
-        self.synchronize(stream)
+        if array.nbytes:
+            self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, _TO_HOST, self.stream)
+            self.synchronize()
         return array
 
 
-def _no_gpu(error: CudaError) -> str:
-    if error.status == CudaStatus.NO_DEVICE:
-        return "there is no NVIDIA GPU here that CUDA may use (nvidia-smi lists them; CUDA_VISIBLE_DEVICES hides them)."
-    if error.status in (CudaStatus.INSUFFICIENT_DRIVER, CudaStatus.SYSTEM_DRIVER_MISMATCH):
-        return (
-            f"the NVIDIA driver is missing, or older than this CUDA needs ({error.message}); update the driver, or "
-            "install the TensorRT that was made for an older CUDA."
-        )
-    return f"CUDA cannot use the GPU: {error.message}; `nvidia-smi` says more."
-
-
-@lru_cache(maxsize=1)
 def load_cuda() -> Cuda:
-    """The CUDA runtime.
+    """Load the CUDA runtime.
 
     Raises:
         UnavailableError: It is not found.
     """
-    for name in _PYTHON_MODULES:
+    for place in _libraries():
         try:
-            module = importlib.import_module(name)
-        except Exception:
-            continue
-        return Cuda(_CudaPython(module), f"cuda-python {getattr(module, '__version__', '')}".strip())
-    for candidate in _libraries():
-        try:
-            return Cuda(_Ctypes(ctypes.CDLL(candidate)), candidate)
+            return Cuda(ctypes.CDLL(place), place)
         except OSError:
             continue
     raise UnavailableError(
-        "the CUDA runtime (libcudart.so) is not found; install it with `pip install nvidia-cuda-runtime-cu12` (or "
-        "cuda-python), or add its folder to LD_LIBRARY_PATH."
+        "the CUDA runtime (libcudart.so) is not found; install it with `pip install nvidia-cuda-runtime-cu12`, or add its "
+        "folder to LD_LIBRARY_PATH."
     )
 
 
 def _libraries() -> Iterator[str]:
-    """Where libcudart may be: on the loader's path, in NVIDIA's Python packages, in the toolkit; newest first."""
+    """Yield where libcudart may be: the loader's path, NVIDIA's Python packages, the toolkit; newest first."""
     yield from ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
-    for folder in map(Path, sys.path):
+    for folder in map(pathlib.Path, sys.path):
         yield from sorted(map(str, folder.glob("nvidia/*/lib/libcudart.so*")), reverse=True)
-    yield from sorted(glob.glob("/usr/local/cuda*/lib64/libcudart.so*"), reverse=True)  # noqa: PTH207 - absolute
+    yield from sorted(map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*")), reverse=True)

@@ -1,152 +1,148 @@
-"""Run an engine on buffers of our own."""
+"""Runs an engine on buffers of our own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from math import prod
+import contextlib
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.shapes import element_dtype
-from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.inspect import Origins, describe_layers
-from bisect_trt.targets.trt.knobs import NoSuch, make_context
-from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.targets.trt.wording import is_out_of_memory, is_poisoning, reason, signature
+from bisect_trt.targets.trt.cuda import Cuda
+from bisect_trt.targets.trt.engine import Origins, inspect_engine, layers_in, to_dtype
+from bisect_trt.targets.trt.log import Log
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
-_DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "FP8": "float8_e4m3fn",
-    "INT64": "int64",
-    "INT32": "int32",
-    "INT8": "int8",
-    "UINT8": "uint8",
-    "BOOL": "bool",
-}
-"""NumPy's names of TensorRT's types."""
+_ALIGNMENT = 256
+"""Bytes that the address of every tensor is a multiple of."""
 
 
-_WORKING = ""
-"""What an engine computes in, among the tensors that it needs memory for; none of them has this name."""
-
-
-def to_dtype(kind: Any) -> np.dtype[Any]:
-    """NumPy's type for a ``DataType`` of TensorRT's."""
-    return dtype_from_name(_DTYPES[kind.name])
-
-
-class TensorRtSession:
+class TrtSession:
     """An engine with its execution context.
 
     Attributes:
-        inputs: What it has to be fed.
-        skipped: Outputs of the model that it does not hand out, with the reason.
+        inputs: The inputs that it has to be fed.
+        skipped: Outputs of the model that it does not return, with the reason.
         engine: TensorRT's own.
     """
 
     def __init__(
         self,
-        tensorrt: TensorRt,
+        trt: Any,
+        log: Log,
+        cuda: Cuda,
         engine: Any,
-        wanted: Mapping[str, int],
+        types: Mapping[str, str],
         skipped: Mapping[str, str] | None = None,
         origins: Origins | None = None,
-        own: TrtSettings | None = None,
+        took: Sequence[Sequence[Any]] = (),
+        *,
+        unfused: bool = False,
     ) -> None:
         """Make an execution context.
 
         Args:
-            tensorrt: This process's TensorRT.
+            trt: The package.
+            log: Its log.
+            cuda: The CUDA runtime.
             engine: A deserialised engine.
-            wanted: ONNX element types that outputs are to be given in; TensorRT computes int64 as int32 before 10.
+            types: NumPy's types of the model's outputs; TensorRT computes int64 as int32 before 10.
             skipped: Outputs of the model that the engine does not have.
-            origins: Which nodes the engine's layers come from; ``None`` where that is not known.
-            own: How it is run; ``None`` for as by default.
+            origins: The nodes that the engine's layers come from; ``None`` where they are not known.
+            took: The tactics that layers took, where those were recorded.
+            unfused: Whether to return all debug tensors too: those that are not fused away.
 
         Raises:
             RunError: There is no execution context.
-            UsageError: It has no such profile.
         """
-        self.engine = engine
-        self.skipped = dict(skipped or {})
-        self._tensorrt = tensorrt
-        self._wanted = wanted
-        self._origins = origins
-        tensorrt.log.take()
-        said = vars(own or TrtSettings())
-        self._takes_memory = said["allocation_strategy"] == "runtime"
-        try:
-            self._context = make_context(tensorrt.trt, engine, said, tensorrt.stream)
-        except NoSuch as error:
-            raise UsageError(f"{error}.") from error
+        self.engine, self.skipped = engine, dict(skipped or {})
+        self._trt, self._log, self._cuda, self._types = trt, log, cuda, types
+        self._origins, self._took = origins, took
+        log.errors.clear()
+        self._context = engine.create_execution_context()
         if self._context is None:
-            raise failed(tensorrt, "no execution context could be made")
+            raise log.failure(RunError, "no execution context could be made")
+        self._listener = make_listener(trt, cuda) if unfused else None
+        if unfused:
+            self._context.set_debug_listener(self._listener)
+            self._context.unfused_tensors_debug_state = True
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        self._inputs = [name for name in names if self._mode(name) == "INPUT"]
-        self._outputs = [name for name in names if self._mode(name) == "OUTPUT"]
-        self.inputs = [TensorInfo(name, self._dtype(name), self._static_shape(name)) for name in self._inputs]
-
-    def _mode(self, name: str) -> str:
-        return str(self.engine.get_tensor_mode(name).name)
+        self._inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        self._outputs = [name for name in names if name not in self._inputs]
+        self.inputs = [
+            TensorInfo(
+                name, self._dtype(name), tuple(None if dim < 0 else dim for dim in engine.get_tensor_shape(name))
+            )
+            for name in self._inputs
+        ]
 
     def layers(self) -> list[dict[str, Any]]:
-        """The engine's layers, in the order they run."""
-        return [] if self._origins is None else describe_layers(self.engine, self._origins, self._tensorrt)
+        """Return the engine's layers in the order they run, with the tactics that can be pinned where those were recorded."""
+        if self._origins is None:
+            return []
+        found = layers_in(inspect_engine(self._trt, self.engine), self._origins)
+        took = {name: {"tactic": each[len(name) + 1 :], "pins": count > 1} for name, each, count in self._took}
+        plain: dict[str, Any] = {"kind": "", "precisions": [], "tensors": []}
+        alone = [{"name": name, **plain, **each} for name, each in took.items()]
+        known = {layer["name"] for layer in found}
+        return [{**layer, **took.get(layer["name"], {})} for layer in found] + [
+            layer for layer in alone if layer["name"] not in known
+        ]
 
-    def _dtype(self, name: str) -> np.dtype[Any]:
+    def _dtype(self, name: str) -> Any:
         return to_dtype(self.engine.get_tensor_dtype(name))
 
-    def _static_shape(self, name: str) -> tuple[int | str | None, ...]:
-        return tuple(None if dim < 0 else dim for dim in self.engine.get_tensor_shape(name))
-
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        """All outputs, by name.
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all outputs, by name, and the tensors that are not fused away if the session shows those.
 
         Raises:
             RunError: It fails, or an input does not fit.
         """
-        given = {name: self._fit(name, inputs) for name in self._inputs}
+        if self._listener is not None:
+            self._listener.tensors.clear()
+        given = {name: self._fitted(name, inputs) for name in self._inputs}
         for name, value in given.items():
             if self._context.set_input_shape(name, value.shape) is False:
-                raise failed(self._tensorrt, f"the engine does not take the shape {list(value.shape)} of '{name}'")
-        # What is not of a known size before it runs says so itself, and gets its memory then.
-        shapes = {name: tuple(self._context.get_tensor_shape(name)) for name in self._outputs}
-        known = {name: shape for name, shape in shapes.items() if min(shape, default=0) >= 0}
-        host = {name: np.empty(known[name], self._dtype(name)) for name in known if self._on_host(name)}
-        sizes = {name: value.nbytes for name, value in given.items() if not self._on_host(name)}
-        sizes |= {name: prod(known[name]) * self._dtype(name).itemsize for name in known if name not in host}
-        if self._takes_memory:
-            sizes[_WORKING] = self._context.update_device_memory_size_for_shapes()
-        grown = {name: _make_allocator(self._tensorrt) for name in shapes if name not in known}
-        with _memory(self._tensorrt, sizes) as addresses:
-            for name, array in {**given, **host}.items():
-                if name not in addresses:
-                    self._context.set_tensor_address(name, array.ctypes.data)
-            if self._takes_memory:
-                self._context.set_device_memory(addresses.pop(_WORKING), sizes[_WORKING])
-            for name, address in addresses.items():
-                self._context.set_tensor_address(name, address)
+                raise self._log.failure(RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'")
+        outputs = self._execute(given)
+        typed = {name: self._typed(name, outputs[name]) for name in self._outputs}
+        if self._listener is None:
+            return typed
+        self.skipped |= {name: why for name, why in self._listener.unread.items() if name not in typed}
+        return {**self._listener.tensors, **typed}
+
+    def _execute(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs as the engine makes them."""
+        context, cuda = self._context, self._cuda
+        # An output whose size is not known before it runs reports it, and gets its memory then.
+        shapes = {name: tuple(context.get_tensor_shape(name)) for name in self._outputs}
+        grown = {name: make_allocator(self._trt, cuda) for name, shape in shapes.items() if min(shape, default=0) < 0}
+        made = {name: np.empty(shapes[name], self._dtype(name)) for name in shapes if name not in grown}
+        arrays = {**given, **made}
+        on_gpu = [name for name in arrays if not self._on_host(name)]
+        with self._memory({name: arrays[name].nbytes for name in on_gpu}, grown.values()) as addresses:
+            for name, array in arrays.items():
+                context.set_tensor_address(name, addresses.get(name, array.ctypes.data))
+            for name in [name for name in on_gpu if name in given]:
+                cuda.upload(addresses[name], given[name])
             for name, allocator in grown.items():
-                self._context.set_output_allocator(name, allocator)
-            try:
-                return self._execute(given, known, host, addresses, grown)
-            finally:
-                for allocator in grown.values():
-                    allocator.release()
+                context.set_output_allocator(name, allocator)
+            self._log.errors.clear()
+            if not context.execute_async_v3(cuda.stream):
+                raise self._log.failure(RunError, "the engine does not run and gives no reason")
+            cuda.synchronize()
+            for name in [name for name in on_gpu if name in made]:
+                made[name] = cuda.download(addresses[name], made[name].dtype, made[name].shape)
+            late = {name: cuda.download(a.address, self._dtype(name), a.shape) for name, a in grown.items()}
+        return {**made, **late}
 
     def _on_host(self, name: str) -> bool:
-        return bool(self.engine.get_tensor_location(name) == self._tensorrt.trt.TensorLocation.HOST)
+        return bool(self.engine.get_tensor_location(name) == self._trt.TensorLocation.HOST)
 
-    def _fit(self, name: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    def _fitted(self, name: str, inputs: Mapping[str, Any]) -> Any:
+        """Return an input, contiguous and of the type that the engine takes."""
         if name not in inputs:
             raise RunError(f"the engine wants an input '{name}', and there is none of that name")
         value, dtype = inputs[name], self._dtype(name)
@@ -157,75 +153,33 @@ class TensorRtSession:
             value = fitted
         return np.ascontiguousarray(value).reshape(value.shape)
 
-    def _execute(
-        self,
-        given: Arrays,
-        known: Mapping[str, tuple[int, ...]],
-        host: Arrays,
-        addresses: Mapping[str, int],
-        grown: Mapping[str, Any],
-    ) -> Arrays:
-        cuda, stream = self._tensorrt.cuda, self._tensorrt.stream
-        self._tensorrt.log.take()
-        for name, value in given.items():
-            if name in addresses:
-                cuda.upload(addresses[name], value, stream)
-        if not self._context.execute_async_v3(stream):
-            raise failed(self._tensorrt, "the engine does not run and gives no reason")
-        cuda.synchronize(stream)
-        outputs = dict(host)
-        for name, shape in known.items():
-            if name not in host:
-                outputs[name] = cuda.peek(addresses[name], self._dtype(name), shape, stream)
-        for name, allocator in grown.items():
-            outputs[name] = cuda.peek(allocator.address, self._dtype(name), allocator.shape, stream)
-        return {name: self._as_wanted(name, outputs[name]) for name in self._outputs}
+    def _typed(self, name: str, value: Any) -> Any:
+        return value.astype(dtype_from_name(self._types[name]), copy=False) if name in self._types else value
 
-    def _as_wanted(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        if name not in self._wanted:
-            return value
-        return value.astype(element_dtype(self._wanted[name]), copy=False)
+    @contextlib.contextmanager
+    def _memory(self, sizes: Mapping[str, int], allocators: Any) -> Iterator[dict[str, int]]:
+        """Lend GPU memory for some tensors in one piece; take it back, and what allocators have taken."""
+        offsets, end = {}, 0
+        for name, size in sizes.items():
+            offsets[name] = end
+            end += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
+        base = self._cuda.malloc(end)
+        try:
+            yield {name: base + offset for name, offset in offsets.items()}
+        finally:
+            for allocator in allocators:
+                allocator.release()
+            self._cuda.free(base)
 
 
-def failed(tensorrt: TensorRt, otherwise: str) -> RunError:
-    """What TensorRT said since its log was last read, as an error to be raised; ``otherwise`` if it said nothing."""
-    errors = tensorrt.log.take()
-    message = reason(errors, otherwise)
-    if is_out_of_memory(errors):
-        message = f"out of memory: {message}"
-    return RunError(message, signature=signature(message, ()), poisoned=is_poisoning(errors))
-
-
-@contextmanager
-def _memory(tensorrt: TensorRt, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """GPU memory for some tensors in one piece, each aligned as TensorRT asks (256 bytes)."""
-    offsets, end = {}, 0
-    for name, size in sizes.items():
-        offsets[name] = end
-        end += -(-max(size, 1) // 256) * 256
-    base = tensorrt.cuda.malloc(end)
-    try:
-        yield {name: base + offset for name, offset in offsets.items()}
-    finally:
-        _free(tensorrt, base)
-
-
-def _free(tensorrt: TensorRt, address: int) -> None:
-    """Give memory back; after a failed kernel that fails too, and would hide which failure it was."""
-    with suppress(RunError):
-        tensorrt.cuda.free(address)
-
-
-def _make_allocator(tensorrt: TensorRt) -> Any:
-    """Memory for an output whose size depends on the values that went in; see ``IOutputAllocator``."""
-    cuda = tensorrt.cuda
-    base: Any = tensorrt.trt.IOutputAllocator
+def make_allocator(trt: Any, cuda: Cuda) -> Any:
+    """Return an ``IOutputAllocator``: memory for an output whose size depends on the values that went in."""
+    base: Any = trt.IOutputAllocator
 
     class Allocator(base):  # type: ignore[misc]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
-            self.address = 0
-            self.size = 0
+            self.address = self.size = 0
             self.shape: tuple[int, ...] = ()
 
         def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
@@ -242,7 +196,58 @@ def _make_allocator(tensorrt: TensorRt) -> Any:
 
         def release(self) -> None:
             if self.address:
-                _free(tensorrt, self.address)
+                cuda.free(self.address)
             self.address = self.size = 0
 
     return Allocator()
+
+
+def make_listener(trt: Any, cuda: Cuda) -> Any:
+    """Return an ``IDebugListener`` that keeps a copy of each debug tensor, whose memory is only good during the call.
+
+    An output mark keeps a tensor from being fused, so it changes the engine; this shows what the unchanged engine has. Source:
+    TensorRT's Python API, ``INetworkDefinition.mark_unfused_tensors_as_debug_tensors``, ``IDebugListener.process_debug_tensor``.
+    """
+    base: Any = trt.IDebugListener
+
+    class Listener(base):  # type: ignore[misc]  # TensorRT ships no types
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.tensors: dict[str, Any] = {}
+            self.unread: dict[str, str] = {}
+
+        def process_debug_tensor(
+            self,
+            addr: Any,
+            location: Any,
+            type: Any,  # noqa: A002 - TensorRT's own name
+            shape: Any,
+            name: str,
+            stream: int,
+        ) -> bool:
+            try:
+                dtype, sizes = to_dtype(type), tuple(shape)
+                if location == trt.TensorLocation.HOST:
+                    cuda.synchronize()
+                    array = np.empty(sizes, dtype)
+                    ctypes.memmove(array.ctypes.data, _address(addr), array.nbytes)
+                    self.tensors[name] = array
+                else:
+                    self.tensors[name] = cuda.download(_address(addr), dtype, sizes)
+            except Exception as error:  # an exception that leaves this method would end the process
+                self.unread[name] = f"it cannot be read while the engine runs ({error!r})"
+            return True
+
+    return Listener()
+
+
+def _address(pointer: Any) -> int:
+    """Return the address in a Python capsule, which is how a ``void*`` arrives; whatever name the capsule has."""
+    if isinstance(pointer, int):
+        return pointer
+    python = ctypes.pythonapi
+    python.PyCapsule_GetName.restype = ctypes.c_char_p
+    python.PyCapsule_GetName.argtypes = [ctypes.py_object]
+    python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return int(python.PyCapsule_GetPointer(pointer, python.PyCapsule_GetName(pointer)) or 0)

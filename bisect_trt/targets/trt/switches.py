@@ -1,183 +1,124 @@
-"""What of TensorRT can be turned: tactics of layers, sources of tactics, options of the builder, precisions."""
+"""Switches of TensorRT: tactics of layers, sources of tactics, options of the builder, precisions."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Switch, Tier, precision_switches
-from bisect_trt.targets.trt.knobs import ENUMS, TYPES, plain
 from bisect_trt.targets.trt.settings import TrtSettings
 
-Turn = Callable[[TargetSettings], TargetSettings]
 _SMALL_WORKSPACE = 1 << 20
 """Bytes that few tactics with scratch space do with."""
 _FLAGS = ("REFIT", "ENABLE_TACTIC_HEURISTIC", "DISTRIBUTIVE_INDEPENDENCE", "STRICT_NANS")
 """Flags that may be set without changing what is asked for, where a version has them."""
+_LEAST = (("hardware_compatibility_level", "ampere_plus"), ("max_aux_streams", "0"))
+"""Attributes that are not given, each with the value that asks least of TensorRT."""
+_GIVEN = (
+    *("precision_constraints", "strongly_typed", "layer_precisions", "pool_limits", "builder_optimization_level"),
+    "load_timing_cache",
+)
+"""Settings that are left out where they are given."""
 
 
 def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
-    """All of them that this version has, by the trace of a build: tactics, then options, then precisions."""
+    """Return all switches that this version has, by the trace of a build: tactics, then options, then precisions."""
     own, trace = settings.of(TrtSettings), looked.trace or {}
     if own.load_engine is not None:
         return []
-    found = [*_tactics(trace.get("tactics", ())), *_sources(own, trace.get("sources", ()))]
-    found += [*_given(own), *_levels(own, trace), *_previews(own, trace.get("previews", {}))]
-    found += _routes(own, trace.get("routes"))
-    found += [
-        Switch(f"option:{flag}", _flag(flag), how="turned on") for flag in _FLAGS if flag in trace.get("flags", ())
-    ]
-    found = list({each.name: each for each in reversed(found)}.values())[::-1]
-    if settings.tf32:
-        found.append(Switch("precision:tf32", lambda given: replace(given, tf32=False)))
+    found = {each.name: each for each in (*_tactics(own, trace), *_given(own), *_other(own, trace))}
     wholes = [each for each in precision_switches(settings) if each.name != "precision:tf32"]
-    return sorted([*found, *wholes], key=lambda each: each.tier)
+    if settings.tf32:
+        found["precision:tf32"] = Switch("precision:tf32", lambda given: replace(given, tf32=False))
+    return sorted([*found.values(), *wholes], key=lambda each: each.tier)
 
 
-def _tactics(took: object) -> Iterator[Switch]:
-    """Of each layer that has a choice, another tactic than the one it took."""
-    assert isinstance(took, list | tuple)
-    for layer, tactic, offered in took:
+def _turn(name: str, changed: Callable[[Any], object]) -> Callable[[TargetSettings], TargetSettings]:
+    """Return a function that changes one of TensorRT's own settings."""
+    return lambda settings: settings.with_own(**{name: changed(getattr(settings.of(TrtSettings), name))})
+
+
+def _without(name: str, gone: Callable[[Any], bool]) -> Callable[[TargetSettings], TargetSettings]:
+    return _turn(name, lambda values: tuple(each for each in values if not gone(each)))
+
+
+def _with(name: str, *more: object) -> Callable[[TargetSettings], TargetSettings]:
+    return _turn(name, lambda values: (*values, *more))
+
+
+def _tactics(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
+    """Yield, for each layer that has a choice, another tactic than it took, and each source of tactics, left out."""
+    for layer, tactic, offered in trace.get("tactics", ()):
         if offered > 1:
-            yield Switch(f"tactic:{layer}", _avoid(tactic), Tier.PASS, how="given another tactic")
-
-
-def _avoid(tactic: str) -> Turn:
-    def turn(settings: TargetSettings) -> TargetSettings:
-        return settings.with_own(avoid_tactics=(*settings.of(TrtSettings).avoid_tactics, tactic))
-
-    return turn
-
-
-def _sources(own: TrtSettings, defaults: object) -> Iterator[Switch]:
-    """Each source of tactics that is used, left out."""
-    assert isinstance(defaults, list | tuple)
-    used = own.tactic_sources if own.tactic_sources is not None else tuple(defaults)
+            yield Switch(f"tactic:{layer}", _with("avoid_tactics", tactic), Tier.PASS, how="given another tactic")
+    used = tuple(trace.get("sources", ())) if own.tactic_sources is None else own.tactic_sources
     for name in used:
 
-        def turn(settings: TargetSettings, without: str = name) -> TargetSettings:
-            given = settings.of(TrtSettings).tactic_sources
-            left = tuple(each for each in (used if given is None else given) if each.lower() != without.lower())
-            return settings.with_own(tactic_sources=left)
+        def left(values: Iterable[str] | None, without: str = name) -> tuple[str, ...]:
+            return tuple(each for each in (used if values is None else values) if each.lower() != without.lower())
 
-        yield Switch(f"tactic-source:{name.upper()}", turn)
+        yield Switch(f"tactic-source:{name.upper()}", _turn("tactic_sources", left))
 
 
 def _given(own: TrtSettings) -> Iterator[Switch]:
-    """What is given and differs from the default, each left out."""
-    for name in own.builder_flags:
-
-        def drop(settings: TargetSettings, flag: str = name) -> TargetSettings:
-            left = tuple(each for each in settings.of(TrtSettings).builder_flags if each != flag)
-            return settings.with_own(builder_flags=left)
-
-        yield Switch(f"option:{name}", drop, how="left out")
-    for name, _ in own.builder_settings:
-
-        def unset(settings: TargetSettings, attribute: str = name) -> TargetSettings:
-            left = tuple(pair for pair in settings.of(TrtSettings).builder_settings if pair[0] != attribute)
-            return settings.with_own(builder_settings=left)
-
-        yield Switch(f"option:{name}", unset, how="left out")
-    plain = TrtSettings()
-    for name in (
-        *("precision_constraints", "strongly_typed", "version_compatible", "hardware_compatibility_level"),
-        *("layer_precisions", "pool_limits", "builder_optimization_level", "onnx_flags", "load_timing_cache"),
-    ):
-        if getattr(own, name) != getattr(plain, name):
-            yield Switch(f"option:{name}", _set(name, getattr(plain, name)), how="left out")
+    """Yield what is given and differs from the default, each left out."""
+    for flag in own.builder_flags:
+        yield Switch(f"option:{flag}", _without("builder_flags", flag.__eq__), how="left out")
+    for attribute, _ in own.builder_settings:
+        yield Switch(f"option:{attribute}", _without("builder_settings", _is_of(attribute)), how="left out")
+    for name in _GIVEN:
+        if getattr(own, name) != getattr(TrtSettings(), name):
+            yield Switch(f"option:{name}", _default(name), how="left out")
 
 
-def _levels(own: TrtSettings, trace: object) -> Iterator[Switch]:
-    """What is not given, each set to what asks least of TensorRT."""
+def _default(name: str) -> Callable[[TargetSettings], TargetSettings]:
+    return _turn(name, lambda _: getattr(TrtSettings(), name))
+
+
+def _is_of(attribute: str) -> Callable[[tuple[str, str]], bool]:
+    return lambda pair: pair[0] == attribute
+
+
+def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
+    """Yield what is not given: levels and limits that ask little of TensorRT, preview features turned, flags set."""
+    given = dict(own.builder_settings)
     if own.builder_optimization_level is None:
-        yield Switch("option:builder_optimization_level=0", _set("builder_optimization_level", 0))
+        yield Switch("option:builder_optimization_level=0", _turn("builder_optimization_level", lambda _: 0))
     if not own.pool_limits:
-        yield Switch("option:workspace=1M", _set("pool_limits", (("workspace", _SMALL_WORKSPACE),)))
-    if own.hardware_compatibility_level is None and trace:
-        yield Switch(
-            "option:hardware_compatibility_level=ampere_plus", _set("hardware_compatibility_level", "ampere_plus")
-        )
-    if "max_aux_streams" not in dict(own.builder_settings):
+        yield Switch("option:workspace=1M", _with("pool_limits", ("workspace", _SMALL_WORKSPACE)))
+    for name, value in _LEAST:
+        if name not in given and trace:
+            yield Switch(f"option:{name}={value}", _with("builder_settings", (name, value)))
+    features: Mapping[str, bool] = trace.get("previews", {})
+    on = [name for name, is_on in features.items() if is_on]
+    if "preview_features" in given:
+        on = given["preview_features"].split(",")
+    for name in features:
 
-        def alone(settings: TargetSettings) -> TargetSettings:
-            given = settings.of(TrtSettings).builder_settings
-            return settings.with_own(builder_settings=(*given, ("max_aux_streams", "0")))
+        def turned(values: tuple[tuple[str, str], ...], feature: str = name) -> tuple[tuple[str, str], ...]:
+            now = dict(values).get("preview_features", ",".join(on)).split(",")
+            left = [each for each in now if each not in ("", "none", feature)]
+            left += [] if feature in now else [feature]
+            rest = [pair for pair in values if pair[0] != "preview_features"]
+            return (*rest, ("preview_features", ",".join(left) or "none"))
 
-        yield Switch("option:max_aux_streams=0", alone)
-
-
-def _routes(own: TrtSettings, text: object) -> Iterator[Switch]:
-    """Each knob of TensorRT's build routes that has few values, at each of them but its default.
-
-    Source: ``IBuilderConfig.all_build_routes``, as JSON: ``tuner_options``, each with ``option`` (``-name``), ``allowed_values``
-    (``[a|b]``) and ``default_value``; a route is ``-name=a -other=b``.
-    """
-    try:
-        knobs = json.loads(str(text or "{}"))["tuner_options"]
-    except (ValueError, KeyError, TypeError):
-        return
-    given = dict(
-        word.split("=", 1) for word in dict(own.builder_settings).get("build_route", "").split() if "=" in word
-    )
-    for knob in knobs:
-        allowed = re.search(r"\[([^\]]*)\]", str(knob.get("allowed_values", "")))
-        if allowed is None or "..." in allowed[1]:
-            continue
-        name, usual = str(knob["option"]), str(knob.get("default_value", ""))
-        for value in filter(None, map(str.strip, allowed[1].split("|"))):
-            if value != given.get(name, usual):
-                yield Switch(f"build-route:{name}={value}", _route(name, value))
-
-
-def _route(name: str, value: str) -> Turn:
-    def turn(settings: TargetSettings) -> TargetSettings:
-        own = dict(settings.of(TrtSettings).builder_settings)
-        kept = [word for word in own.get("build_route", "").split() if not word.startswith(f"{name}=")]
-        own["build_route"] = " ".join([*kept, f"{name}={value}"])
-        return settings.with_own(builder_settings=tuple(own.items()))
-
-    return turn
-
-
-def _set(name: str, value: object) -> Turn:
-    return lambda settings: settings.with_own(**{name: value})
-
-
-def _flag(name: str) -> Turn:
-    def turn(settings: TargetSettings) -> TargetSettings:
-        return settings.with_own(builder_flags=(*settings.of(TrtSettings).builder_flags, name))
-
-    return turn
-
-
-def _previews(own: TrtSettings, known: object) -> Iterator[Switch]:
-    """Each preview feature, turned the other way."""
-    assert isinstance(known, dict)
-    on = tuple(name for name, is_on in known.items() if is_on) if own.preview_features is None else own.preview_features
-    for name in known:
-
-        def turn(settings: TargetSettings, feature: str = name) -> TargetSettings:
-            given = settings.of(TrtSettings).preview_features
-            now = on if given is None else given
-            left = tuple(each for each in now if each != feature)
-            return settings.with_own(preview_features=left if feature in now else (*now, feature))
-
-        yield Switch(f"preview-feature:{name}", turn, how="turned off" if name in on else "turned on")
+        how = "turned off" if name in on else "turned on"
+        yield Switch(f"preview-feature:{name}", _turn("builder_settings", turned), how=how)
+    for flag in _FLAGS:
+        if flag in trace.get("flags", ()) and flag not in own.builder_flags:
+            yield Switch(f"option:{flag}", _with("builder_flags", flag), how="turned on")
 
 
 def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
-    """The lines that set a builder configuration up so, after ``config = builder.create_builder_config()``."""
+    """Return the lines that set a builder configuration up so, after ``config = builder.create_builder_config()``."""
     own = settings.of(TrtSettings)
-    lines = ["config.clear_flag(trt.BuilderFlag.TF32)"] if not settings.tf32 else []
+    lines = [] if settings.tf32 else ["config.clear_flag(trt.BuilderFlag.TF32)"]
     names = [name.upper() for name in settings.low_precisions if name != "tf32"]
     if own.precision_constraints != "none":
         names.append(f"{own.precision_constraints.upper()}_PRECISION_CONSTRAINTS")
-    names += [*(["VERSION_COMPATIBLE"] if own.version_compatible else []), *own.builder_flags]
-    lines += [f"config.set_flag(trt.BuilderFlag.{name})" for name in names]
+    lines += [f"config.set_flag(trt.BuilderFlag.{name})" for name in (*names, *own.builder_flags)]
     lines += [
         f"config.set_memory_pool_limit(trt.MemoryPoolType.{pool.upper()}, {size})" for pool, size in own.pool_limits
     ]
@@ -186,22 +127,26 @@ def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
         lines.append(f"config.set_tactic_sources({bits})")
     if own.builder_optimization_level is not None:
         lines.append(f"config.builder_optimization_level = {own.builder_optimization_level}")
-    if own.hardware_compatibility_level is not None:
-        level = own.hardware_compatibility_level.upper()
-        lines.append(f"config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.{level}")
     for name, value in own.builder_settings:
-        flags = value.upper().split(",") if name == "quantization_flags" else []
-        lines += [f"config.set_quantization_flag(trt.QuantizationFlag.{flag})" for flag in flags if flag != "NONE"]
-        lines += [] if flags else [f"config.{name} = {_literal(name, value)}"]
-    for name in own.preview_features or ():
-        lines.append(f"config.set_preview_feature(trt.PreviewFeature.{name.upper()}, True)")
-    lines += [
-        f"# of the layer {name!r}: layer.precision = trt.DataType.{TYPES[kind]}" for name, kind in own.layer_precisions
-    ]
+        words = [word.upper() for word in value.split(",") if word.lower() != "none"]
+        if name == "preview_features":
+            lines += [f"config.set_preview_feature(trt.PreviewFeature.{word}, True)" for word in words]
+        elif name == "quantization_flags":
+            lines += [f"config.set_quantization_flag(trt.QuantizationFlag.{word})" for word in words]
+        else:
+            lines.append(f"config.{name} = {_literal(name, value)}")
+    lines += [f"# of the layer {name!r}: in {kind} (layer.precision)" for name, kind in own.layer_precisions]
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
     lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
     return tuple(lines)
 
 
 def _literal(name: str, value: str) -> str:
-    return f"trt.{ENUMS[name]}.{value.upper()}" if name in ENUMS else repr(plain(value))
+    """Return an attribute's value as code: a number, a bool, or a member of the enumeration that the attribute is named for."""
+    if value.lower() in ("true", "false"):
+        return value.capitalize()
+    try:
+        return str(int(value, 0))
+    except ValueError:
+        enum = "".join(word.capitalize() for word in name.removeprefix("default_").split("_"))
+        return repr(value) if name == "build_route" else f"trt.{enum}.{value.upper()}"

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.targets.trt import standalone
-from bisect_trt.targets.trt.api import Log, make_logger
-from bisect_trt.targets.trt.wording import (
-    OUT_OF_MEMORY,
-    clean,
-    is_out_of_memory,
-    is_poisoning,
-    reason,
-    signature,
-)
+from bisect_trt.targets.messages import RunError
+from bisect_trt.targets.trt.log import OUT_OF_MEMORY, Log, clean, reason, signature
 
 NO_TACTIC = (
     "[optimizer.cpp::computeCosts::3869] Error Code 10: Internal Error (Could not find any implementation for node "
@@ -134,10 +124,11 @@ def test_other_failures_have_other_signatures() -> None:
     ],
 )
 def test_memory_and_poison(errors: list[str], *, memory: bool, poison: bool) -> None:
-    assert is_out_of_memory(errors) is memory
-    assert is_poisoning(errors) is poison
-    if memory:
-        assert signature(reason(errors, ""), ()) == OUT_OF_MEMORY
+    log = Log()
+    log.errors.extend(errors)
+    failure = log.failure(RunError, "no reason")
+    assert (failure.signature == OUT_OF_MEMORY, failure.poisoned) == (memory, poison)
+    assert not log.errors
 
 
 def test_a_word_of_the_message_is_no_name_only_because_a_tensor_is_called_so() -> None:
@@ -167,17 +158,13 @@ def test_any_text_has_a_signature_that_masking_again_leaves(text: str, known: li
     assert clean(clean(text)) is not None
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda trt, kept: make_logger(trt, Log(errors=kept)), standalone.make_logger],
-    ids=["worker", "reproduce.py"],
-)
-def test_what_is_said_when_the_module_is_emptied_already_is_heard(make: Callable[[Any, list[str]], Any]) -> None:
+def test_what_is_logged_when_the_module_is_emptied_already_is_kept() -> None:
     levels = [SimpleNamespace(name=name) for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")]
     trt = SimpleNamespace(ILogger=type("ILogger", (), {level.name: level for level in levels}))
-    kept: list[str] = []
-    logger = make(trt, kept)
+    log, heard = Log(), list[str]()
+    log.listener = heard.append
+    logger = log.make_logger(trt)
     trt.ILogger = None
     for level in levels:
         logger.log(level, level.name)
-    assert kept == ["INTERNAL_ERROR", "ERROR"]
+    assert (list(log.errors), list(log.warnings), heard) == (["INTERNAL_ERROR", "ERROR"], ["WARNING"], ["VERBOSE"])

@@ -1,0 +1,185 @@
+"""What engines and networks consist of: layers, the ONNX nodes behind each, and the precision that each really runs in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
+from bisect_trt.tensors.info import dtype_from_name
+
+_METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
+"""A layer's origin, since TensorRT 10."""
+_REGION = re.compile(r"\{ForeignNode\[(.*?)\.\.\.(.*?)\]\}")
+"""A region that Myelin compiled as a whole: its first and its last layer."""
+_SINGLE = re.compile(r"\{ForeignNode\[(.*?)\]\}")
+_UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
+_PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
+_FORMATS: dict[str, str] = {
+    "FP32": "float32",
+    "Float": "float32",
+    "FP16": "float16",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "BF16": "bfloat16",
+    "Int8": "int8",
+    "INT8": "int8",
+    "FP8": "fp8",
+    "Int32": "int32",
+    "INT32": "int32",
+    "Int64": "int64",
+    "INT64": "int64",
+    "Bool": "bool",
+    "BOOL": "bool",
+}
+"""Types in the inspector's descriptions, such as ``Two wide channel vectorized row major FP16 format``."""
+DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "FP8": "float8_e4m3fn",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+"""NumPy's names of TensorRT's types."""
+
+
+def to_dtype(kind: Any) -> Any:
+    """Return NumPy's type for a ``DataType`` of TensorRT's."""
+    return dtype_from_name(DTYPES[kind.name])
+
+
+class Origins:
+    """The ONNX nodes that the names in an engine come from."""
+
+    def __init__(self, nodes: Sequence[Sequence[Any]] = (), layers: Sequence[tuple[str, int | None]] = ()) -> None:
+        """Collect the names.
+
+        Args:
+            nodes: Of each node its name, outputs, inputs and its outputs in the original model; see ``ParsedNetwork``.
+            layers: The network's layers in the parser's order, each with the place of its node. Without them, regions are
+                taken in the order of the graph, and layers that have no node's name are not known.
+        """
+        self._made = [list(node[3]) if len(node) > 3 else list(node[1]) for node in nodes]
+        self._order = [place for _, place in layers]
+        self._layers = {name: index for index, (name, _) in enumerate(layers)}
+        # A name may be several things; the last one set here counts.
+        self._places: dict[str, int] = {}
+        for place, node in reversed(list(enumerate(nodes))):
+            self._places.update(
+                dict.fromkeys(node[2] if len(node) > 2 else (), place)
+            )  # a weight is its first reader's
+        for place, node in enumerate(nodes):
+            self._places.update(dict.fromkeys(node[1], place))
+        self._places.update({name: place for name, place in layers if place is not None})
+        self._places.update({node[0]: place for place, node in enumerate(nodes)})
+        self._places.pop("", None)
+
+    @classmethod
+    def of(cls, parsed: ParsedNetwork) -> Origins:
+        """Return the origins of the engine of a network."""
+        names = [layer.name for layer in parsed.layers()]
+        return cls(parsed.nodes, list(zip(names, parsed.places(), strict=True)))
+
+    def place(self, name: str) -> int | None:
+        """Return the place of the node that a layer, a node or a tensor of this name belongs to."""
+        return self._places.get(name, self._places.get(LAYER_SUFFIX.sub("", name)))
+
+    def tensors(self, place: int) -> list[str]:
+        """Return what a node makes, by the names in the original; nothing for a Cast that was added."""
+        return self._made[place]
+
+    def named(self, entry: Mapping[str, Any]) -> set[int]:
+        """Return the nodes in a layer's name and metadata, one by one, and the ends of regions."""
+        name = str(entry["Name"])
+        words = [*_METADATA.findall(str(entry.get("Metadata", ""))), name]
+        words += [end for ends in _REGION.findall(name) for end in ends]
+        rest = _SINGLE.sub(r"\1", _REGION.sub("", name))
+        words += [rest, *_UNNAMED.findall(rest), *_PIECES.split(_UNNAMED.sub("", rest))]
+        return {place for word in words if (place := self.place(word.strip())) is not None}
+
+    def region(self, first: str, last: str) -> set[int]:
+        """Return the nodes from one layer to another; one of them if the other is not known."""
+        if first in self._layers and last in self._layers:
+            low, high = sorted((self._layers[first], self._layers[last]))
+            return {place for place in self._order[low : high + 1] if place is not None}
+        ends = [place for place in map(self.place, (first, last)) if place is not None]
+        return set(range(min(ends), max(ends) + 1)) if ends else set()
+
+
+def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> list[dict[str, Any]]:
+    """Return the layers in the inspector's JSON, which holds names alone without detailed verbosity.
+
+    The name of a region tells its ends. What lies between them and is named by another layer is that layer's.
+
+    Returns:
+        Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (those of its nodes), ``tactic`` and ``formats``.
+    """
+    entries: list[Mapping[str, Any]] = [{"Name": layer} if isinstance(layer, str) else layer for layer in layers]
+    named = [origins.named(entry) for entry in entries]
+    claimed = set().union(*named)
+    found = []
+    for entry, own in zip(entries, named, strict=True):
+        spans = [origins.region(first, last) for first, last in _REGION.findall(str(entry["Name"]))]
+        nodes = sorted(own | (set().union(*spans) - claimed))
+        made = [str(output.get("Format/Datatype", "")) for output in entry.get("Outputs", [])]
+        tactic = [str(entry[key]) for key in ("TacticValue", "TacticName") if entry.get(key) not in (None, "")]
+        ends = [end for side in ("Inputs", "Outputs") for end in entry.get(side, [])]
+        found.append(
+            {
+                "name": str(entry["Name"]),
+                "kind": str(entry.get("LayerType", "")),
+                "precisions": list(dict.fromkeys(map(_precision, made))),
+                "tensors": [name for place in nodes for name in origins.tensors(place)],
+                "tactic": " ".join(tactic) or None,
+                "formats": [str(end.get("Format/Datatype", end.get("Format", ""))) for end in ends],
+            }
+        )
+    return found
+
+
+def _precision(text: str) -> str:
+    """Return ``float32`` for ``Row major linear FP32``."""
+    return next((kind for word, kind in _FORMATS.items() if re.search(rf"\b{word}\b", text)), text)
+
+
+def inspect_engine(trt: Any, engine: Any) -> str:
+    """Return what the engine inspector reports, as JSON."""
+    return str(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def layers_in(inspected: str, origins: Origins) -> list[dict[str, Any]]:
+    """Return the layers of what :func:`inspect_engine` returned; none if it cannot be read, which is no failure of the model."""
+    try:
+        return read_layers(json.loads(inspected, strict=False).get("Layers", []), origins)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"TensorRT: the engine inspector's report cannot be read ({error!r})", flush=True)
+        return []
+
+
+def describe_engine(trt: Any, engine: Any) -> dict[str, Any]:
+    """Return the inputs, outputs and layers of an engine.
+
+    Returns:
+        ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
+        and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
+        order they run, as :func:`read_layers` returns them.
+    """
+    tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        shape = [int(dim) for dim in engine.get_tensor_shape(name)]
+        plain = {"name": name, "dtype": to_dtype(engine.get_tensor_dtype(name)).name, "shape": shape}
+        mode = str(engine.get_tensor_mode(name).name)
+        if mode == "INPUT" and -1 in shape:
+            ranges = [engine.get_tensor_profile_shape(name, place) for place in range(engine.num_optimization_profiles)]
+            plain["profiles"] = [[[int(dim) for dim in each] for each in shapes] for shapes in ranges]
+        tensors[mode].append(plain)
+    layers = layers_in(inspect_engine(trt, engine), Origins())
+    ends = {"inputs": tensors["INPUT"], "outputs": tensors["OUTPUT"]}
+    return {"version": str(trt.__version__), **ends, "layers": layers}

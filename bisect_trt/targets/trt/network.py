@@ -1,0 +1,223 @@
+"""An ONNX model into a TensorRT network, whose layers are told in which types to run."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.trt.config import (
+    LAYER_TYPES,
+    builder_flags,
+    is_strongly_typed,
+    low_precisions,
+    member,
+    network_inputs,
+)
+from bisect_trt.targets.trt.log import Log, signature
+
+LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
+"""The parser appends it where a node makes several layers."""
+_ELEMENTS = {"bool": 9, "int32": 6, "int64": 7, "float32": 1}
+"""ONNX's numbers of the types that shapes are given in."""
+
+
+@dataclass
+class ParsedNetwork:
+    """A network, and its model.
+
+    Attributes:
+        network: TensorRT's own.
+        nodes: Of each node of the model its name, outputs, and, where that is known, inputs and outputs in the original.
+        skipped: Outputs of the model that the network does not return, with the reason.
+        parser: Kept because it owns the weights of the network.
+    """
+
+    network: Any
+    nodes: Sequence[Sequence[Any]]
+    skipped: dict[str, str] = field(default_factory=dict)
+    parser: Any = None
+
+    def layers(self) -> list[Any]:
+        """Return the layers in the order they were made."""
+        return [self.network.get_layer(index) for index in range(self.network.num_layers)]
+
+    def places(self) -> list[int | None]:
+        """Return for each layer the place of its node in the graph; ``None`` where it belongs to none.
+
+        The parser makes the layers of one node after the other. A layer has the name of its node, or makes its output;
+        unnamed layers before such a one belong to the same node.
+        """
+        by_name = {node[0]: place for place, node in enumerate(self.nodes) if node[0]}
+        by_output = {output: place for place, node in enumerate(self.nodes) for output in node[1] if output}
+        found: list[int | None] = []
+        pending = 0
+        for layer in self.layers():
+            place = by_name.get(layer.name, by_name.get(LAYER_SUFFIX.sub("", layer.name)))
+            if place is None:
+                made = [layer.get_output(index).name for index in range(layer.num_outputs)]
+                place = next((by_output[name] for name in made if name in by_output), None)
+            found.append(place)
+            pending += 1
+            if place is not None:
+                found[-pending:] = [place] * pending
+                pending = 0
+        return found
+
+
+def parse(
+    trt: Any,
+    builder: Any,
+    logger: Any,
+    log: Log,
+    path: pathlib.Path,
+    feed: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> ParsedNetwork:
+    """Parse a model.
+
+    An input that gives a size (the second input of a Reshape) would make a network with shapes that TensorRT does not know. Its
+    value is known here, so it becomes a constant.
+
+    Args:
+        trt: The package.
+        builder: TensorRT's builder.
+        logger: TensorRT's logger.
+        log: What it logs.
+        path: The model's file.
+        feed: The values that it will be fed.
+        hints: What ``TensorRtTarget.hints`` has read in the graph.
+        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
+
+    Raises:
+        BuildError: The parser refuses it.
+    """
+    content = hints.get("content") or path.read_bytes()
+    lies = pathlib.Path(hints.get("weights") or path.absolute().parent, path.name)
+    names = hints.get("names", ())
+
+    def parsed(model: bytes) -> ParsedNetwork:
+        network = builder.create_network(_network_flags(trt, settings, lowered=hints["lowered"]))
+        parser = trt.OnnxParser(network, logger)
+        for flag in builder_flags(trt, settings)[1]:
+            parser.set_flag(flag)
+        log.errors.clear()
+        if parser.parse(model, str(lies)):
+            return ParsedNetwork(network, hints["nodes"], parser=parser)
+        if parser.num_errors == 0:
+            raise log.failure(BuildError, "the ONNX parser refuses the model and gives no reason", names)
+        error, where = parser.get_error(0), "the model"
+        if hasattr(error, "node_operator") and error.node_operator():
+            where = f"{error.node_operator()} node '{error.node_name()}'"
+        message = f"the ONNX parser refuses {where}: {error.desc().strip()}"
+        raise BuildError(message, signature=signature(message, names))
+
+    found = parsed(content)
+    known = {each.name: feed[each.name] for each in network_inputs(found.network) if _gives_shape(each, feed)}
+    if known:
+        found = parsed(with_values(content, known))
+    network = found.network
+    for tensor in [network.get_output(index) for index in range(network.num_outputs)]:
+        # Marking what TensorRT computes on the host breaks its builds; but a network has to have an output.
+        if tensor.is_shape_tensor and network.num_outputs > 1:
+            found.skipped[tensor.name] = "a shape tensor, which TensorRT computes on the host"
+            network.unmark_output(tensor)
+    return found
+
+
+def _gives_shape(tensor: Any, feed: Mapping[str, Any]) -> bool:
+    return tensor.is_shape_tensor and tensor.name in feed and feed[tensor.name].dtype.name in _ELEMENTS
+
+
+def _network_flags(trt: Any, settings: Mapping[str, Any], *, lowered: bool) -> int:
+    """Return bits of ``NetworkDefinitionCreationFlag``; TensorRT 10 needs no EXPLICIT_BATCH any more, 11 does not have it."""
+    flags = trt.NetworkDefinitionCreationFlag
+    wanted = ["EXPLICIT_BATCH"]
+    wanted += ["STRONGLY_TYPED"] if is_strongly_typed(trt, settings, lowered=lowered) else []
+    return sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
+
+
+def with_values(model: bytes, values: Mapping[str, Any]) -> bytes:
+    """Return a serialized ONNX model with initializers for some of its inputs.
+
+    Protobuf merges a message that is appended to another one, so no ONNX is needed. A parser takes an input that is an
+    initializer too for a constant.
+    """
+    tensors = b""
+    for name, value in values.items():
+        array = np.asarray(value)
+        fields = b"".join(b"\x08" + _varint(size) for size in array.shape)  # dims
+        fields += b"\x10" + _varint(_ELEMENTS[array.dtype.name])  # data_type
+        fields += _delimited(b"\x42", name.encode()) + _delimited(b"\x4a", array.tobytes())  # name, raw_data
+        tensors += _delimited(b"\x2a", fields)  # GraphProto.initializer
+    return model + _delimited(b"\x3a", tensors)  # ModelProto.graph
+
+
+def _delimited(key: bytes, content: bytes) -> bytes:
+    return key + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> list[str]:
+    """Tell layers in which types to run: those of kept nodes in fp32, all others in the low precision if they are held to it.
+
+    Only for networks whose types TensorRT chooses.
+
+    Returns:
+        The names of the layers that are told to run in fp32, or in a type of their own.
+
+    Raises:
+        UsageError: This version does not have a type.
+    """
+    told: list[str] = []
+    if settings["keep"] or settings["held"]:
+        low = trt.DataType.BF16 if "bf16" in low_precisions(settings) else trt.DataType.HALF
+        kept = {
+            place for place, node in enumerate(parsed.nodes) if next(filter(None, node[1]), None) in settings["keep"]
+        }
+        for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
+            if place in kept:
+                told += [layer.name] if hold(trt, layer, trt.DataType.FLOAT) else []
+            elif settings["held"]:
+                hold(trt, layer, low)
+    types = {
+        name: member(trt, "DataType", LAYER_TYPES[kind], "--layer-precisions")
+        for name, kind in settings["layer_precisions"]
+    }
+    for layer in parsed.layers() if types else ():
+        if layer.name in types:  # one that does not exist, as in a piece of the model, is passed over
+            layer.precision = types[layer.name]
+            told.append(layer.name)
+    return told
+
+
+def hold(trt: Any, layer: Any, precision: Any) -> bool:
+    """Have a layer that makes floats make them in one type; return whether it makes any.
+
+    A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps the model's.
+    """
+    kinds = trt.LayerType
+    if layer.type in (kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE):
+        return False
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    floats = [i for i, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
+    if not floats or any(outputs[index].is_shape_tensor for index in floats):
+        return False
+    layer.precision = precision
+    for index in floats:
+        if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
+            layer.set_output_type(index, precision)
+    return True

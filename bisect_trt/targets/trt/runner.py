@@ -1,0 +1,381 @@
+"""Builds engines with TensorRT and runs them: for the local worker, remote workers and ``reproduce.py``.
+
+It needs TensorRT, NumPy and the modules that are sent with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.targets.choices import (
+    LAYERS,
+    RECORD,
+    REPLAY,
+    TIMINGS,
+    choices_of_layers,
+    write_choices,
+)
+from bisect_trt.targets.messages import BuildError, RunError, clean_message
+from bisect_trt.targets.trt.config import (
+    add_profile,
+    check_settings,
+    is_strongly_typed,
+    make_config,
+    set_ranges,
+    version_of,
+)
+from bisect_trt.targets.trt.cuda import Cuda, load_cuda
+from bisect_trt.targets.trt.engine import (
+    Origins,
+    describe_engine,
+    inspect_engine,
+)
+from bisect_trt.targets.trt.log import Log, is_out_of_memory
+from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
+from bisect_trt.targets.trt.session import TrtSession
+from bisect_trt.targets.trt.tactics import PIN_MISSED, TimingEditor, pin_refused, replay_json, tactic_chooser
+
+_OLDEST, _FIRST_UNFUSED = (8, 6, 0), (10, 12, 0)
+"""The oldest version that is supported; the first whose debug tensors are chosen after fusion."""
+
+
+def load_tensorrt() -> Any:
+    """Import the package ``tensorrt``.
+
+    Raises:
+        UnavailableError: It is not installed, or one of its libraries is missing.
+    """
+    try:
+        return importlib.import_module("tensorrt")
+    except (ImportError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "tensorrt":
+            raise UnavailableError(
+                f"TensorRT is not installed for {sys.executable}; install it there (pip install tensorrt), or on a Jetson "
+                "use a Python that sees the system's packages."
+            ) from error
+        raise UnavailableError(
+            f"TensorRT is installed and cannot be loaded: {error}. Install that library (pip install tensorrt brings its "
+            "own), or add its folder to LD_LIBRARY_PATH."
+        ) from error
+
+
+@dataclass
+class TensorRt:
+    """What a process makes of TensorRT once and keeps: 8 seconds of start-up, then nothing.
+
+    Attributes:
+        trt: The module.
+        log: Its log.
+        logger: Its logger, which writes that log.
+        builder: Its builder.
+        runtime: Deserialises engines.
+        cuda: The CUDA runtime.
+        timing_caches: What its builds have measured so far, by the file that they began with.
+    """
+
+    trt: Any
+    log: Log
+    logger: Any
+    builder: Any
+    runtime: Any
+    cuda: Cuda
+    timing_caches: dict[str | None, Any] = field(default_factory=dict)
+
+
+@functools.lru_cache(maxsize=1)
+def tensorrt() -> TensorRt:
+    """Start TensorRT, once a process.
+
+    Raises:
+        UnavailableError: There is no TensorRT, no GPU, or they do not fit each other.
+    """
+    trt = load_tensorrt()
+    if version_of(trt) < _OLDEST:
+        raise UnavailableError(f"TensorRT {trt.__version__} is too old; install 8.6 or later.")
+    # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
+    # CUDA C++ Programming Guide, "Lazy Loading".
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    cuda = load_cuda()
+    cuda.start()
+    log = Log()
+    logger = log.make_logger(trt)
+    trt.init_libnvinfer_plugins(logger, "")
+    try:
+        builder, runtime = trt.Builder(logger), trt.Runtime(logger)
+    except Exception as error:  # its log alone has the reason
+        why = clean_message([str(error), *log.warnings, *log.errors][-1])
+        raise UnavailableError(
+            f"TensorRT {trt.__version__} cannot use this GPU: {why}; update the driver, or install the TensorRT that was made "
+            "for it."
+        ) from error
+    return TensorRt(trt, log, logger, builder, runtime, cuda)
+
+
+@dataclass
+class Built:
+    """A serialised engine and its origin.
+
+    Attributes:
+        plan: The engine.
+        parsed: The network that it was built of.
+        took: The tactics that layers took, as far as they were recorded: name, ``LAYER=TACTIC``, the number of choices.
+        replay: The tactics as Polygraphy replays them, as far as there is such.
+        timings: The timing cache.
+    """
+
+    plan: Any
+    parsed: ParsedNetwork
+    took: list[list[Any]]
+    replay: dict[str, Any]
+    timings: Any
+
+
+def build_engine(
+    process: TensorRt,
+    settings: Mapping[str, Any],
+    path: pathlib.Path,
+    feed: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    *,
+    unfused: bool = False,
+    record: bool = False,
+) -> Built:
+    """Parse and build a model.
+
+    Args:
+        process: This process's TensorRT.
+        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
+        path: The model's file.
+        feed: The values that it will be fed.
+        hints: What ``TensorRtTarget.hints`` has read in the graph.
+        unfused: Whether tensors that are not fused away are marked as debug tensors.
+        record: Whether to record tactics in any case.
+
+    Raises:
+        BuildError: TensorRT refuses the model, or cannot hold a layer to what it is told.
+    """
+    trt, log, builder = process.trt, process.log, process.builder
+    parsed = parse(trt, builder, process.logger, log, path, feed, hints, settings)
+    network = parsed.network
+    if unfused:
+        network.mark_unfused_tensors_as_debug_tensors()
+    config = make_config(trt, builder, settings, lowered=hints["lowered"])
+    add_profile(builder, config, network, settings, feed)
+    told = [] if is_strongly_typed(trt, settings, lowered=hints["lowered"]) else constrain(trt, parsed, settings)
+    set_ranges(trt, config, network, settings, process.cuda)
+    chooser = tactic_chooser(trt, settings, record=record)
+    if chooser is not None:
+        chooser.lifted.update(told)
+    log.errors.clear()
+    pinned = settings["pin_timings"]
+    start = settings["load_timing_cache"] if pinned is None else pinned
+    if isinstance(chooser, TimingEditor) and pinned is None:
+        # Layers are held to the entries of its timing cache, so no other build uses that.
+        plan = chooser.build(builder, network, config, b"" if start is None else read_file(start), log)
+        timings = config.get_timing_cache()
+    else:
+        if start not in process.timing_caches:
+            process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
+        timings = process.timing_caches[start]
+        config.set_timing_cache(timings, ignore_mismatch=False)
+        if pinned is not None:
+            config.set_flag(trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+        if chooser is not None and not isinstance(chooser, TimingEditor):
+            config.algorithm_selector = chooser
+        plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        missed = pinned is not None and any("cache" in error.lower() for error in log.errors)
+        failure = log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
+        if missed:
+            message = f"a layer cannot be held to the timings that are pinned: {failure.message}"
+            raise BuildError(message, signature=PIN_MISSED)
+        raise failure
+    if not isinstance(chooser, TimingEditor) and settings["pin_tactics"] and (taken := chooser.missed()):
+        raise pin_refused(", ".join(taken))
+    took = [] if chooser is None else chooser.took
+    return Built(plan, parsed, took, getattr(chooser, "replay", {}), timings)
+
+
+class TrtRunner:
+    """TensorRT with its settings.
+
+    Attributes:
+        facts: Its version, and whether models are lowered for it or it lowers layers itself.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Set it up.
+
+        Args:
+            settings: The fields of ``TargetSettings`` and ``TrtSettings``; lists do for tuples.
+
+        Raises:
+            UnavailableError: There is no TensorRT or no GPU.
+            UsageError: This TensorRT does not have what is asked for, or a library cannot be loaded.
+        """
+        self._settings, self._process = settings, tensorrt()
+        trt = self._process.trt
+        check_settings(trt, settings)
+        make_config(trt, self._process.builder, settings)  # its mistakes are found before any model is parsed
+        tactic_chooser(trt, settings)
+        for library in settings["plugins"]:
+            try:
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise UsageError(
+                    f"--plugins: {library} cannot be loaded: {error}; build it for this TensorRT, or add the folder of what it "
+                    "needs to LD_LIBRARY_PATH."
+                ) from error
+        lowers_by = "cast" if is_strongly_typed(trt, settings) else "layer"
+        self.facts = {"lowers_by": lowers_by, "version": str(trt.__version__)}
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of GPU memory in use, by any process."""
+        free, total = self._process.cuda.memory()
+        return total - free
+
+    def load(
+        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
+    ) -> TrtSession | None:
+        """Build a model, or take the prebuilt engine; ``None`` if ``unfused`` is not possible.
+
+        Raises:
+            BuildError: TensorRT refuses it.
+            UnavailableError: The prebuilt engine is not for this TensorRT.
+        """
+        process, prebuilt = self._process, self._settings["load_engine"]
+        if unfused and (version_of(process.trt) < _FIRST_UNFUSED or prebuilt is not None):
+            return None
+        types = hints.get("types", {})
+        run = (process.trt, process.log, process.cuda)
+        if prebuilt is not None:
+            return TrtSession(*run, self._prebuilt(), types)
+        built = build_engine(process, self._settings, path, feed, hints, unfused=unfused)
+        engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
+        session = TrtSession(*run, engine, types, built.parsed.skipped, origins, built.took, unfused=unfused)
+        self._leave(built, session)
+        return session
+
+    def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+        """Write a model's engine to a file.
+
+        Raises:
+            BuildError: TensorRT refuses it.
+            UsageError: The file cannot be written.
+        """
+        built = build_engine(self._process, self._settings, path, feed, hints)
+        write_file(to, bytes(memoryview(built.plan)))
+        self._leave(built, None)
+
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a build does, and what this version has to turn.
+
+        Returns:
+            ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and the number of
+            choices; where there is an algorithm selector (8.6 to 10). ``sources``: the default sources of tactics. ``flags``:
+            the builder flags. ``previews``: the preview features, and whether they are on.
+
+        Raises:
+            BuildError: TensorRT refuses the model.
+        """
+        trt, plain = self._process.trt, {**self._settings, "avoid_tactics": (), "pin_tactics": ()}
+        config = make_config(trt, self._process.builder, plain)
+        bits, sources = config.get_tactic_sources(), trt.TacticSource.__members__
+        previews = trt.PreviewFeature.__members__
+        found: dict[str, Any] = {
+            "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
+            "flags": list(trt.BuilderFlag.__members__),
+            "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
+            "tactics": [],
+        }
+        if hasattr(trt, "IAlgorithmSelector"):
+            found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
+        return found
+
+    def describe_engine(self) -> dict[str, Any]:
+        """Return what the prebuilt engine consists of; see ``engine.describe_engine``.
+
+        Raises:
+            UnavailableError: The engine is not for this TensorRT.
+        """
+        return describe_engine(self._process.trt, self._prebuilt())
+
+    def _deserialise(self, plan: Any) -> Any:
+        self._process.log.errors.clear()
+        engine = self._process.runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise self._process.log.failure(RunError, "the engine cannot be loaded, and TensorRT gives no reason")
+        return engine
+
+    def _prebuilt(self) -> Any:
+        path = self._settings["load_engine"]
+        try:
+            return self._deserialise(read_file(path))
+        except RunError as error:
+            if is_out_of_memory([error.message]):
+                raise
+            raise UnavailableError(
+                f"TensorRT {self._process.trt.__version__} cannot load the engine {path}: {error.message}; an engine runs on "
+                "the version and the kind of GPU that it was built for, so build it again here."
+            ) from error
+
+    def _leave(self, built: Built, session: TrtSession | None) -> None:
+        """Write the files that are asked for of a build."""
+        folder, replay = self._settings["record"], replay_json(built.replay).encode()
+
+        def timings() -> bytes:
+            return bytes(memoryview(built.timings.serialize()))
+
+        if self._settings["save_engine"] is not None:
+            write_file(self._settings["save_engine"], bytes(memoryview(built.plan)))
+        if self._settings["save_timing_cache"] is not None:
+            write_file(self._settings["save_timing_cache"], timings())
+        if self._settings["save_tactics"] is not None:
+            write_file(self._settings["save_tactics"], replay)
+        if folder is None or session is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
+            return
+        to = pathlib.Path(folder)
+        write_file(to / LAYERS, inspect_engine(self._process.trt, session.engine).encode())
+        write_file(to / TIMINGS, timings())
+        if built.replay:
+            write_file(to / REPLAY, replay)
+        try:
+            write_choices(to / RECORD, choices_of_layers(session.layers()))
+        except OSError as error:
+            raise UsageError(f"{to / RECORD} cannot be written: {error.strerror}; make room.") from error
+
+
+def read_file(path: str) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        UnavailableError: It cannot be read.
+    """
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def write_file(path: str | pathlib.Path, content: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    try:
+        pathlib.Path(path).write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+
+
+make = TrtRunner
