@@ -1,4 +1,4 @@
-"""What runs models: the protocols ``Runtime`` and ``Session``, and :class:`LocalRuntime`, which drives a target's ``runner.py``.
+"""What runs models: :class:`Runtime`, its ``Session``, and :class:`LocalRuntime`, which drives a target's ``runner.py``.
 
 A ``runner.py`` is plain: it imports NumPy, its runtime's package and the modules that are sent with it, and defines
 ``make(settings)``. That returns an object with
@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.messages import BuildError
@@ -88,34 +88,22 @@ class Session(Protocol):
         """
 
 
-class Runtime(Protocol):
-    """Something that runs models."""
+class Runtime:
+    """Runs models; a target without a runner module derives its own from this one.
 
-    def lowered(self, model: Path) -> ModelProto | None:
-        """The form of a model that it really runs; ``None`` if that is the model itself."""
+    Its defaults are those of a runtime that computes a graph node by node: no engine, no fusion, no GPU of its own.
+    """
+
+    name = "this runtime"
 
     @property
     def lowers_by(self) -> Lowering:
-        """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
+        """Whether half precision is written into the model (``cast``), or chosen by the runtime layer by layer."""
+        return "cast"
 
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write what the runtime makes of a model to a file; the arguments are those of :meth:`load`.
-
-        Raises:
-            BuildError: It refuses the model.
-            UsageError: It makes no such thing, or the file cannot be written.
-        """
-
-    def describe_engine(self) -> dict[str, Any]:
-        """What the prebuilt engine is made of that it was set up with, as plain values.
-
-        Raises:
-            UnavailableError: The engine is not for this runtime.
-            UsageError: It has no such thing.
-        """
-
-    def gpu_memory(self) -> int:
-        """Bytes of its GPU that are in use, by anybody; 0 without one."""
+    def lowered(self, model: Path) -> ModelProto | None:
+        """Return the form of a model that really runs; ``None`` if that is the model itself."""
+        return None
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
         """Prepare a model.
@@ -127,26 +115,51 @@ class Runtime(Protocol):
         Raises:
             BuildError: It refuses the model.
         """
-
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """What it does to a model on the way to running it, as plain values that its target's ``switches`` read.
-
-        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not say.
-        """
+        raise NotImplementedError
 
     def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
-        """The same, but what it gives back are all tensors that it does not fuse away; ``None`` if it cannot.
+        """Prepare a model that returns all tensors that are not fused away; ``None`` if that is not possible.
 
         Raises:
             BuildError: It refuses the model.
         """
+        return None
+
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """Return what it does to a model on the way to running it, as plain values that its target's ``switches`` read.
+
+        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not report any.
+        """
+        return {}
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write the engine of a model to a file; the arguments are those of :meth:`load`.
+
+        Raises:
+            BuildError: It refuses the model.
+            UsageError: It makes no engines, or the file cannot be written.
+        """
+        raise UsageError(f"{self.name} has no engine to write; name TensorRT as the target (--trt).")
+
+    def describe_engine(self) -> dict[str, Any]:
+        """Return the contents of the prebuilt engine that it was set up with, as plain values.
+
+        Raises:
+            UnavailableError: The engine is not for this runtime.
+            UsageError: It makes no engines.
+        """
+        raise UsageError(f"{self.name} has no engine to show; name TensorRT as the target (--trt).")
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of GPU memory in use, by any process; 0 without a GPU."""
+        return 0
 
 
-class LocalRuntime:
-    """A target's runner in this process, as a :class:`Runtime`: it lowers models and reads hints with ONNX.
+class LocalRuntime(Runtime):
+    """Drives a target's runner: it lowers models and reads hints with ONNX.
 
     Attributes:
-        facts: What the runner says of itself.
+        facts: What the runner reports of itself.
     """
 
     def __init__(self, settings: TargetSettings, remote: Any = None) -> None:  # noqa: ANN401 - of a runner module
@@ -164,10 +177,11 @@ class LocalRuntime:
         self._remote = remote is not None
         self.runner: Any = remote or importlib.import_module(self._target.sent[-1]).make(self._target.plain(settings))
         self.facts: Mapping[str, Any] = self.runner.facts
+        self.name = self._target.title
 
     @property
     def lowers_by(self) -> Lowering:
-        """How half precision comes about: by Casts in the graph, or layer by layer."""
+        """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
         by: Lowering = self.facts["lowers_by"]
         return by
 
@@ -194,21 +208,17 @@ class LocalRuntime:
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write a model's engine to a file; see :class:`Runtime`."""
-        self._needs_engines("write")
+        if self._target.engines is None:
+            super().build(model, target, feed)
         self.runner.build(model, target, feed or {}, self._hints(model))
 
     def describe_engine(self) -> dict[str, Any]:
         """Return what the prebuilt engine is made of; see :class:`Runtime`."""
-        self._needs_engines("show")
-        return dict(self.runner.describe_engine())
+        return super().describe_engine() if self._target.engines is None else dict(self.runner.describe_engine())
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""
         return int(self.runner.gpu_memory())
-
-    def _needs_engines(self, verb: str) -> None:
-        if self._target.engines is None:
-            raise UsageError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
 
     def _hints(self, model: Path) -> dict[str, Any]:
         """Collect the plain values that the runner needs, with the model's content where that is not its file's."""
@@ -255,53 +265,6 @@ def load_proto(path: Path) -> ModelProto:
         return onnx.load(str(path), load_external_data=False)
     except Exception as error:  # each of ONNX's formats raises its own
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
-
-
-class Interpreter:
-    """Defaults of a :class:`Runtime` that computes a graph node by node: no engine, no fusion, no GPU of its own.
-
-    Attributes:
-        name: What messages call it.
-    """
-
-    name: ClassVar[str] = "this runtime"
-
-    @property
-    def lowers_by(self) -> Lowering:
-        """By Casts: it computes what the graph says."""
-        return "cast"
-
-    def lowered(self, model: Path) -> ModelProto | None:
-        """``None``: it runs the model itself."""
-        return None
-
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """There are no engines here.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError(f"{self.name} has no engine to write; name TensorRT as the target (--trt).")
-
-    def describe_engine(self) -> dict[str, Any]:
-        """There are no engines here.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError(f"{self.name} has no engine to show; name TensorRT as the target (--trt).")
-
-    def gpu_memory(self) -> int:
-        """0: it uses none, or does not say."""
-        return 0
-
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Nothing: it does not say."""
-        return {}
-
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """``None``: it gives back outputs alone."""
-        return
 
 
 def low_type(settings: TargetSettings) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Interpreter, OwnOptions, OwnSettings, Runtime, Target
+from bisect_trt.targets.base import OwnOptions, OwnSettings, Runtime, Target
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 
@@ -50,8 +50,8 @@ class NumpyTarget(Target):
         return f"NumPy (leak {settings.of(NumpySettings).leak:g})"
 
 
-class NumpyRuntime(Interpreter):
-    """Loads models; ``Interpreter`` has what every runtime without engines answers alike."""
+class NumpyRuntime(Runtime):
+    """Loads models; ``Runtime`` has what every runtime without engines answers alike."""
 
     def __init__(self, leak: float) -> None:
         """Set it up."""

@@ -15,7 +15,7 @@ import unsteady_builds
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import Interpreter
+from bisect_trt.targets.runtime import Runtime
 
 if TYPE_CHECKING:
     from unsteady_target import UnsteadySettings
@@ -123,7 +123,7 @@ class Session:
         return wrong if bad else right
 
 
-class UnsteadyRuntime(Interpreter):
+class UnsteadyRuntime(Runtime):
     """Makes sessions with a fault."""
 
     name = "Unsteady"

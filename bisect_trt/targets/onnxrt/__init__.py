@@ -188,12 +188,22 @@ class OnnxRuntimeTarget(Target):
         return self.packages[0 if self.emulates_low(settings) else 1]
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
-        """By Casts, as :func:`~bisect_trt.targets.onnxrt.lowering.target_model` says, for the providers that are there."""
+        """Return the model with Casts to the low precision; ``None`` if it runs as it is.
+
+        The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are emulated by round trips.
+        """
         if not settings.low_precisions:
             return None
-        from bisect_trt.targets.onnxrt.lowering import target_model  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.emulation import lower_roundtrip  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - as above
+        from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
-        return target_model(model, settings, facts["providers"])
+        low, proto = low_type(settings), load_proto(model)
+        if low is None:
+            return None
+        lower = lower_roundtrip if list(facts["providers"]) == ["CPUExecutionProvider"] else lower_fp16
+        libraries = settings.of(OnnxRuntimeSettings).custom_op_libraries
+        return lower(proto, settings.keep, _types_onnx_cannot_infer(proto, model, libraries), low)
 
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "": ("onnxruntime",),
@@ -286,6 +296,33 @@ class OnnxRuntimeTarget(Target):
         own = settings.of(OnnxRuntimeSettings)
         names = own.providers or [name for name, _ in own.ep_libraries] or ["cpu"]
         return all(_short(name) == "cpu" for name in names)
+
+
+def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str, ...]) -> dict[str, int]:
+    """Return element types of tensors behind operators that ONNX Runtime knows and ONNX does not (``com.microsoft``)."""
+    import onnx  # noqa: PLC0415 - a command line is read without
+
+    from bisect_trt.onnxlib.lower_plan import tensor_dtypes  # noqa: PLC0415 - as above
+    from bisect_trt.targets.messages import BuildError  # noqa: PLC0415 - as above
+    from bisect_trt.targets.onnxrt.runner import OrtRunner, element_type  # noqa: PLC0415 - as above
+    from bisect_trt.targets.runtime import content_of  # noqa: PLC0415 - as above
+
+    known = tensor_dtypes(model)
+    unknown = {name for node in model.graph.node for name in node.output if name and name not in known}
+    if not unknown:
+        return {}
+    marked = onnx.ModelProto()
+    marked.CopyFrom(model)
+    unknown -= {value.name for value in model.graph.output}
+    marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(unknown))
+    kernels = TargetSettings(own=OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=libraries))
+    try:
+        session = OrtRunner(kernels.target.plain(kernels)).load(path, {}, content_of(marked, path), False)
+    except BuildError:  # operators that it does not know either: their consumers stay in fp32
+        return {}
+    assert session is not None  # it is only where nothing shall be fused
+    types = {name: element_type(kind) for name, kind in session.types.items()}
+    return {name: element for name, element in types.items() if element is not None}
 
 
 def _short(provider: str) -> str:

@@ -1,8 +1,8 @@
 """TensorRT without a GPU: a module with the names of one version, whose engines compute with NumPy on the host's memory.
 
-``api/VERSION.json`` lists each public class of a version with its members or its enumeration's entries, as read from its own
-bindings. Objects raise ``AttributeError`` for any other name, as the real ones do: what the runner uses of a version is what
-that version has. What a real builder makes of models is tested with TensorRT-RTX, in ``test_trt_rtx.py``.
+``api/VERSION.json`` lists the classes of a version that are used here, each with its members or its enumeration's entries, as
+read from its own bindings. Objects raise ``AttributeError`` for any other name, as the real ones do: what the runner uses of a
+version is what that version has. What a real builder makes of models is tested with TensorRT-RTX, in ``test_trt_rtx.py``.
 """
 
 from __future__ import annotations
