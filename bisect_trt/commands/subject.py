@@ -40,7 +40,8 @@ from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
-from bisect_trt.targets.settings import Lowering, TargetSettings
+from bisect_trt.targets.runtime import Lowering
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from bisect_trt.targets import find
 from bisect_trt.targets.base import OwnSettings, Target
 
-Lowering = Literal["cast", "layer"]
-"""How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
 """The precisions below fp32, as their options are called."""
 Own = TypeVar("Own", bound=OwnSettings)
