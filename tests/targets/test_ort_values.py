@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper
@@ -14,10 +15,9 @@ from support import arrays
 
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.onnxrt.runner import feeds_raw
 from bisect_trt.targets.settings import TargetSettings
 
-CAN_FEED = feeds_raw()
+CAN_FEED = hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
 KINDS = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
 
 

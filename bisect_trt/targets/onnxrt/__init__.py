@@ -304,7 +304,7 @@ def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str
 
     from bisect_trt.onnxlib.lower_plan import tensor_dtypes  # noqa: PLC0415 - as above
     from bisect_trt.targets.messages import BuildError  # noqa: PLC0415 - as above
-    from bisect_trt.targets.onnxrt.runner import OrtRunner, element_type  # noqa: PLC0415 - as above
+    from bisect_trt.targets.onnxrt.runner import OrtRunner  # noqa: PLC0415 - as above
     from bisect_trt.targets.runtime import content_of  # noqa: PLC0415 - as above
 
     known = tensor_dtypes(model)
@@ -321,8 +321,7 @@ def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str
     except BuildError:  # operators that it does not know either: their consumers stay in fp32
         return {}
     assert session is not None  # it is only where nothing shall be fused
-    types = {name: element_type(kind) for name, kind in session.types.items()}
-    return {name: element for name, element in types.items() if element is not None}
+    return session.elements
 
 
 def _short(provider: str) -> str:

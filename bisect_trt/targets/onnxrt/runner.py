@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,8 +84,7 @@ class OrtRunner:
         self._settings = settings
         # A search is about Inf and NaN; a warning for each of them is noise.
         onnxruntime.set_default_logger_severity(FATAL_ONLY)
-        prepare(settings)
-        self._providers = used(settings)
+        _, _, self._providers = prepare(settings)
         if settings["provider_options"] or settings["session_options"]:
             try:
                 self._open(TINY_MODEL)
@@ -146,7 +145,7 @@ class OrtRunner:
 
     def _open(self, model: str | bytes, weights: str | None = None) -> Any:
         onnxruntime = load_onnxruntime()
-        options, arguments = prepare(self._settings)
+        options, arguments, _ = prepare(self._settings)
         if weights is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, weights)
         try:
@@ -192,7 +191,7 @@ class OrtSession:
     Attributes:
         inputs: What it has to be fed.
         names: Of its outputs that are arrays.
-        types: ONNX Runtime's types of all outputs, by name.
+        elements: ONNX's element types of the outputs that are tensors, by name.
         skipped: Outputs that cannot be had as NumPy arrays (sequences, optionals, bfloat16), with their type.
     """
 
@@ -203,19 +202,28 @@ class OrtSession:
             BuildError: It has to be fed what NumPy has no arrays of.
         """
         self._session = session
-        self.types = {value.name: value.type for value in session.get_outputs()}
-        self.inputs = [_ort_info(value) for value in session.get_inputs()]
+        outputs = {value.name: (value.type, type_of(value.type)) for value in session.get_outputs()}
+        self.elements = {name: found.element for name, (_, found) in outputs.items() if found is not None}
         self.skipped = {
-            value.name: f"a {value.type}, which NumPy has no arrays of"
-            for value in session.get_outputs()
-            if not is_numpy(value.type)
+            name: f"a {kind}, which NumPy has no arrays of"
+            for name, (kind, found) in outputs.items()
+            if found is None or found.dtype is None
         }
-        self.names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
-        fed = [value for value in session.get_inputs() if is_raw(value.type)]
-        self._raw_inputs = {value.name: element_type(value.type) or 0 for value in fed}
-        self._raw_outputs = {
-            value.name: _ort_info(value).dtype for value in session.get_outputs() if is_raw(value.type)
-        }
+        self.names = [name for name in outputs if name not in self.skipped]
+        self.inputs, self._raw_inputs = list[TensorInfo](), dict[str, int]()
+        for value in session.get_inputs():
+            found = type_of(value.type)
+            if found is None or found.dtype is None:
+                raise BuildError(
+                    f"input '{value.name}' is a {value.type}, which ONNX Runtime {load_onnxruntime().__version__} cannot be fed "
+                    "from a NumPy array; a later version can if it is bfloat16 or float8"
+                )
+            # It gives no dimensions for a scalar and for an unknown rank alike.
+            self.inputs.append(TensorInfo(value.name, found.dtype, tuple(value.shape) or None))
+            if found.raw:
+                self._raw_inputs[value.name] = found.element
+        known = {name: found for name, (_, found) in outputs.items() if found is not None}
+        self._raw_outputs = {name: known[name].dtype for name in self.names if known[name].raw}
 
     def layers(self) -> list[dict[str, Any]]:
         """None: it does not say."""
@@ -239,18 +247,8 @@ class OrtSession:
         return dict(zip(self.names, values, strict=True))
 
 
-def _ort_info(value: Any) -> TensorInfo:
-    if not is_numpy(value.type):
-        raise BuildError(
-            f"input '{value.name}' is a {value.type}, which ONNX Runtime {load_onnxruntime().__version__} cannot be fed from a "
-            "NumPy array; a later version can if it is bfloat16 or float8"
-        )
-    # It gives no dimensions for a scalar and for an unknown rank alike.
-    return TensorInfo(value.name, dtype_of(value.type), tuple(value.shape) or None)
-
-
-def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the options of a session and its further arguments by name.
+def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    """Return the options of a session, its further arguments by name, and its execution providers by ONNX Runtime's names.
 
     Args:
         settings: The fields of :class:`~bisect_trt.targets.onnxrt.OnnxRuntimeSettings`; lists do for tuples.
@@ -283,13 +281,7 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         arguments = {"providers": names, "provider_options": [given[name] for name in names]}
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
-    return options, arguments
-
-
-def used(settings: Mapping[str, Any]) -> list[str]:
-    """The execution providers that a session has to have, by ONNX Runtime's names; see :func:`prepare`."""
-    brought = [name for library, path in settings["ep_libraries"] for name in load_library(library, path)]
-    return find_providers(settings["providers"] or brought or ["cpu"])
+    return options, arguments, names
 
 
 def set_option(options: Any, name: str, value: str) -> None:
@@ -428,58 +420,36 @@ def share_options(names: list[str], pairs: Any) -> dict[str, dict[str, str]]:
     return given
 
 
-def feeds_raw() -> bool:
-    """Whether this version of ONNX Runtime takes types that NumPy lacks; 1.18 does not."""
-    return hasattr(getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type")
+class OrtType(NamedTuple):
+    """The element type of a tensor.
 
-
-def has_raw_bits(dtype: np.dtype[Any]) -> bool:
-    """Whether elements of a type are whole bytes that go through an ``OrtValue``."""
-    return feeds_raw() and is_extension(dtype) and not dtype.name.endswith(("int2", "int4", "float4_e2m1fn"))
-
-
-def element_type(kind: str) -> int | None:
-    """ONNX's element type for ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor."""
-    known = _known(kind)
-    return None if known is None else known[0]
-
-
-def dtype_of(kind: str) -> np.dtype[Any]:
-    """NumPy's type for ONNX Runtime's ``tensor(float)``.
-
-    Raises:
-        ValueError: It is no tensor, or of a type that is not known here.
-        UnavailableError: It needs ``ml_dtypes``, which is not installed.
+    Attributes:
+        element: ONNX's number of it.
+        dtype: NumPy's type; ``None`` if ONNX Runtime does not exchange it as arrays.
+        raw: Whether it is exchanged by its bits, as the types are that NumPy itself lacks.
     """
-    known = _known(kind)
-    if known is None:
-        raise ValueError(f"a {kind} is no tensor")
-    return dtype_from_name(known[1])
+
+    element: int
+    dtype: Any
+    raw: bool
 
 
-def _known(kind: str) -> tuple[int, str] | None:
-    if not kind.startswith("tensor("):
-        return None
+def type_of(kind: str) -> OrtType | None:
+    """Return the type of ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor, or of an unknown type."""
     name = kind[len("tensor(") :].rstrip(")").lower()
-    if name not in _ORT_TYPES:
-        raise ValueError(f"the element type {name} is not known")
-    return _ORT_TYPES[name]
-
-
-def is_raw(kind: str) -> bool:
-    """Whether a value of this type goes to and from ONNX Runtime by its bits."""
+    if not kind.startswith("tensor(") or name not in _ORT_TYPES:
+        return None
+    element, known = _ORT_TYPES[name]
     try:
-        return has_raw_bits(dtype_of(kind))
-    except (ValueError, UnavailableError):  # newer than this release; of a package that is not installed; no tensor
-        return False
-
-
-def is_numpy(kind: str) -> bool:
-    """Whether ONNX Runtime hands a value of this type over as an array: older ones not types that NumPy itself lacks."""
-    try:
-        return not is_extension(dtype_of(kind)) or is_raw(kind)
-    except (ValueError, UnavailableError):  # as above
-        return False
+        dtype = dtype_from_name(known)
+    except UnavailableError:  # it needs ml_dtypes, which is not installed
+        return OrtType(element, None, False)
+    if not is_extension(dtype):
+        return OrtType(element, dtype, False)
+    # ONNX Runtime 1.18 takes no types that NumPy lacks; no release takes those of less than a byte.
+    feeds = hasattr(getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type")
+    whole = not known.endswith(("int2", "int4", "float4_e2m1fn"))
+    return OrtType(element, dtype if feeds and whole else None, True)
 
 
 def run_with_values(
