@@ -73,11 +73,14 @@ class OpenVinoRunner:
         self._try(openvino.__version__)
         capabilities = self._capabilities()
         low = next((name for name in CAPABILITIES if settings[name]), None)
-        self._hint = hint_for(low, settings["keep"], capabilities)
+        # Where a node is kept from the low precision, or the device does not compute in it, the model is rounded instead.
+        self._hint = FULL
+        if low is not None and not settings["keep"] and CAPABILITIES[low] in capabilities:
+            self._hint = HINTS[low]
         self.facts = {"lowers_by": "cast", "version": openvino.__version__, "capabilities": capabilities}
 
     def _try(self, version: str) -> None:
-        """Make sure of the device and its properties, with a model that nothing is wrong with."""
+        """Check the device and its properties with a model that every device takes."""
         device, properties = self._settings["device"], self._settings["properties"]
         try:
             compile_model(self._core, self._core.read_model(TINY_MODEL), {**self._settings, "precision": FULL})
@@ -110,7 +113,7 @@ class OpenVinoRunner:
             return list(CAPABILITIES.values())
 
     def gpu_memory(self) -> int:
-        """0: it does not say."""
+        """Return 0, because OpenVINO does not report it."""
         return 0
 
     def load(
@@ -120,7 +123,7 @@ class OpenVinoRunner:
         hints: Mapping[str, Any],
         unfused: bool,
     ) -> OpenVinoSession | None:
-        """A model, which is lowered already where the device does not do that; ``None`` for an unfused one.
+        """Compile a model, which is lowered already where the device does not do that; ``None`` for an unfused one.
 
         Raises:
             BuildError: OpenVINO refuses it.
@@ -157,21 +160,17 @@ make = OpenVinoRunner
 
 
 def require_openvino() -> Any:
-    """The package.
+    """Import the package.
 
     Raises:
         UnavailableError: It is not installed, or cannot be loaded.
     """
     try:
         import openvino
-    except ModuleNotFoundError as error:
-        if error.name != "openvino":
-            raise
-        raise UnavailableError(
-            f"OpenVINO is not installed for {sys.executable}; install it there (pip install openvino)."
-        ) from error
     except ImportError as error:
-        raise UnavailableError(f"OpenVINO is installed and cannot be loaded: {error}; install it again.") from error
+        raise UnavailableError(
+            f"OpenVINO cannot be loaded by {sys.executable}: {error!r}; install it there (pip install openvino)."
+        ) from error
     return openvino
 
 
@@ -179,51 +178,72 @@ class OpenVinoSession:
     """A compiled model.
 
     Attributes:
-        inputs: What it has to be fed.
-        skipped: Outputs that cannot be had as NumPy arrays, with their type.
+        inputs: The inputs that it has to be fed.
+        skipped: Outputs that it does not return as NumPy arrays, with their type.
     """
 
     def __init__(self, compiled: Any, declared: list[str], names: list[str]) -> None:
-        """``compiled`` is OpenVINO's own; ``declared`` are the names of the model's inputs, ``names`` those of its outputs.
+        """Read the ends of a model.
+
+        Args:
+            compiled: OpenVINO's own.
+            declared: The names of the model's inputs, without those of weights, in its own order, which OpenVINO keeps; empty
+                where they are not known. Where a node passes an input on, OpenVINO names it after that node.
+            names: The names of the model's outputs.
 
         Raises:
-            BuildError: It has to be fed what NumPy has no arrays of.
+            BuildError: NumPy has no arrays of an input.
         """
         self._compiled, self._names = compiled, names
-        self._inputs = input_names(compiled, declared)
-        self.inputs = [_port_info(port, name) for port, name in zip(compiled.inputs, self._inputs, strict=True)]
-        self.skipped = {}
-        for name, port in zip(names, compiled.outputs, strict=True):
-            if _port_dtype(port) is None:
+        if len(declared) != len(compiled.inputs):
+            declared = [port.get_node().get_friendly_name() for port in compiled.inputs]
+        self.inputs = []
+        for name, port in zip(declared, compiled.inputs, strict=True):
+            dtype, shape = _port_dtype(port), port.get_partial_shape()
+            if dtype is None:
                 kind = port.get_element_type().get_type_name()
-                self.skipped[name] = f"a tensor of {kind}, which NumPy has no arrays of"
+                raise BuildError(
+                    f"input '{name}' is a tensor of {kind}, which OpenVINO cannot be fed from a NumPy array"
+                )
+            sizes = None
+            if not shape.rank.is_dynamic:
+                sizes = tuple(None if each.is_dynamic else each.get_length() for each in shape)
+            self.inputs.append(TensorInfo(name, dtype, sizes))
+        self.skipped = {
+            name: f"a tensor of {port.get_element_type().get_type_name()}, which NumPy has no arrays of"
+            for name, port in zip(names, compiled.outputs, strict=True)
+            if _port_dtype(port) is None
+        }
 
     def layers(self) -> list[dict[str, Any]]:
-        """What it runs, by the runtime model of the device; where that is not told, nothing."""
+        """Return the layers of the device's runtime model; none where it has no such model."""
         try:
             ordered = self._compiled.get_runtime_model().get_ordered_ops()
             found = [(each.get_friendly_name(), _layer_info(each)) for each in ordered]
-        except Exception:  # not every device tells
+        except Exception:  # not every device has one
             return []
         layers = []
         for name, told in sorted(found, key=lambda pair: int(pair[1].get("execOrder") or 0)):
             if told.get("layerType") in _ENDS or not told.get("layerType"):
                 continue
-            made = {
-                _OPENVINO_TYPES.get(word, word): None for word in told.get("outputPrecisions", "").split(",") if word
-            }
+            made = [_OPENVINO_TYPES.get(word, word) for word in told.get("outputPrecisions", "").split(",") if word]
             tensors = [word for word in told.get("originalLayersNames", "").split(",") if word]
-            layers.append({"name": name, "kind": told["layerType"], "precisions": list(made), "tensors": tensors})
+            plain = {"precisions": list(dict.fromkeys(made)), "tensors": tensors}
+            layers.append({"name": name, "kind": told["layerType"], **plain})
         return layers
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """All outputs that are tensors.
+        """Return all outputs that are tensors, by name.
 
         Raises:
             RunError: It fails.
         """
         try:
-            return run_compiled(self._compiled, self._inputs, self._names, inputs)
+            request, ports = self._compiled.create_infer_request(), self._compiled.inputs
+            feed = {place: _to_tensor(ports[place], inputs[info.name]) for place, info in enumerate(self.inputs)}
+            aside(request.infer, feed)
+            made = {name: request.get_output_tensor(place) for place, name in enumerate(self._names)}
+            return {name: _to_array(tensor) for name, tensor in made.items() if name not in self.skipped}
         except Exception as error:  # RuntimeError for all
             raise RunError(said(error)) from error
 
@@ -234,7 +254,7 @@ def _layer_info(node: Any) -> dict[str, str]:
 
 
 def _port_dtype(port: Any) -> Any:
-    """NumPy's type of a tensor; ``None`` if it has none."""
+    """Return NumPy's type of a tensor; ``None`` if it has none."""
     kind = port.get_element_type().get_type_name()
     name = _OPENVINO_TYPES.get(kind)
     if name is None and kind[:1] in "iu" and kind[1:] in ("8", "16", "32", "64"):
@@ -245,34 +265,35 @@ def _port_dtype(port: Any) -> Any:
         return None
 
 
-def _port_info(port: Any, name: str) -> TensorInfo:
-    dtype = _port_dtype(port)
-    if dtype is None:
-        kind = port.get_element_type().get_type_name()
-        raise BuildError(f"input '{name}' is a tensor of {kind}, which OpenVINO cannot be fed from a NumPy array")
-    shape = port.get_partial_shape()
-    sizes = None if shape.rank.is_dynamic else tuple(None if each.is_dynamic else each.get_length() for each in shape)
-    return TensorInfo(name, dtype, sizes)
+def _to_tensor(port: Any, values: Any) -> Any:
+    """Return an input's values as OpenVINO's tensor."""
+    import openvino
+
+    kind = port.get_element_type()
+    if kind.get_type_name() not in _BITS:
+        return openvino.Tensor(np.array(values, order="C"))
+    tensor = openvino.Tensor(kind, openvino.Shape(list(values.shape)))
+    tensor.data.view(np.uint16)[...] = np.ascontiguousarray(values).view(np.uint16)
+    return tensor
+
+
+def _to_array(tensor: Any) -> Any:
+    """Return a copy of a tensor as an array."""
+    kind = tensor.element_type.get_type_name()
+    if kind == "string":
+        return tensor.str_data.astype(object)
+    if kind in _BITS:
+        return tensor.data.view(np.uint16).copy().view(dtype_from_name(_BITS[kind]))
+    return tensor.data.copy()
 
 
 def said(error: Exception) -> str:
-    """What OpenVINO says, on one line, without the places in its source."""
+    """Return OpenVINO's message on one line, without the places in its source."""
     return clean_message(_SOURCE.sub("", str(error)))
 
 
-def hint_for(low: str | None, kept: Any, capabilities: Any) -> str:
-    """The precision to ask for: the low one, where the device computes in it and no node is kept from it; else fp32.
-
-    Args:
-        low: ``fp16``, ``bf16`` or none.
-        kept: Nodes that stay in fp32.
-        capabilities: What the device says of itself.
-    """
-    return HINTS[low] if low is not None and not kept and CAPABILITIES[low] in capabilities else FULL
-
-
 def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
-    """A model compiled for a device.
+    """Return a model compiled for a device.
 
     Args:
         core: OpenVINO's.
@@ -285,7 +306,7 @@ def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def aside(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call gives, in a thread that ends with it.
+    """Return the result of a call, made in a thread that ends with it.
 
     OpenVINO changes the floating-point mode of the thread that it works in (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and
     leaves it so for whatever else is computed there: NumPy's comparison of what came out, first of all.
@@ -295,62 +316,7 @@ def aside(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def output_names(read: Any) -> list[str]:
-    """The model's outputs in its own order, by the names that ONNX gives them."""
-    names = []
-    for port in read.outputs:
-        name = port.get_node().get_friendly_name()
-        if not name.endswith(_RESULT):  # of a model that another frontend has read
-            names.append(min(port.get_names()))
-            continue
-        names.append(name[: -len(_RESULT)])
-    return names
-
-
-def input_names(compiled: Any, declared: Any) -> list[str]:
-    """What each input is called.
-
-    Args:
-        compiled: The model.
-        declared: The names of the model's inputs, without those of weights, in its own order, which OpenVINO keeps; empty
-            where they are not known. Where a node passes an input on, OpenVINO itself knows it by that node's name.
-    """
-    if len(declared) == len(compiled.inputs):
-        return list(declared)
-    return [port.get_node().get_friendly_name() for port in compiled.inputs]
-
-
-def run_compiled(compiled: Any, inputs: list[str], outputs: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs by name; those of types that NumPy has no arrays of are left out."""
-    request = compiled.create_infer_request()
-    aside(request.infer, {place: to_tensor(compiled.inputs[place], values[name]) for place, name in enumerate(inputs)})
-    found = {}
-    for place, name in enumerate(outputs):
-        array = to_array(request.get_output_tensor(place))
-        if array is not None:
-            found[name] = array
-    return found
-
-
-def to_tensor(port: Any, values: Any) -> Any:
-    """An input's values as OpenVINO is fed."""
-    import openvino
-
-    kind = port.get_element_type()
-    if kind.get_type_name() in _BITS:
-        tensor = openvino.Tensor(kind, openvino.Shape(list(values.shape)))
-        tensor.data.view(np.uint16)[...] = np.ascontiguousarray(values).view(np.uint16)
-        return tensor
-    return openvino.Tensor(np.array(values, order="C"))
-
-
-def to_array(tensor: Any) -> Any:
-    """A copy of a tensor as an array; ``None`` if NumPy has no such type."""
-    kind = tensor.element_type.get_type_name()
-    if kind == "string":
-        return tensor.str_data.astype(object)
-    if kind in _BITS:
-        try:
-            return tensor.data.view(np.uint16).copy().view(dtype_from_name(_BITS[kind]))
-        except UnavailableError:
-            return None
-    return tensor.data.copy() if tensor.element_type.bitwidth >= 8 and not kind.startswith("f8") else None
+    """Return the names that ONNX gives the model's outputs, in its own order."""
+    names = [(port, port.get_node().get_friendly_name()) for port in read.outputs]
+    # A name without that ending is of a model that another frontend has read.
+    return [n[: -len(_RESULT)] if n.endswith(_RESULT) else min(port.get_names()) for port, n in names]
