@@ -21,8 +21,8 @@ from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.external_data import held_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Draws, bodies
-from bisect_trt.onnxlib.rewrites import matches
-from bisect_trt.onnxlib.rewrites.view import View, splice_in
+from bisect_trt.onnxlib.rewrites import View, splice_in
+from bisect_trt.onnxlib.rules import matches
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.margins import DECIDING

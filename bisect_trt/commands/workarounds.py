@@ -19,11 +19,11 @@ from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, UsageError, first_few, quoted
 from bisect_trt.mixed_precision.precision import MIXED
 from bisect_trt.mixed_precision.validation import in_tolerances
-from bisect_trt.onnxlib.barrier import can_bar, with_barriers
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import RULES, Fragment, View, matches, splice_in
+from bisect_trt.onnxlib.rewrites import Fragment, View, can_bar, splice_in, with_barriers
+from bisect_trt.onnxlib.rules import RULES, matches
 from bisect_trt.onnxlib.save import check_output, said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probe.candidate import Candidate

@@ -18,8 +18,8 @@ from truth.patterns import PLANTED
 
 from bisect_trt import workaround
 from bisect_trt.onnxlib import save as saving
-from bisect_trt.onnxlib.barrier import with_barriers
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance

@@ -13,7 +13,8 @@ from conftest import CommandLine
 from support import read_json
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import View, matches, splice_in
+from bisect_trt.onnxlib.rewrites import View, splice_in
+from bisect_trt.onnxlib.rules import matches
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vit_overflow" / "make_model.py"
 Record = Callable[[str, object], None]

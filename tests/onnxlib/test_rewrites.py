@@ -16,7 +16,8 @@ from support import examples
 
 from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import RULES, View, matches, splice_in
+from bisect_trt.onnxlib.rewrites import View, splice_in
+from bisect_trt.onnxlib.rules import RULES, matches
 
 SHAPE = (2, 4, 6)
 Nodes = list[onnx.NodeProto]
@@ -105,13 +106,6 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
         "softplus",
         lambda _: ([node("Exp", "x", "e"), node("Add", "one e", "o"), node("Log", "o", "y")], {"one": scalar(1)}),
     ),
-    "sigmoid": (
-        "sigmoid",
-        lambda _: (
-            [node("Neg", "x", "n"), node("Exp", "n", "e"), node("Add", "e one", "o"), node("Div", "one o", "y")],
-            {"one": scalar(1)},
-        ),
-    ),
     "mask": (
         "mask",
         lambda _: (
@@ -126,22 +120,6 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
     "inverse": ("power", lambda _: ([node("Exp", "x", "e"), node("Pow", "e by", "y")], {"by": scalar(-1)})),
     "root": ("power", lambda _: ([node("Exp", "x", "e"), node("Pow", "e by", "y")], {"by": scalar(0.5)})),
     "inverse root": ("power", lambda _: ([node("Exp", "x", "e"), node("Pow", "e by", "y")], {"by": scalar(-0.5)})),
-    "quotient": (
-        "quotient",
-        lambda _: ([node("Exp", "x", "e"), node("Div", "one e", "i"), node("Mul", "x i", "y")], {"one": scalar(1)}),
-    ),
-    "pad": (
-        "pad",
-        lambda _: (
-            [node("Pad", "x pads filled", "p"), node("Slice", "p from to", "y")],
-            {
-                "pads": np.array([0, 1, 2, 0, 0, 3], np.int64),
-                "filled": scalar(0.5),
-                "from": np.array([0, 0, 0], np.int64),
-                "to": np.array([2, 4, 6], np.int64),
-            },
-        ),
-    ),
     "transposed by nothing": (
         "redundant",
         lambda _: ([node("Transpose", "x", "t", perm=[0, 1, 2]), node("Exp", "t", "y")], {}),
