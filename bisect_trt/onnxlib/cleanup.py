@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,12 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.onnxlib.cut import PRODUCER, number
+from bisect_trt.onnxlib.cut import PRODUCER
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, IR_WITHOUT_INITIALIZER_INPUTS, attribute, held
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, held, inner_nodes, keep_only
 from bisect_trt.onnxlib.shapes import element_type, to_info
 from bisect_trt.tensors.info import is_extension
 
-# Folded, a quantized weight would be an fp32 one, and the runtime would not see that it is quantized.
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
 
@@ -34,10 +33,10 @@ class Removed:
 
 
 class Folding:
-    """Which nodes of a network can be replaced by the values that they make.
+    """Finds the nodes of a network that can be replaced by the values that they make.
 
-    Nodes that make a graph output stay, because an output that nothing computes is nothing that every runtime takes; so
-    do those of quantization.
+    Nodes that make a graph output stay, because not every runtime takes an output that nothing computes; so do those of
+    quantization: folded, a quantized weight would be an fp32 one.
 
     Attributes:
         network: The model.
@@ -113,17 +112,9 @@ def _shape_value(node: onnx.NodeProto, shape: list[int]) -> NDArray[np.int64]:
 
 def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
     """The model without some nodes, and with some tensors as initializers."""
-    model = onnx.ModelProto()
-    model.CopyFrom(network.proto)
-    graph = model.graph
-    del graph.node[:]
-    graph.node.extend(node for index, node in enumerate(network.nodes) if index not in gone)
-    graph.initializer.extend(values.values())
-    if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
-        graph.input.extend(
-            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            for tensor in values.values()
-        )
+    model = clone(network.proto)
+    keep_only(model.graph.node, [node for index, node in enumerate(network.nodes) if index not in gone])
+    add_initializers(model, values.values())
     return model
 
 
@@ -132,8 +123,7 @@ def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     tensor = None if attribute(node, "value") is None else held(node)
     if tensor is None:
         return None
-    named = onnx.TensorProto()
-    named.CopyFrom(tensor)
+    named = clone(tensor)
     named.name = node.output[0]
     return named
 
@@ -158,31 +148,22 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
     """
     network, graph = Network(model), model.graph
     before = len(graph.node), len(graph.value_info)
-    skeleton = network.skeleton.copy()
-    tensors = skeleton.cleanup().tensors()
-    live = {number(node) for node in skeleton.nodes}
-    idle = {name for name in (*network.initializers, *network.sparse_initializers) if name not in tensors}
+    live = network.leading_to(network.producer[name] for name in network.outputs if name in network.producer)
+    read = network.returned.union(*(network.reads[index] for index in live))
+    idle = {*network.initializers, *network.sparse_initializers} - read
     made = {name for index in live for name in network.made(index)}
-    _keep(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
-    _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
-    _keep(graph.sparse_initializer, [tensor for tensor in graph.sparse_initializer if tensor.values.name not in idle])
-    _keep(graph.input, [value for value in graph.input if value.name not in idle])
-    _keep(graph.value_info, [value for value in graph.value_info if value.name in made])
+    keep_only(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
+    keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
+    keep_only(
+        graph.sparse_initializer, [tensor for tensor in graph.sparse_initializer if tensor.values.name not in idle]
+    )
+    keep_only(graph.input, [value for value in graph.input if value.name not in idle])
+    keep_only(graph.value_info, [value for value in graph.value_info if value.name in made])
     return Removed(before[0] - len(live), len(idle), before[1] - len(graph.value_info))
-
-
-def _keep(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type
-    """Leave only these entries in a repeated field."""
-    copies = list(entries)
-    del field[:]
-    field.extend(copies)
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
     """Put the nodes into topological order, if they are not; says whether that was so.
-
-    graphsurgeon's own sort goes from reader to maker by recursion, so that a file of some hundred nodes that stand the
-    wrong way round is past Python's limit.
 
     Args:
         model: Changed in place.
@@ -190,23 +171,14 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
     network = Network(model)
     if network.is_sorted:
         return False
-    _keep(model.graph.node, [network.nodes[index] for index in network.order])
+    keep_only(model.graph.node, [network.nodes[index] for index in network.order])
     return True
 
 
 _SPOKEN = ("doc_string", "metadata_props")
 """Exporters put stack traces and paths of source files here."""
-_INDICES = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64)
-_RANDOM = (
-    TensorProto.FLOAT,
-    TensorProto.DOUBLE,
-    TensorProto.FLOAT16,
-    TensorProto.BFLOAT16,
-    TensorProto.INT8,
-    TensorProto.UINT8,
-    TensorProto.INT16,
-    TensorProto.UINT16,
-)
+_INDICES = ("BOOL", "INT32", "INT64", "UINT32", "UINT64")
+_RANDOM = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "UINT8", "INT16", "UINT16")
 
 
 def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -217,35 +189,25 @@ def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
     Args:
         proto: The model; it is not changed.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = clone(proto)
     for field in ("producer_version", "domain", "model_version"):
         model.ClearField(field)
     model.producer_name = PRODUCER
     model.graph.name = "reduced"
-    called = _called(model)
-    kept = [function for function in model.functions if (function.domain, function.name) in called]
-    del model.functions[:]
-    model.functions.extend(kept)
+    called, functions = set[tuple[str, str]](), {(each.domain, each.name): each for each in model.functions}
+    waiting = list(inner_nodes(model.graph.node))
+    while waiting:
+        node = waiting.pop()
+        key = (node.domain, node.op_type)
+        if key in functions and key not in called:
+            called.add(key)
+            waiting += inner_nodes(functions[key].node)
+    keep_only(model.functions, [function for key, function in functions.items() if key in called])
     for message in _messages(model):
         for name in _SPOKEN:
             if name in message.DESCRIPTOR.fields_by_name:
                 message.ClearField(name)
     return model
-
-
-def _called(model: onnx.ModelProto) -> set[tuple[str, str]]:
-    """The functions that the graph calls, directly or through others."""
-    functions = {(function.domain, function.name): function for function in model.functions}
-    called: set[tuple[str, str]] = set()
-    waiting: list[Message] = [model.graph]
-    while waiting:
-        for message in _messages(waiting.pop()):
-            if isinstance(message, onnx.NodeProto) and (key := (message.domain, message.op_type)) in functions:
-                if key not in called:
-                    waiting.append(functions[key])
-                called.add(key)
-    return called
 
 
 def _messages(message: Message) -> Iterator[Message]:
@@ -287,8 +249,7 @@ def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
         proto: The model; it is not changed.
         seed: Of the random values.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = clone(proto)
     names: dict[str, str] = {"": ""}
     generator = np.random.default_rng(seed)
     nodes = 0
@@ -317,11 +278,15 @@ def _renamed(name: str, names: dict[str, str]) -> str:
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    return tensor.data_type not in _INDICES and np.prod(tensor.dims) > 1
+    return _type_name(tensor) not in _INDICES and np.prod(tensor.dims) > 1
 
 
 def _replaced(tensor: TensorProto) -> bool:
-    return tensor.data_type in _RANDOM and tensor.data_location != TensorProto.EXTERNAL
+    return _type_name(tensor) in _RANDOM and tensor.data_location != TensorProto.EXTERNAL
+
+
+def _type_name(tensor: TensorProto) -> str:
+    return str(TensorProto.DataType.Name(tensor.data_type))
 
 
 def _randomise(tensor: TensorProto, generator: np.random.Generator) -> None:

@@ -243,6 +243,16 @@ class Network:
         """The tensors that a node makes."""
         return self._made[index]
 
+    def leading_to(self, nodes: Iterable[int], *, constants: bool = False) -> set[int]:
+        """These nodes and all that they depend on; of that, with ``constants``, only what makes weights."""
+        found = set(nodes)
+        waiting = list(found)
+        while waiting:
+            more = {each for each in self.parents(waiting.pop()) if self.constant[each] or not constants} - found
+            found |= more
+            waiting += more
+        return found
+
     def in_file_order(self, nodes: Iterable[int]) -> list[int]:
         """These nodes as they stand in the file, or in topological order where a reader stands before its maker there."""
         ordered = sorted(nodes)

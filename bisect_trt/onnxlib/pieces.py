@@ -78,8 +78,9 @@ def isolate(
     renamed = _fresh_names(network, [name for name in read if name in computed])
     ends = {renamed.get(name, name): name for name in read if name in computed or name in network.inputs}
     inputs = tuple(end for end, name in ends.items() if name not in frozen)
+    makers = sorted(network.leading_to(chosen, constants=True).difference(chosen), key=network.rank.__getitem__)
     skeleton = network.skeleton.copy()
-    piece = gs.Graph([skeleton.nodes[index] for index in (*_makers_of_weights(network, chosen), *chosen)])
+    piece = gs.Graph([skeleton.nodes[index] for index in (*makers, *chosen)])
     apart = {name: gs.Variable(end) for name, end in renamed.items()}
     for index in chosen:
         node = skeleton.nodes[index]
@@ -112,17 +113,6 @@ def _leave_out(
         return False
     left_out.update(dict.fromkeys(network.made(index), why))
     return True
-
-
-def _makers_of_weights(network: Network, nodes: Iterable[int]) -> list[int]:
-    """The nodes that make weights for these, in topological order."""
-    found: set[int] = set()
-    pending = list(nodes)
-    while pending:
-        parents = {parent for parent in network.parents(pending.pop()) if network.constant[parent]} - found
-        found |= parents
-        pending += parents
-    return sorted(found, key=network.rank.__getitem__)
 
 
 def _fresh_names(network: Network, names: Iterable[str]) -> dict[str, str]:
@@ -222,13 +212,7 @@ def plan_slices(
 def _slice(network: Network, stretch: Iterable[int], constants: Iterable[int]) -> Slice:
     """A slice of some nodes; ``constants`` are those that make weights which the graph returns."""
     constants = set(constants)
-    inside = set(stretch) | constants
-    pending = list(inside)
-    while pending:
-        for parent in network.parents(pending.pop()):
-            if parent not in inside and network.constant[parent]:
-                inside.add(parent)
-                pending.append(parent)
+    inside = network.leading_to({*stretch, *constants}, constants=True)
     nodes = tuple(sorted(inside, key=network.rank.__getitem__))
     made = {name for index in nodes for name in network.made(index)}
     read = dict.fromkeys(name for index in nodes for name in network.reads[index])
