@@ -372,6 +372,11 @@ class Network:
         """The types that ONNX's shape inference finds, together with the declared ones, of sequences too, by name."""
         return infer(self)
 
+    def element_type(self, name: str) -> int:
+        """ONNX's element type of a tensor, as it is declared or inferred; 0 where it is not known."""
+        declared = self.declared.get(name) or self.inferred.get(name)
+        return 0 if declared is None else int(declared.type.tensor_type.elem_type)
+
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""
         return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"

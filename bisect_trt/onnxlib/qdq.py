@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -130,44 +130,36 @@ def is_dequantize(node: onnx.NodeProto) -> bool:
     return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
 
 
+def _is_end(node: onnx.NodeProto) -> bool:
+    return is_quantize(node) or is_dequantize(node)
+
+
 def has_quantized(model: onnx.ModelProto) -> bool:
     """Whether something quantizes or dequantizes, in a body or in a function too."""
-    return any(is_quantize(node) or is_dequantize(node) for node in all_nodes(model))
+    return any(map(_is_end, all_nodes(model)))
 
 
-def quantizing_functions(model: onnx.ModelProto) -> set[tuple[str, str]]:
-    """The functions of a model that quantize or dequantize, or call one that does: domain and name."""
-    found: set[tuple[str, str]] = set()
-    while more := {(each.domain, each.name) for each in model.functions if is_inside(each.node, found)} - found:
-        found |= more
-    return found
-
-
-def is_inside(nodes: Iterable[onnx.NodeProto], functions: Collection[tuple[str, str]]) -> bool:
-    """Whether nodes, those of their bodies too, quantize or dequantize, or call one of these functions."""
-    return any(
-        is_quantize(node) or is_dequantize(node) or (node.domain, node.op_type) in functions
-        for node in inner_nodes(nodes)
-    )
-
-
-class _Sets:
-    """Disjoint sets of numbers (union and find)."""
-
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
+class _Sets(dict[int, int]):
+    """Disjoint sets of numbers (union and find): by number, another of its set or itself."""
 
     def find(self, one: int) -> int:
         """The number that stands for its set."""
-        parent = self._parent.setdefault(one, one)
+        parent = self.setdefault(one, one)
         if parent != one:
-            parent = self._parent[one] = self.find(parent)
+            parent = self[one] = self.find(parent)
         return parent
 
     def join(self, one: int, other: int) -> None:
         """Make one set of two."""
         first, second = sorted((self.find(one), self.find(other)))
-        self._parent[second] = first
+        self[second] = first
+
+    def members(self, numbers: Iterable[int]) -> list[list[int]]:
+        """The sets, each in the order of the numbers."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for number in numbers:
+            found[self.find(number)].append(number)
+        return list(found.values())
 
 
 class _Pairs:
@@ -182,31 +174,27 @@ class _Pairs:
         self.left: dict[int, str] = {}
 
     def pairs(self) -> list[Pair]:
-        """All of them: nodes that are connected by quantized tensors, through what only moves them."""
+        """The pairs: nodes that are connected by quantized tensors, through what only moves them."""
         network, sets = self._network, _Sets()
         whole: dict[int, str | None] = {}  # of a node, why its pair cannot be removed
-        ends = [i for i, node in enumerate(network.nodes) if is_quantize(node) or is_dequantize(node)]
+        ends = [index for index in network.order if _is_end(network.nodes[index])]
         for index in ends:
             node = network.nodes[index]
             found, why = self._readers(node.output[0]) if is_quantize(node) else self._makers(node.input[0])
             whole[index] = why
             for other in found:
                 sets.join(index, other)
-        members: defaultdict[int, list[int]] = defaultdict(list)
-        for index in sorted(ends, key=network.rank.__getitem__):
-            members[sets.find(index)].append(index)
         pairs = []
-        for nodes in members.values():
-            pair, problem = self._pair(nodes)
-            problem = problem or next((why for index in nodes if (why := whole[index]) is not None), None)
-            if problem is None and pair is not None:
-                pairs.append(pair)
+        for nodes in sets.members(ends):
+            problem = next((why for index in nodes if (why := whole[index]) is not None), None)
+            if problem is None and any(is_dequantize(network.nodes[index]) for index in nodes):
+                pairs.append(self._pair(nodes))
             else:
-                self.left |= dict.fromkeys(nodes, problem or "it is read by nobody")
+                self.left |= dict.fromkeys(nodes, problem or "nobody dequantizes what it makes")
         return pairs
 
     def _readers(self, name: str) -> tuple[list[int], str | None]:
-        """Who dequantizes a quantized tensor, and who else reads it."""
+        """The nodes that dequantize a quantized tensor, and why they and it are no pair, if so."""
         network, found, why = self._network, [], None
         if name in network.outputs:
             why = f"the quantized tensor '{name}' is an output of the model"
@@ -223,7 +211,7 @@ class _Pairs:
         return found, why
 
     def _makers(self, name: str) -> tuple[list[int], str | None]:
-        """Who quantizes what is dequantized; none for a stored tensor."""
+        """The nodes that quantize what is dequantized, none for a stored tensor; and why they are no pair, if so."""
         network = self._network
         maker = network.producer.get(name)
         if maker is None:
@@ -242,24 +230,18 @@ class _Pairs:
             return [each for makers, _ in more for each in makers], next((why for _, why in more if why), what)
         return [], f"{network.describe(maker)} computes quantized values"
 
-    def _pair(self, nodes: Sequence[int]) -> tuple[Pair | None, str | None]:
+    def _pair(self, nodes: Sequence[int]) -> Pair:
         network = self._network
         quantize = tuple(index for index in nodes if is_quantize(network.nodes[index]))
         dequantize = tuple(index for index in nodes if is_dequantize(network.nodes[index]))
-        if not dequantize:
-            return None, "nobody dequantizes what it makes"
         node = network.nodes[(quantize or dequantize)[0]]
         scale, zero = node.input[1], node.input[2] if len(node.input) > 2 and node.input[2] else None
         element = self._element(node, zero)
         tensor = node.input[0]
-        constant = not quantize or self._is_constant(tensor)
+        constant = not quantize or network.is_weight(tensor)
         kind: Kind = "bias" if element == TensorProto.INT32 else "weight" if constant else "activation"
         axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
-        return Pair(tensor, kind, quantize, dequantize, scale, zero, element, axis, block), None
-
-    def _is_constant(self, name: str) -> bool:
-        maker = self._network.producer.get(name)
-        return name in self._network.initializers if maker is None else self._network.constant[maker]
+        return Pair(tensor, kind, quantize, dequantize, scale, zero, element, axis, block)
 
     def _element(self, node: onnx.NodeProto, zero: str | None) -> int:
         """The quantized type: the zero point's, else as the attribute says, else as stored."""
@@ -277,8 +259,7 @@ class _Pairs:
         maker = network.producer.get(name)
         if maker is not None and (tensor := held(network.nodes[maker])) is not None:
             return int(tensor.data_type)
-        declared = network.declared.get(name) or network.inferred.get(name)
-        return int(declared.type.tensor_type.elem_type) if declared is not None else 0
+        return network.element_type(name)
 
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
@@ -290,14 +271,20 @@ def find_quantized(network: Network) -> Quantized:
     """The pairs of a model's main graph, and their groups."""
     finder = _Pairs(network)
     pairs = finder.pairs()
-    functions = quantizing_functions(network.proto)
+    functions: set[tuple[str, str]] = set()
+
+    def inside(nodes: Iterable[onnx.NodeProto]) -> bool:
+        return any(_is_end(node) or (node.domain, node.op_type) in functions for node in inner_nodes(nodes))
+
+    while more := {(each.domain, each.name) for each in network.proto.functions if inside(each.node)} - functions:
+        functions |= more
     for index, node in enumerate(network.nodes):
         if (node.domain, node.op_type) in functions:
             finder.left[index] = (
                 f"{network.describe(index)} has them in its function, which is not looked into; put the functions' nodes in "
                 "their calls' places (onnx.inliner.inline_local_functions) and give that model"
             )
-        elif any(is_inside(body.node, functions) for body in bodies(node)):
+        elif any(inside(body.node) for body in bodies(node)):
             finder.left[index] = f"{network.describe(index)} has them in its body, which is not looked into"
     return Quantized(tuple(_Grouping(network).groups(pairs)), finder.left)
 
@@ -310,11 +297,7 @@ class _Grouping:
         """All of them, each named after the operator that computes with it."""
         network = self._network
         computing = [self._computing(pair) for pair in pairs]
-        sets = self._joined(pairs, computing)
-        members: defaultdict[int, list[int]] = defaultdict(list)
-        for place in range(len(pairs)):
-            members[sets.find(place)].append(place)
-        for places in members.values():
+        for places in self._joined(pairs, computing).members(range(len(pairs))):
             operators = {each for place in places for each in computing[place]}
             ranked = sorted(operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i]))
             hub = len(places) == 1 and len(operators) > HUB
@@ -343,13 +326,13 @@ class _Grouping:
         return sets
 
     def _computing(self, pair: Pair) -> tuple[int, ...]:
-        """Who computes with what a pair makes, past what only moves it on."""
+        """The nodes that compute with what a pair makes, past what only moves it on."""
         network, found = self._network, set[int]()
         waiting = [name for index in pair.dequantize for name in network.made(index)]
         while waiting:
             for index in network.consumers.get(waiting.pop(), ()):
                 node = network.nodes[index]
-                if is_quantize(node) or is_dequantize(node):
+                if _is_end(node):
                     continue
                 made = network.made(index)
                 again = any(is_quantize(network.nodes[r]) for name in made for r in network.consumers.get(name, ()))
@@ -373,7 +356,7 @@ class _Grouping:
                     yield other
 
     def _join_maker(self, pair: Pair, place: int, readers: Mapping[int, Sequence[int]], sets: _Sets) -> None:
-        """What nobody computes with, such as an output, belongs to who computes it."""
+        """Join a pair that no node computes with, such as an output's, to those of the node that computes it."""
         waiting, seen = [pair.tensor], set[str]()
         while waiting:
             name = waiting.pop()
@@ -385,5 +368,5 @@ class _Grouping:
                 sets.join(readers[maker][0], place)
                 return
             node = self._network.nodes[maker]
-            if not is_quantize(node) and not is_dequantize(node):
+            if not _is_end(node):
                 waiting += node.input[:1]

@@ -1,76 +1,68 @@
-"""Take QuantizeLinear/DequantizeLinear pairs out of a model."""
+"""Copies of a model without some of its QuantizeLinear/DequantizeLinear pairs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import reads, rename_reads
-from bisect_trt.onnxlib.qdq import Pair
+from bisect_trt.onnxlib.nodes import clone, keep_only, reads, rename_reads
+from bisect_trt.onnxlib.qdq import Pair, is_dequantize
 
 Stored = Mapping[str, TensorProto]
 """Initializers by name."""
 
 
 def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx.ModelProto:
-    """A model without some of its pairs. Names of what is left do not change.
+    """The model without some of its pairs, and without what only they read. Names of what is left do not change.
 
     Args:
         network: The model.
         pairs: What is taken out.
         weights: For weights that are stored quantized, by what dequantizes them makes: the same in floats.
-
-    Returns:
-        The model; what only the pairs read is gone too.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(network.proto)
+    model = clone(network.proto)
     graph = model.graph
     gone: set[int] = set()
     instead: dict[str, str] = {}
-    moved: list[str] = []
-    outputs, passed = set(network.outputs), dict[int, Pair]()
+    passed: dict[int, Pair] = {}
+    retyped: set[str] = set()
     for pair in pairs:
         gone.update(pair.nodes)
         for index in pair.quantize:
             node = network.nodes[index]
             instead[node.output[0]] = node.input[0]
-            moved += _moved(network, node.output[0])
+            retyped.update(_moved(network, node.output[0]))
         for index in pair.dequantize:
             node = network.nodes[index]
-            if pair.quantize:
-                instead[node.output[0]] = node.input[0]
-                if node.output[0] in outputs or pair.clip is not None or _is_cast(network, pair, node):
-                    passed[index] = pair  # an output keeps its name, and a tensor its type
-            else:
+            if not pair.quantize:
                 graph.initializer.append(weights[node.output[0]])
-    ends = {index: network.nodes[index].output[0] for index in passed}
-    sources = {index: instead.pop(made) for index, made in ends.items()}
-    finally_ = {name: _end(name, instead) for name in instead}
-    kept = []
-    for index, node in enumerate(graph.node):
+            elif node.output[0] in network.returned or pair.clip is not None or _is_cast(network, pair, node):
+                passed[index] = pair  # an output keeps its name, and a tensor its type
+            else:
+                instead[node.output[0]] = node.input[0]
+    final = {name: _end(name, instead) for name in instead}
+    kept: list[onnx.NodeProto] = []
+    for index, node in enumerate(network.nodes):
         if index in passed:
-            kept += _passed_on(network, passed[index], finally_.get(sources[index], sources[index]), ends[index])
+            source = node.input[0]
+            kept += _passed_on(network, passed[index], final.get(source, source), node.output[0])
         elif index not in gone:
-            kept.append(rename_reads(node, finally_))
-    del graph.node[:]
-    graph.node.extend(kept)
-    _forget(graph, {*moved, *(network.nodes[index].output[0] for index in gone.difference(passed))})
+            kept.append(rename_reads(node, final))
+    keep_only(graph.node, kept)
+    retyped.update(network.nodes[index].output[0] for index in gone.difference(passed))
+    keep_only(graph.value_info, [value for value in graph.value_info if value.name not in retyped])
     drop_unused(model)
     return model
 
 
 def _moved(network: Network, name: str) -> list[str]:
-    """The quantized tensors behind one, up to what dequantizes them: they become floats."""
-    found = [name]
-    for index in network.consumers.get(name, ()):
-        if network.nodes[index].op_type != "DequantizeLinear":
-            found += [each for made in network.made(index) for each in _moved(network, made)]
-    return found
+    """A quantized tensor and those behind it, up to what dequantizes them: they become floats."""
+    readers = [index for index in network.consumers.get(name, ()) if not is_dequantize(network.nodes[index])]
+    return [name, *(each for index in readers for made in network.made(index) for each in _moved(network, made))]
 
 
 def _end(name: str, instead: Mapping[str, str]) -> str:
@@ -79,75 +71,52 @@ def _end(name: str, instead: Mapping[str, str]) -> str:
     return name
 
 
-def _type(network: Network, name: str) -> int:
-    declared = network.declared.get(name) or network.inferred.get(name)
-    return 0 if declared is None else int(declared.type.tensor_type.elem_type)
-
-
 def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
     """Whether floats of another type are made than were quantized."""
-    before, after = _type(network, network.nodes[pair.quantize[0]].input[0]), _type(network, node.output[0])
-    return bool(before and after and before != after)
+    ends = {network.element_type(network.nodes[pair.quantize[0]].input[0]), network.element_type(node.output[0])}
+    return len(ends - {0}) > 1
 
 
-def _passed_on(network: Network, pair: Pair, name: str, to: str) -> list[onnx.NodeProto]:
+def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
     """What gives a tensor another name, its type where that is another one, and its activation where the pair was that too."""
-    before, after = _type(network, name), _type(network, to)
+    before, after = network.element_type(name), network.element_type(to)
     cast = bool(before and after and before != after)
-    if pair.clip is None:
-        node = helper.make_node("Identity", [name], [to], name=f"{to}/unquantized")
-        return [helper.make_node("Cast", [name], [to], name=f"{to}/unquantized", to=after) if cast else node]
-    (low, high), made = pair.clip, f"{to}/clipped" if cast else to
-    if high is None and low == 0:
-        nodes = [helper.make_node("Relu", [name], [made], name=f"{to}/Relu")]
-    else:
-        nodes = list(_bounded(name, to, {"Max": low, "Min": high}, before or TensorProto.FLOAT))
-        nodes[-1].output[0] = made
-    if cast:
-        nodes.append(helper.make_node("Cast", [made], [to], name=f"{to}/unquantized", to=after))
-    return nodes
-
-
-def _bounded(name: str, to: str, bounds: Mapping[str, float | None], element: int) -> Iterator[onnx.NodeProto]:
-    """A Clip, in operators that are the same in all operator sets: Max and Min with a constant."""
-    for op, bound in bounds.items():
-        if bound is None or not math.isfinite(bound):
-            continue
-        limit, made = f"{to}/{op}_bound", f"{to}/{op}_output"
-        value = helper.make_tensor(f"{limit}_value", element, [], [bound])
-        yield helper.make_node("Constant", [], [limit], name=limit, value=value)
-        yield helper.make_node(op, [name, limit], [made], name=f"{to}/{op}")
+    low, high = pair.clip or (None, None)
+    steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
+    steps = [(op, bound) for op, bound in steps if op == "Relu" or (bound is not None and math.isfinite(bound))]
+    # Max and Min with a constant are the same in all operator sets; Clip is not.
+    for place, (op, bound) in enumerate(steps if pair.clip else ()):
+        last = place == len(steps) - 1 and not cast
+        made, inputs = to if last else f"{to}/{op}_output", [name]
+        if bound is not None:
+            limit = f"{to}/{op}_bound"
+            value = helper.make_tensor(f"{limit}_value", before or TensorProto.FLOAT, [], [bound])
+            yield helper.make_node("Constant", [], [limit], name=limit, value=value)
+            inputs.append(limit)
+        yield helper.make_node(op, inputs, [made], name=f"{to}/{op}")
         name = made
+    if cast:
+        yield helper.make_node("Cast", [name], [to], name=f"{to}/unquantized", to=after)
+    elif name != to:
+        yield helper.make_node("Identity", [name], [to], name=f"{to}/unquantized")
 
 
-def _forget(graph: onnx.GraphProto, names: Collection[str]) -> None:
-    """Drop what is declared of tensors that are gone, or of another type now."""
-    kept = [value for value in graph.value_info if value.name not in names]
-    if len(kept) < len(graph.value_info):
-        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-        del graph.value_info[:]
-        graph.value_info.extend(copies)
+_OF_SCALES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def drop_unused(model: onnx.ModelProto) -> None:
-    """Drop initializers, and nodes that make constants, that nobody reads, in place."""
+    """Drop, in place, initializers, and nodes that make constants or move scales, that nothing reads."""
     graph = model.graph
+    read: set[str] = set()
     while True:
         read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
-        spare = [
-            i
-            for i, node in enumerate(graph.node)
-            if not any(name in read for name in node.output) and (not any(node.input) or _is_scale_of(node))
+        kept = [
+            node
+            for node in graph.node
+            if any(name in read for name in node.output) or (any(node.input) and node.op_type not in _OF_SCALES)
         ]
-        for index in reversed(spare):
-            del graph.node[index]
-        if not spare:
+        if len(kept) == len(graph.node):
             break
-    given = {value.name for value in graph.input}
-    for place in reversed(range(len(graph.initializer))):
-        if graph.initializer[place].name not in read | given:
-            del graph.initializer[place]
-
-
-def _is_scale_of(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
+        keep_only(graph.node, kept)
+    read.update(value.name for value in graph.input)
+    keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
