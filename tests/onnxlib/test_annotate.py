@@ -92,9 +92,3 @@ def test_only_what_was_annotated_is_written_over(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "out.onnx"):
         with pytest.raises(UsageError, match="is a folder or lies in none"):
             check_annotated(path, model)
-
-
-def test_a_copy_that_cannot_be_written(tmp_path: Path) -> None:
-    model = chain(tmp_path / "model.onnx")
-    with pytest.raises(UsageError, match="cannot be written"):
-        write_annotated(model, NOTES, tmp_path / "gone" / "out.onnx")

@@ -95,25 +95,6 @@ def test_bodies_that_capture_outer_tensors() -> None:
     assert sorted(op_types(with_maker)) == ["Constant", "Loop"]
 
 
-def test_a_body_that_returns_an_outer_tensor() -> None:
-    then, other = (
-        body([node(op, [name], [op])], [], [tensor_info(op, FLOAT, [2, 3])])
-        for op, name in (("Exp", "a"), ("Neg", "x"))
-    )
-    then.node[0].input[0] = "a"
-    other.node.add().CopyFrom(node("Identity", ["b"], ["unread"]))
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Abs", ["x"], ["b"]),
-        node("ReduceMax", ["x"], ["max"], keepdims=0),
-        node("Cast", ["max"], ["test"], to=BOOL),
-        node("If", ["test"], ["y"], then_branch=then, else_branch=other),
-    ]
-    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])]), {"x": x})
-    every_unit_and_all(whole)
-    assert set(whole.check([whole.unit("y")]).inputs) == {"a", "b", "x", "test"}
-
-
 def test_two_opsets_and_a_custom_domain() -> None:
     nodes = [
         node("Relu", ["x"], ["a"]),
@@ -180,52 +161,6 @@ def test_no_sequence_is_ever_an_input() -> None:
     assert piece.proto.graph.output[0].type.WhichOneof("value") == "sequence_type"
 
 
-def test_optional_values() -> None:
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Optional", ["a"], ["maybe"]),
-        node("OptionalHasElement", ["maybe"], ["has"]),
-        node("OptionalGetElement", ["maybe"], ["b"]),
-        node("Neg", ["b"], ["c"]),
-        node("Where", ["has", "c", "x"], ["y"]),
-    ]
-    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])]), {"x": x})
-    every_unit_and_all(whole)
-    assert op_types(whole.check([whole.unit("b")])) == ["Optional", "OptionalGetElement"]
-    assert names(whole.check([whole.unit("y")])) == ({"has", "c", "x"}, {"y"})
-
-
-def test_strings() -> None:
-    nodes = [
-        node("Unique", ["s"], ["unique"], sorted=1),
-        node("Constant", [], ["made"], value_strings=["Grüße", ""]),
-        node("Concat", ["unique", "made"], ["all"], axis=0),
-        node("Gather", ["all", "place"], ["picked"]),
-        node("Identity", ["picked"], ["y"]),
-    ]
-    model = model_of(
-        nodes,
-        [tensor_info("s", TensorProto.STRING, [2])],
-        [tensor_info("y", TensorProto.STRING, [2])],
-        {"place": np.array([2, 0])},
-    )
-    every_unit_and_all(cutter(model, {"s": np.array(["a", "ß"], dtype=object)}))
-
-
-@pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float64"])
-def test_element_types(kind: str) -> None:
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-    nodes = [
-        node("Cast", ["x"], ["a"], to=element),
-        node("Identity", ["a"], ["b"]),
-        node("Concat", ["b", "w", "a"], ["c"], axis=0),
-        node("Transpose", ["c"], ["d"]),
-        node("Cast", ["d"], ["y"], to=FLOAT),
-    ]
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [3, 5])], {"w": np.array([[1, 0, 1]], kind)})
-    every_unit_and_all(cutter(model, {"x": np.abs(x)}))
-
-
 def test_a_sparse_initializer() -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("MatMul", ["a", "sparse"], ["b"]), node("Neg", ["b"], ["y"])]
     model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 4])])
@@ -235,37 +170,6 @@ def test_a_sparse_initializer() -> None:
     whole = cutter(model, {"x": x})
     every_unit_and_all(whole)
     assert len(whole.check([whole.unit("b")]).proto.graph.sparse_initializer) == 1
-
-
-def test_no_dimensions_and_no_elements() -> None:
-    nodes = [
-        node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        node("Exp", ["sum"], ["e"]),
-        node("Slice", ["x", "two", "two"], ["none"]),
-        node("Neg", ["none"], ["none2"]),
-        node("ReduceSum", ["none2"], ["nothing"], keepdims=0),
-        node("Add", ["nothing", "e"], ["y"]),
-    ]
-    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [])], {"two": np.array([2])}), {"x": x})
-    every_unit_and_all(whole)
-    piece = whole.check([whole.unit("none2")])
-    assert [dim.dim_value for dim in piece.proto.graph.input[0].type.tensor_type.shape.dim] == [0, 3]
-
-
-def test_shapes_that_depend_on_values() -> None:
-    nodes = [
-        node("NonZero", ["x"], ["places"]),
-        node("Transpose", ["places"], ["indices"]),
-        node("GatherND", ["x", "indices"], ["found"]),
-        node("Greater", ["found", "zero"], ["positive"]),
-        node("Compress", ["found", "positive"], ["kept"], axis=0),
-        node("Neg", ["kept"], ["y"]),
-    ]
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, ["n"])], {"zero": np.float32(0)})
-    whole = cutter(model, {"x": x * (x > -4)})
-    every_unit_and_all(whole)
-    piece = whole.check([whole.unit("y")])
-    assert [dim.dim_value for dim in piece.proto.graph.input[0].type.tensor_type.shape.dim] == [3]
 
 
 def test_what_is_drawn_is_no_constant() -> None:
@@ -319,13 +223,6 @@ def test_a_model_without_inputs() -> None:
     assert names(whole.cut([whole.unit("c")])[0]) == ({"b"}, {"c"})
 
 
-def test_only_constants() -> None:
-    nodes = [node("Constant", [], ["a"], value=numpy_helper.from_array(x))]
-    whole = cutter(model_of(nodes, [], [tensor_info("a", FLOAT, [2, 3])]))
-    assert len(whole.units) == 1
-    assert names(whole.cut([0])[0]) == (set(), {"a"})
-
-
 def test_outputs_that_no_node_computes() -> None:
     nodes = [
         node("Relu", ["x"], ["y"]),
@@ -353,46 +250,6 @@ def test_dead_nodes_and_unread_outputs() -> None:
     every_unit_and_all(whole)
     assert names(whole.check([whole.unit("a")])) == ({"x"}, {"a"})
     assert names(whole.check([whole.unit("dead2")])) == ({"dead"}, {"dead2"})
-
-
-def test_one_tensor_read_many_times() -> None:
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Add", ["a", "a"], ["b"]),
-        node("Concat", ["b", "a", "b", "x"], ["c"], axis=0),
-        node("Neg", ["b"], ["d"]),
-    ]
-    # "b" is returned and read, by several.
-    model = model_of(nodes, [X], ["b", "c", "d"])
-    whole = cutter(model, {"x": x})
-    every_unit_and_all(whole)
-    piece = whole.check([whole.unit("b"), whole.unit("d")])
-    assert (piece.inputs, set(piece.outputs)) == (("a",), {"b", "d"})
-
-
-def test_quantised() -> None:
-    rng = np.random.default_rng(0)
-    nodes = [
-        node("QuantizeLinear", ["x", "sx", "zx"], ["qx"]),
-        node("QLinearConv", ["qx", "sx", "zx", "w", "sw", "zw", "sy", "zx"], ["qy"], pads=[1, 1, 1, 1]),
-        node("DequantizeLinear", ["qy", "sy", "zx"], ["a"]),
-        node("DequantizeLinear", ["w", "sw", "zw"], ["wf"]),
-        node("Conv", ["a", "wf"], ["b"], pads=[1, 1, 1, 1]),
-        node("DynamicQuantizeLinear", ["b"], ["qb", "sb", "zb"]),
-        node("DequantizeLinear", ["qb", "sb", "zb"], ["y"]),
-    ]
-    weights = {
-        "sx": np.float32(0.02),
-        "zx": np.uint8(128),
-        "sw": np.float32(0.01),
-        "zw": np.int8(0),
-        "sy": np.float32(0.05),
-        "w": rng.integers(-127, 127, (2, 2, 3, 3), np.int8),
-    }
-    shape = [1, 2, 5, 5]
-    arrays = {name: np.asarray(value) for name, value in weights.items()}
-    model = model_of(nodes, [tensor_info("x", FLOAT, shape)], [tensor_info("y", FLOAT, shape)], arrays)
-    every_unit_and_all(cutter(model, {"x": rng.normal(size=shape).astype(np.float32)}))
 
 
 def test_initializers_that_are_inputs_are_not_fed() -> None:
@@ -441,19 +298,3 @@ def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyP
     assert op_types(whole.check([whole.unit("y")])) == ["Add"]
     assert whole.unit("big2") in whole.units.bare([whole.unit("a")])
     assert whole.unit("small") not in whole.units.bare([whole.unit("y")])
-
-
-def test_a_model_of_an_old_opset() -> None:
-    nodes = [
-        node("Clip", ["x"], ["a"], min=-2.0, max=3.0),
-        node("Dropout", ["a"], ["b", "mask"], ratio=0.5),
-        node("Upsample", ["b", "scales"], ["c"]),
-        node("BatchNormalization", ["c", "one", "zero", "zero", "one"], ["y"]),
-    ]
-    weights = {
-        "scales": np.ones(2, np.float32),
-        "one": np.ones(3, np.float32),
-        "zero": np.zeros(3, np.float32),
-    }
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights, opset=9, ir_version=4)
-    every_unit_and_all(cutter(model, {"x": x}))

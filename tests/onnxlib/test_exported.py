@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import TARGET, overflowing, read_json
 
-from bisect_trt.onnxlib.exported import Module, describe_module, in_module, module_of, script_path
+from bisect_trt.onnxlib.exported import Module, module_of, script_path
 
 NAMES = st.from_regex(r"[a-z_][a-z_0-9]{0,6}|[0-9]{1,2}", fullmatch=True)
 PATHS = st.lists(NAMES, max_size=4)
@@ -105,17 +105,6 @@ def test_scopes_of_strict_export_are_paths(scope: str, path: str) -> None:
     assert module.path == path
 
 
-def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = Module("a.norm", "net.Norm", f"{tmp_path}/src/net.py:7").to_json()
-    assert describe_module(said) == "a.norm (Norm), src/net.py:7"
-    assert describe_module(said, short=True) == "a.norm (Norm), net.py:7"
-    assert describe_module({**said, "source": "C:\\src\\net.py:7"}, short=True) == "a.norm (Norm), net.py:7"
-    assert describe_module(Module("").to_json()) == "the root"
-    assert in_module({"module": Module("a.norm").to_json()}) == ""  # which the name says
-    assert in_module({}) == ""
-
-
 def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLine, here: Path) -> None:
     model = onnx.load(str(overflowing(here / "model.onnx")))
     for node in model.graph.node:
@@ -138,14 +127,3 @@ def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLin
     assert report.count("/src/torch/norm.py:7") >= 2
     inspected = cli("inspect", "model.onnx", "--show", "layers")
     assert f"Mul {culprit['name']} in module blocks.0.{culprit['name']} (C3)" in inspected.out
-
-
-def test_an_anonymous_reproducer_names_no_module(cli: CommandLine, here: Path) -> None:
-    model = onnx.load(str(overflowing(here / "model.onnx")))
-    for node in model.graph.node:
-        described(node, name_scopes=repr(["", "secret", node.name]), stack_trace=TRACE)
-    onnx.save(model, str(here / "model.onnx"))
-    ran = cli("diagnose", "model.onnx", *TARGET, "-o", "bug", "--anonymise", "--no-shrink")
-    assert ran.status == 0, ran.err
-    for text in ("ISSUE.md", "README.md", "reproduce.py"):
-        assert "secret" not in (here / "bug" / text).read_text()

@@ -142,19 +142,6 @@ def test_some_inside_some_outside_under_our_own_name(tmp_path: Path, monkeypatch
     check_cuts(model, tmp_path / "run")
 
 
-def test_numbers_stored_one_by_one_move_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
-    model = network()
-    for tensor in model.graph.initializer:
-        values = numpy_helper.to_array(tensor)
-        tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.FLOAT, values.shape, values.ravel()))
-        assert not tensor.HasField("raw_data")
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    model = shared(tmp_path / "model.onnx", tmp_path / "run")
-    assert list(external_files(model)) == [WEIGHTS_FILE]
-    check_cuts(model, tmp_path / "run")
-
-
 @settings(deadline=None)
 @given(st.sampled_from(ELEMENTS), st.lists(st.integers(0, 255), max_size=8))
 def test_bytes_say_what_the_numbers_said(element: str, numbers: list[int]) -> None:
@@ -186,13 +173,6 @@ def test_types_that_numpy_lacks(element: str) -> None:
     make_raw(tensor)
     assert len(tensor.raw_data) == size
     assert numpy_helper.to_array(tensor).tobytes() == wanted.tobytes()
-
-
-def test_strings_stay_inside() -> None:
-    tensor = numpy_helper.from_array(np.array(["one", "two" * 1000], dtype=object), "t")
-    assert inner_bytes(tensor) == 0
-    make_raw(tensor)
-    assert not tensor.HasField("raw_data")
 
 
 def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:

@@ -94,14 +94,6 @@ def extracted(network: Network, inputs: list[str], outputs: list[str]) -> tuple[
     return ends, [each.op_type for each in piece.graph.node], list(given_values)
 
 
-def test_between_two_tensors(network: Network) -> None:
-    assert extracted(network, ["left", "right"], ["c"]) == (["left", "right"], ["Constant", "Mul", "Add"], ["c"])
-    # Graph inputs that are needed besides come behind.
-    assert extracted(network, ["c"], ["y"]) == (["c", "z"], ["Add"], ["y"])
-    assert extracted(network, ["c", "c"], ["y", "y"]) == (["c", "z"], ["Add"], ["y"])
-    assert extracted(network, [], ["a"]) == (["x"], ["Relu"], ["a"])
-
-
 def test_weights_can_be_inputs(network: Network) -> None:
     assert extracted(network, ["half", "left"], ["b"]) == (["half", "left"], ["Mul"], ["b"])
     assert extracted(network, ["left", "sparse"], ["m"]) == (["left", "sparse"], ["MatMul"], ["m"])
@@ -135,9 +127,3 @@ def test_mistakes(network: Network, inputs: list[str], outputs: list[str], words
     with pytest.raises(UsageError) as error:
         extract(network, inputs, outputs, {})
     assert str(error.value).startswith(words)
-
-
-def test_nothing_is_computed() -> None:
-    model = model_of([node("Relu", ["x"], ["dead"])], [X], ["x"])
-    with pytest.raises(UsageError, match="no node computes an output"):
-        extract(Network(model), [], [], {})

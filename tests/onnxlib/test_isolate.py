@@ -112,18 +112,3 @@ def test_new_names_are_nobodys() -> None:
     cut = Cutter(model, activations(model, given_values))
     piece = check_alone(cut, ["a", "a_reference", "out"])
     assert list(piece.fed) == ["a_reference__"]
-
-
-def test_a_tensor_without_a_value_leaves_out_who_reads_it() -> None:
-    cut = cutter(
-        model_of(
-            [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["b"])],
-            [tensor_info("x", TensorProto.FLOAT, SHAPE)],
-            ["b"],
-        ),
-        {"x": feeds()["x"]},
-    )
-    infos = {name: info for name, info in cut.infos.items() if name != "a"}
-    piece = isolate(cut.network, ["b"], infos, {})
-    assert piece.outputs == ()
-    assert "'a'" in piece.left_out["b"]

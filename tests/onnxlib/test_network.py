@@ -98,16 +98,6 @@ def test_a_cycle_names_a_node_that_is_on_it() -> None:
     assert "cycle through Neg 'a'" in refused([node("Neg", ["a"], ["a"]), node("Relu", ["x"], ["y"])])
 
 
-def test_a_cycle_through_a_body() -> None:
-    body = helper.make_graph([node("Neg", ["b"], ["n"])], "body", [], [tensor_info("n", TensorProto.FLOAT, [2])])
-    nodes = [
-        node("If", ["x"], ["a"], then_branch=body, else_branch=body),
-        node("Exp", ["a"], ["b"]),
-        node("Exp", ["b"], ["y"]),
-    ]
-    assert "cycle" in refused(nodes)
-
-
 @pytest.mark.parametrize(
     ("nodes", "weights", "words"),
     [
@@ -122,11 +112,6 @@ def test_a_cycle_through_a_body() -> None:
 def test_names_that_do_not_add_up(nodes: list[NodeProto], weights: list[str], words: list[str]) -> None:
     message = refused(nodes, weights=weights)
     assert all(word in message for word in words), message
-
-
-def test_a_body_that_reads_what_nobody_makes() -> None:
-    body = helper.make_graph([node("Neg", ["nowhere"], ["n"])], "body", [], [tensor_info("n", TensorProto.FLOAT, [2])])
-    assert "'nowhere'" in refused([node("If", ["x"], ["y"], then_branch=body, else_branch=body)])
 
 
 def test_an_input_twice() -> None:

@@ -121,28 +121,6 @@ def test_one_in_the_middle(cli: CommandLine, broken: Any) -> None:
         assert f"<{core[0]}>" in warnings
 
 
-def test_two_in_different_branches(cli: CommandLine) -> None:
-    nodes = [
-        node("Relu", "x", "a"),
-        *custom("a", "P"),
-        node("Neg", "P", "p2"),
-        *unknown("a", "Q"),
-        node("Neg", "Q", "q2"),
-        node("Add", "p2 q2", "y"),
-        node("Exp", "y", "z"),
-    ]
-    model = saved(Path("model.onnx"), nodes, ["z"])
-    for tags, left in {
-        ("p2",): ["P", "p2"],
-        ("z",): ["P", "Q", "p2", "q2", "y", "z"],
-        ("a", "q2"): ["Q", "a", "q2"],
-    }.items():
-        names, warnings = reduced(cli, model, *tags)
-        assert names == left
-        assert "Plugin '<P>'" in warnings
-        assert "EfficientNMS_TRT '<Q>'" in warnings
-
-
 def test_a_plugin_that_makes_a_weight(cli: CommandLine) -> None:
     # "w" depends on no input, so it comes along with whoever reads it; but its value is not known, so it stays.
     table = node("Constant", "", "table", value=numpy_helper.from_array(np.ones(3, np.float32)))
@@ -230,21 +208,6 @@ def test_nodes_that_fail_each_in_its_own_way(tmp_path: Path, pool: CountingPool)
     values = known.select(["a", "b", "y", "x", "P"])
     assert list(values) == ["a", "b", "y", "x"]
     np.testing.assert_allclose(values["y"], 1 + np.exp(np.ones((2, 3))), rtol=1e-6)
-
-
-def test_nothing_runs(tmp_path: Path, pool: CountingPool) -> None:
-    model = onnx.load(str(saved(tmp_path / "model.onnx", [*custom("x", "P"), node("Neg", "P", "y")], ["y"])))
-    known = reference(model, tmp_path, pool)
-    assert known.infos.keys() == {"x"}
-    assert known.refused is None
-    assert len(known.missing) == 1
-
-
-def test_a_dead_node_can_be_the_one(tmp_path: Path, pool: CountingPool) -> None:
-    nodes = [node("Relu", "x", "a"), *custom("a", "dead"), node("Neg", "a", "y")]
-    known = reference(onnx.load(str(saved(tmp_path / "model.onnx", nodes, ["y"]))), tmp_path, pool)
-    assert known.infos.keys() == {"x", "a", "y"}
-    assert list(known.missing) == [1]
 
 
 @pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN])

@@ -133,15 +133,6 @@ def test_a_folder_of_others(tmp_path: Path) -> None:
         check_output(tmp_path / "out.onnx", overwrite=False)
 
 
-def test_it_cannot_be_written_after_all(model: ModelProto, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
-        save_model(model, tmp_path, tmp_path / "gone" / "out.onnx")
-    (tmp_path / "way").mkdir()
-    with pytest.raises(UsageError, match="cannot be written"):
-        save_model(model, tmp_path, tmp_path / "way")
-    assert {path.name for path in tmp_path.iterdir()} == {"way"}
-
-
 def large(folder: Path, size: int) -> ModelProto:
     """A model whose two weights of so many bytes lie in one file, the first at byte 100, the second right behind it."""
     x, y = (tensor_info(name, TensorProto.FLOAT, [1]) for name in "xy")

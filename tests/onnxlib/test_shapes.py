@@ -81,32 +81,6 @@ def test_free_dimensions(shapes: dict[str, list[int | str | None] | None], data:
         assert assumed.get(name, shape) == shape
 
 
-def test_a_dimension_with_a_name_is_the_same_everywhere() -> None:
-    model = with_inputs({"a": ["batch", 3], "b": ["batch", 1], "c": [None, 3]})
-    assert fix_input_shapes(model, {"a": [4, 3]}) == {"c": (1, 3)}
-    assert fixed(model) == {"a": (4, 3), "b": (4, 1), "c": (1, 3)}
-
-
-def test_mistakes() -> None:
-    model = with_inputs({"a": [2, "n"], "b": [2]})
-    with pytest.raises(UsageError, match=r"no input 'c'; its inputs are: a, b\."):
-        fix_input_shapes(model, {"c": [1]})
-    with pytest.raises(UsageError, match=r"'a' has 2 dimensions, but the shape \[1\] has 1\."):
-        fix_input_shapes(model, {"a": [1]})
-
-
-def test_weights_among_the_inputs_have_no_free_shape() -> None:
-    model = model_of(
-        [node("Add", ["x", "w"], ["y"])],
-        [tensor_info("x", FLOAT, [2]), tensor_info("w", FLOAT, ["n"])],
-        ["y"],
-        {"w": np.ones(2, np.float32)},
-    )
-    assert fix_input_shapes(model, {}) == {}
-    with pytest.raises(UsageError, match="no input 'w'"):
-        fix_input_shapes(model, {"w": [1]})
-
-
 def test_another_shape_than_the_fixed_one() -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("Flatten", ["a"], ["b"]), node("Neg", ["b"], ["y"])]
     model = model_of(nodes, [tensor_info("x", FLOAT, [1, 2, 3])], [tensor_info("y", FLOAT, [1, 6])])

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from cutting import model_of, run, tensor_info
+from cutting import model_of, tensor_info
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from support import has, script
 
@@ -81,15 +81,6 @@ def test_large_weights_are_shared_by_all_candidates(
         assert numpy_helper.to_array(tensor).tobytes() == weights[tensor.name].tobytes()
     (stored,) = here.rglob(WEIGHTS_FILE)
     assert stored.parent.name == "candidates"
-
-
-def test_a_model_without_inputs(cli: CommandLine) -> None:
-    nodes = [node("Relu", "v", "a"), node("Neg", "a", "b"), node("Add", "b v", "y")]
-    model = model_of(nodes, [], [tensor_info("y", FLOAT, [2])], {"v": np.array([-1, 2], np.float32)})
-    reduced, _ = reduce(cli, model, "b", "--no-shrink")
-    assert tags(reduced) == ["b"]
-    feeds = {value.name: np.array([3, 4], np.float32) for value in reduced.graph.input}
-    np.testing.assert_array_equal(run(reduced, feeds)["b"], [-3, -4])
 
 
 def test_nodes_that_only_make_weights_end_as_initializers(cli: CommandLine) -> None:

@@ -158,23 +158,6 @@ def test_a_function_that_draws_random_numbers_through_others_is_no_constant() ->
     assert Network(model).constant == [False, False]
 
 
-def test_what_a_caller_tells_a_function_is_not_known_in_it() -> None:
-    """A Dropout may train there, so what it makes is no constant; one that is told that it does not makes one."""
-    for told, constant in (("mode", False), (None, True)):
-        body = [node("Constant", [], ["train"], value=numpy_helper.from_array(np.array(False)))]
-        body += [node("Constant", [], ["half"], value_float=0.5), node("Dropout", ["t0", "half", "train"], ["t1"])]
-        for each, name in ((body[0], told), (body[1], "rate")):
-            if name is not None:
-                each.attribute[0].ref_attr_name = name
-                each.attribute[0].ClearField("t")
-        inside = function("F", [])
-        del inside.node[:]
-        inside.node.extend(body)
-        calls = [node("F", ["w"], ["noise"], domain="mine"), node("Add", ["x", "noise"], ["y"])]
-        model = model_of(calls, [X], ["y"], {"w": np.ones(3, np.float32)}, domains=["mine"], functions=[inside])
-        assert Network(model).constant == [constant, False]
-
-
 @settings(deadline=None)
 @given(st.sampled_from(ELEMENTS), st.lists(st.integers(0, 3), max_size=2), st.booleans())
 def test_every_type_of_weight_that_onnx_makes_is_read(element: int, shape: list[int], raw: bool) -> None:
