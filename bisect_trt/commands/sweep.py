@@ -248,7 +248,7 @@ def sweep(session: Session, settings: SweepSettings) -> Result:
 
     def strategy(ask: AskSize) -> dict[Point, Verdict]:
         seen = sweep_points(axes, ask, sized.marks, settings.tries)
-        go_down(axes, ask, seen, sized.below)
+        go_down(seen, ask, sized.below)
         return seen
 
     try:
@@ -403,7 +403,7 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
     for point, verdict in sorted(seen.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
     others, line = max(lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1])))
-    each, rule = sized.swept[place], fit(line)
+    each = sized.swept[place]
     return {
         "name": each.name,
         "inputs": [{"name": name, "axis": axis} for name, axis in each.places],
@@ -417,7 +417,7 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
             for name, wanted in (("fail", Verdict.FAIL), ("pass", Verdict.PASS), ("unresolved", Verdict.UNRESOLVED))
         },
         "intervals": intervals(each.sizes, line),
-        "rule": None if rule is None else rule.to_json(),
+        "rule": fit(line),
     }
 
 

@@ -5,9 +5,8 @@ Failures over sizes need not be monotone, so nothing is claimed about a size tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby, pairwise, product
 from math import prod
 from typing import Any
@@ -18,86 +17,53 @@ Point = tuple[int, ...]
 """A size for each dimension that is swept."""
 AskSize = Callable[[Point], Verdict]
 
-WINDOW = 18
-"""So many sizes in a row show every period up to half of it twice."""
 _MOST_PERIOD = 64
 _MOST_STEPS = 64
 """So many points below the smallest that fails are tried one after the other."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What the sizes that fail have in common.
+def fit(seen: Mapping[int, Verdict]) -> dict[str, Any] | None:
+    """Returns the simplest rule that every size which was tried obeys, as plain values; ``None`` if there is none.
 
-    Attributes:
-        kind: ``never``, ``always``, ``from`` (``low`` on), ``up_to`` (``high``), ``between`` (``low`` and ``high``), ``only``
-            (``low``), ``residue`` or ``but_residue`` (``remainder`` modulo ``period``, between ``low`` and ``high``).
-        low: The smallest size that was seen to fail.
-        high: The largest.
-        period: Of a residue.
-        remainder: The same.
+    Its ``kind`` is ``never``, ``always``, ``from`` (``low`` on), ``up_to`` (``high``), ``only`` (``low``), ``between`` (``low``
+    and ``high``), ``residue`` or ``but_residue`` (``remainder`` modulo ``period``, between ``low`` and ``high``); ``low`` and
+    ``high`` are the smallest and the largest size that was seen to fail. ``said`` is the rule in words, after "fails".
     """
-
-    kind: str
-    low: int = 0
-    high: int = 0
-    period: int = 1
-    remainder: int = 0
-
-    def fails(self, size: int) -> bool:
-        """Returns what the rule says of a size."""
-        above, below = size >= self.low, size <= self.high
-        match self.kind:
-            case "never" | "always":
-                return self.kind == "always"
-            case "from":
-                return above
-            case "up_to":
-                return below
-        return above and below and (size % self.period == self.remainder) is (self.kind != "but_residue")
-
-    def describe(self) -> str:
-        """In words, after "fails"."""
-        if self.period == 1:
-            return {
-                "never": "at no size",
-                "always": "at every size",
-                "from": f"from {self.low} on",
-                "up_to": f"up to {self.high}",
-                "only": f"at {self.low} only",
-            }.get(self.kind, f"from {self.low} to {self.high}")
-        sizes = f"sizes that leave {self.remainder} when divided by {self.period}"
-        if self.period == 2:
-            sizes = "odd sizes" if self.remainder else "even sizes"
-        elif not self.remainder:
-            sizes = f"multiples of {self.period}"
-        return f"at {'all but ' if self.kind == 'but_residue' else ''}{sizes}, from {self.low} to {self.high}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; what a rule of its kind has not is null."""
-        ends = {"low": self.low, "high": self.high} if self.kind != "never" else {"low": None, "high": None}
-        period = (self.period, self.remainder) if self.period > 1 else (None, None)
-        return {"kind": self.kind, **ends, "period": period[0], "remainder": period[1], "said": self.describe()}
-
-
-def fit(seen: Mapping[int, Verdict]) -> Rule | None:
-    """Returns the simplest rule that every size which was tried obeys; ``None`` if there is none."""
     judged = {size: verdict is Verdict.FAIL for size, verdict in seen.items() if verdict is not Verdict.UNRESOLVED}
     fails = sorted(size for size, bad in judged.items() if bad)
     if not fails:
-        return Rule("never") if judged else None
+        return _rule("never", None, None, "at no size") if judged else None
     low, high = fails[0], fails[-1]
-    inside = sorted(size for size, bad in judged.items() if not bad and low < size < high)
-    rules = [
-        Rule(kind, low, high) for kind in ("always", "from", "up_to", *(["only"] if low == high else []), "between")
-    ]
-    rules += [
-        Rule(kind, low, high, period, sizes[0] % period)
-        for period in range(2, min(_MOST_PERIOD, high - low) + 1)
-        for kind, sizes in (("residue", fails), ("but_residue", inside))
-        if len(sizes) > 2
-    ]
-    return next((rule for rule in rules if all(rule.fails(size) is bad for size, bad in judged.items())), None)
+    inside = {size: bad for size, bad in judged.items() if low <= size <= high}
+    if all(inside.values()):
+        below, above = min(judged) < low, max(judged) > high
+        kind, said = "between", f"from {low} to {high}"
+        if not (below or above):
+            kind, said = "always", "at every size"
+        elif not above:
+            kind, said = "from", f"from {low} on"
+        elif not below:
+            kind, said = "up_to", f"up to {high}"
+        elif low == high:
+            kind, said = "only", f"at {low} only"
+        return _rule(kind, low, high, said)
+    for period in range(2, min(_MOST_PERIOD, high - low) + 1):
+        for kind, wanted in (("residue", True), ("but_residue", False)):
+            remainders = {size % period for size, bad in inside.items() if bad is wanted}
+            others = {size % period for size, bad in inside.items() if bad is not wanted}
+            if len(remainders) == 1 and not remainders & others and sum(b is wanted for b in inside.values()) > 2:
+                (rest,) = remainders
+                sizes = f"sizes that leave {rest} when divided by {period}" if rest else f"multiples of {period}"
+                sizes = ("odd sizes" if rest else "even sizes") if period == 2 else sizes
+                said = f"at {'' if wanted else 'all but '}{sizes}, from {low} to {high}"
+                return _rule(kind, low, high, said, period, rest)
+    return None
+
+
+def _rule(
+    kind: str, low: int | None, high: int | None, said: str, period: int | None = None, remainder: int | None = None
+) -> dict[str, Any]:
+    return {"kind": kind, "low": low, "high": high, "period": period, "remainder": remainder, "said": said}
 
 
 def intervals(sizes: Sequence[int], seen: Mapping[int, Verdict]) -> list[dict[str, Any]]:
@@ -140,84 +106,29 @@ class _Spent(Exception):  # noqa: N818 - how a line of questions ends
     """As many sizes were tried as may be."""
 
 
-class _Line:
-    """One dimension, the others held; sizes are in order."""
-
-    def __init__(self, sizes: Sequence[int], ask: Callable[[int], Verdict], most: int) -> None:
-        self.seen: dict[int, Verdict] = {}
-        self._sizes, self._ask, self._left = sizes, ask, most
-        self._places = {size: place for place, size in enumerate(sizes)}
-
-    def try_all(self, sizes: Iterable[int]) -> None:
-        for size in sizes:
-            if size in self.seen:
-                continue
-            if self._left <= 0:
-                raise _Spent
-            self._left -= 1
-            self.seen[size] = self._ask(size)
-
-    def bisect(self, sizes: Sequence[int] | None = None) -> None:
-        """Until those of some sizes that lie next to each other and differ have nothing between them."""
-        among = self._sizes if sizes is None else sizes
-        while True:
-            tried = [place for place, size in enumerate(among) if size in self.seen]
-            middles = [
-                among[(one + other) // 2]
-                for one, other in pairwise(tried)
-                if other - one > 1 and self.seen[among[one]] is not self.seen[among[other]]
-            ]
-            if not middles:
-                return
-            self.try_all(middles)
-
-    def around(self, place: int) -> None:
-        """Sizes in a row around a place: they show a period."""
-        start = max(place - WINDOW // 2, 0)
-        self.try_all(self._sizes[start : start + WINDOW])
-        self.bisect()
-        rule = fit(self.seen)
-        if rule is not None and rule.kind == "residue":
-            row = [size for size in self._sizes if size % rule.period == rule.remainder]
-            self.try_all([row[0], row[-1]])
-            self.bisect(row)
-
-    def oddity(self) -> int | None:
-        """The middle place of the shortest row of one verdict between two others; ``None`` if none is short."""
-        rows = [
-            (each["verdict"] != Verdict.FAIL.value, self._places[each["to"]] - self._places[each["from"]], each["from"])
-            for each in intervals(self._sizes, self.seen)[1:-1]
-        ]
-        short = min((row for row in rows if row[1] < WINDOW), default=None)
-        return None if short is None else self._places[short[2]] + short[1] // 2
-
-    def spread(self) -> None:
-        """The middle of the widest gap, again and again, and what lies around one that differs from its lower end."""
-        while True:
-            gaps = pairwise(sorted(map(self._places.__getitem__, self.seen)))
-            one, other = max(gaps, key=lambda gap: (gap[1] - gap[0], gap[0]), default=(0, 0))
-            middle = (one + other) // 2
-            if other - one < 2:
-                return
-            self.try_all([self._sizes[middle]])
-            if self.seen[self._sizes[middle]] is not self.seen[self._sizes[one]]:
-                self.bisect()
-                self.around(middle)
-
-
 def sweep_line(sizes: Sequence[int], ask: Callable[[int], Verdict], marks: Iterable[int], most: int) -> None:
     """Try the sizes of one dimension that say most, at most ``most``; each is asked about once, in order of its worth."""
-    line = _Line(sizes, ask, most)
-    with suppress(_Spent):
-        if len(sizes) <= most:
-            line.try_all(sizes)
+    seen: dict[int, Verdict] = {}
+    for size in sizes if len(sizes) <= most else _by_worth(sizes, landmarks(sizes, marks)[: max(most // 2, 2)], seen):
+        if len(seen) == most:
             return
-        line.try_all(landmarks(sizes, marks))
-        line.bisect()
-        odd = line.oddity()
-        if odd is not None:
-            line.around(odd)
-        line.spread()
+        seen[size] = ask(size)
+
+
+def _by_worth(sizes: Sequence[int], first: Iterable[int], seen: Mapping[int, Verdict]) -> Iterator[int]:
+    """The first sizes, then the middle of the widest gap, those between two verdicts before others; ``seen`` is looked at."""
+    yield from first
+    while True:
+        tried = [place for place, size in enumerate(sizes) if size in seen]
+        gaps = [
+            (seen[sizes[one]] is not seen[sizes[other]], other - one, one)
+            for one, other in pairwise(tried)
+            if other - one > 1
+        ]
+        if not gaps:
+            return
+        _, width, one = max(gaps)
+        yield sizes[one + width // 2]
 
 
 def sweep_points(
@@ -281,38 +192,17 @@ def smallest_failing(seen: Mapping[Point, Verdict]) -> Point | None:
     return min(failing, key=lambda point: (prod(point), point), default=None)
 
 
-def go_down(
-    axes: Sequence[Sequence[int]],
-    ask: AskSize,
-    seen: dict[Point, Verdict],
-    below: Callable[[Point], Iterable[Point]],
-) -> None:
-    """From the smallest point that fails to smaller ones: by halves along each dimension, then one by one until all pass.
+def go_down(seen: dict[Point, Verdict], ask: AskSize, below: Callable[[Point], Iterable[Point]]) -> None:
+    """From the smallest point that fails to smaller ones, until the next smaller of all dimensions pass.
 
     Args:
-        axes: The sizes of each dimension, in order.
-        ask: The verdict at a point.
         seen: The verdicts so far; those of points that are asked about are added.
+        ask: The verdict at a point.
         below: Returns the next smaller points of a point.
     """
-
-    def fails(point: Point) -> bool:
-        seen[point] = ask(point)
-        return seen[point] is Verdict.FAIL
-
-    point = smallest_failing(seen)
-    for place, axis in enumerate(axes if point is not None else ()):
-        assert point is not None, "one fails"
-        line = [(*point[:place], size, *point[place + 1 :]) for size in axis[: axis.index(point[place]) + 1]]
-        low = max((step for step, other in enumerate(line) if seen.get(other) is Verdict.PASS), default=-1)
-        while len(line) - low > 2:
-            middle = (low + len(line) - 1) // 2
-            if fails(line[middle]):
-                del line[middle + 1 :]
-            else:
-                low = middle
-        point = smallest_failing(seen)
     for _ in range(_MOST_STEPS):
         point = smallest_failing(seen)
-        if point is None or not any(fails(other) for other in below(point) if other not in seen):
+        new = [] if point is None else [other for other in below(point) if other not in seen]
+        seen.update((other, ask(other)) for other in new)
+        if Verdict.FAIL not in (seen[other] for other in new):
             return
