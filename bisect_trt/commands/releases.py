@@ -44,7 +44,7 @@ _REASON_LENGTH = 200
 
 @dataclass(frozen=True)
 class ReleasesSettings:
-    """Parameters of ``releases``.
+    """Which releases are asked.
 
     Attributes:
         package: The package that has the releases.
@@ -61,16 +61,6 @@ class ReleasesSettings:
     every: bool = False
     beside: tuple[str, ...] = ()
     runs: int = 1
-
-    def check(self) -> None:
-        """Find mistakes before anything else is done.
-
-        Raises:
-            UsageError: A version is none, or there is nothing between the two.
-        """
-        oldest, newest = (_version(option, text) for option, text in (("--from", self.oldest), ("--to", self.newest)))
-        if oldest is not None and newest is not None and _beyond(oldest, newest):
-            raise UsageError(f"--from {self.oldest} is newer than --to {self.newest}; swap them.")
 
     def holds(self, release: str) -> bool:
         """Whether a release is in the range."""
@@ -92,27 +82,6 @@ def _version(option: str, text: str) -> Version | None:
 def _beyond(release: Version, newest: Version) -> bool:
     """Whether a release is newer than another and all that begin like it."""
     return release > newest and release.release[: len(newest.release)] != newest.release
-
-
-def package_of(target: TargetSettings | None, named: str | None) -> str:
-    """The package whose releases are meant.
-
-    Raises:
-        UsageError: None is named, and the target does not come as one.
-    """
-    if named is not None:
-        return named
-    if target is None:
-        raise UsageError(
-            "releases of what? Name a target whose package comes by releases, such as --onnxrt, or --package NAME with a "
-            "--check command."
-        )
-    package = target.target.package(target)
-    if package is None:
-        raise UsageError(
-            f"{target.target.title} does not come as a package with releases; name one with --package, and a --check command."
-        )
-    return package.name
 
 
 def list_releases(settings: ReleasesSettings) -> dict[str, str]:
@@ -391,24 +360,21 @@ def releases_settings(
     """Which releases are asked.
 
     Raises:
-        UsageError: Of what is not said, or they are none.
+        UsageError: It is not said of what, or there are none between the two.
     """
     if own.package is not None and not has_check:
+        raise UsageError("--package names the releases for a --check command; add one, or name a target instead.")
+    package = None if target is None else target.target.package(target)
+    name = own.package or (None if package is None else package.name)
+    if name is None:
         raise UsageError(
-            "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
+            "releases of what? Name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
+            "--check command."
         )
-    package = package_of(target, own.package)
-    settings = ReleasesSettings(package, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
-    settings.check()
-    return settings
-
-
-def case_of(model: Path) -> tuple[Path, list[Path]]:
-    """A model, and the values that it is fed: those beside it, where it is the folder of a reproducer."""
-    if not (model.is_dir() and (model / MODEL).is_file()):
-        return model, []
-    values = model / "inputs.npz"
-    return model / MODEL, [values] if values.is_file() else []
+    oldest, newest = _version("--from", own.from_), _version("--to", own.to)
+    if oldest is not None and newest is not None and _beyond(oldest, newest):
+        raise UsageError(f"--from {own.from_} is newer than --to {own.to}; swap them.")
+    return ReleasesSettings(name, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
 
 
 def run(call: Call) -> Result:
@@ -419,9 +385,10 @@ def run(call: Call) -> Result:
         UnavailableError: A release cannot be installed.
     """
     own, search = call[Releases], call.search
-    own.model, inputs = case_of(own.model)
-    if call.source is None and not (call[Data].load_inputs or call[Data].data_loader_script):
-        call[Data].load_inputs = inputs
+    if own.model.is_dir() and (own.model / MODEL).is_file():
+        values, own.model = own.model / "inputs.npz", own.model / MODEL
+        if call.source is None and values.is_file() and not (call[Data].load_inputs or call[Data].data_loader_script):
+            call[Data].load_inputs = [values]
     target = call[Target].settings()
     settings = releases_settings(own, target, call[Search], has_check=call.has_check)
     check = call.check(target, used=True)
