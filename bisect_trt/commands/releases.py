@@ -385,10 +385,15 @@ def run(call: Call) -> Result:
         UnavailableError: A release cannot be installed.
     """
     own, search = call[Releases], call.search
-    if own.model.is_dir() and (own.model / MODEL).is_file():
-        values, own.model = own.model / "inputs.npz", own.model / MODEL
-        if call.source is None and values.is_file() and not (call[Data].load_inputs or call[Data].data_loader_script):
-            call[Data].load_inputs = [values]
+    folder = own.model if call.source is None else call.source.named
+    if (folder / MODEL).is_file():
+        own.model = folder / MODEL
+        given = bool(call[Data].load_inputs or call[Data].data_loader_script)
+        if call.source is not None:
+            given = given or call.source.inputs is not None
+            call.source = replace(call.source, model=own.model)
+        if not given and (folder / "inputs.npz").is_file():
+            call[Data].load_inputs = [folder / "inputs.npz"]
     target = call[Target].settings()
     settings = releases_settings(own, target, call[Search], has_check=call.has_check)
     check = call.check(target, used=True)

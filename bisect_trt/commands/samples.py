@@ -22,7 +22,6 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UnavailableError, first_few
-from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
@@ -44,27 +43,6 @@ _MOST_AGAIN = 16
 
 Symbols = Mapping[str, Sequence[tuple[str, int]]]
 """The free dimensions of the inputs, by name: the inputs and axes that have each."""
-
-
-@dataclass(frozen=True)
-class SamplesSettings:
-    """Parameters of ``samples``.
-
-    Attributes:
-        check: What says good or bad.
-        output: Where the smallest failing input goes.
-    """
-
-    check: CheckSettings
-    output: Path
-
-    def check_output(self, *, overwrite: bool) -> None:
-        """Make sure that it can be written.
-
-        Raises:
-            UsageError: It cannot.
-        """
-        check_output(self.output, overwrite=overwrite)
 
 
 @dataclass
@@ -120,7 +98,7 @@ class _Samples:
         return list(told["failing"])
 
 
-def look_at_samples(session: Session, settings: SamplesSettings) -> Result:
+def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
     """Probe each sample, and make the smallest that fails smaller.
 
     Returns:
@@ -171,37 +149,39 @@ def look_at_samples(session: Session, settings: SamplesSettings) -> Result:
             steady = why is None
         except Enough:
             why = f"after {story.asked} questions there may be more to leave out"
-        save_npz(settings.output, story.smallest)
-        read = story.candidate(load_npz(settings.output), "the smallest input, read back")
+        save_npz(output, story.smallest)
+        read = story.candidate(load_npz(output), "the smallest input, read back")
         if session.prober.probe(replace(read, again=True)).verdict is not Verdict.FAIL:
             why = why or "what was written and read back was not seen to fail"
     except (BudgetSpent, KeyboardInterrupt) as error:
         why, ended = str(error) or "it was interrupted", error
-    save_npz(settings.output, story.smallest)
-    _deliver(story, settings, number, why, steady=steady)
+    save_npz(output, story.smallest)
+    _deliver(story, check, output, number, why, steady=steady)
     if ended is not None:
         raise ended
     return result
 
 
-def _deliver(story: _Samples, settings: SamplesSettings, number: int, why: str | None, *, steady: bool) -> None:
+def _deliver(
+    story: _Samples, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool
+) -> None:
     """Say what is left of a sample, whether that is proven, and how to see it fail."""
     session, values = story.session, story.smallest
     console, result = session.console, session.result
     result.status, result.minimality, result.why = "found", "1-minimal" if why is None else "unproven", why
-    result.artifacts["minimal_input"] = str(settings.output)
+    result.artifacts["minimal_input"] = str(output)
     kept = [
         {"input": name, "index": [*map(int, index)], "value": _plain(value.item(tuple(index)))}
         for name, value in values.items()
         for index in np.argwhere(not_nothing(value))
     ]
-    target = settings.check.target
+    target = check.target
     # `run` fixes shapes, and a check is not run by it.
     name = "repeat" if not steady else "reduce" if target is None else "diagnose" if story.free else "run"
-    command = command_on(session, settings.check, name, session.subject.settings.path, target, settings.output)
+    command = command_on(session, check, name, session.subject.settings.path, target, output)
     before = _sizes(session.subject.samples[number - 1])[1]
     result.extra["samples"]["minimal_input"] = {
-        "file": str(settings.output),
+        "file": str(output),
         "sample": number,
         "shapes": _shapes(values),
         "elements": _sizes(values)[0],
@@ -215,7 +195,7 @@ def _deliver(story: _Samples, settings: SamplesSettings, number: int, why: str |
     }
     shapes = ", ".join(f"'{name}' {shape}" for name, shape in _shapes(values).items())
     left = f"of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes}"
-    console.answer(f"{settings.output}: {left} ({result.minimality}).")
+    console.answer(f"{output}: {left} ({result.minimality}).")
     if kept:
         console.table(("input", "index", "value"), [[*each.values()] for each in kept], _SHOWN)
     if why:
@@ -368,10 +348,10 @@ def run(call: Call) -> Result:
     call.may_write(own.output, overwrite=own.overwrite)
     job = call.open(check)
     refuse_repeat(search, "samples")
-    settings = SamplesSettings(job.deciding(check), own.output)
+    check = job.deciding(check)
     job = replace(job, model=replace(job.model, any_shapes=True))
     with (
-        job.subject(settings.check.timeout, settings.check.target) as subject,
-        job.investigated(subject, settings.check, search, fed=False) as session,
+        job.subject(check.timeout, check.target) as subject,
+        job.investigated(subject, check, search, fed=False) as session,
     ):
-        return look_at_samples(session, settings)
+        return look_at_samples(session, check, own.output)

@@ -43,49 +43,39 @@ _MOST_REFUSED = 128
 _MOST_ROWS = 40
 
 
-@dataclass(frozen=True)
-class SweepSettings:
-    """Parameters of ``sweep``.
+Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
+"""Inputs, each with the sizes of its dimensions."""
 
-    Attributes:
-        check: What says good or bad, and the time that one size may take.
-        shapes: Inputs, each with the sizes of its dimensions.
-        tries: How many sizes are tried at most.
+
+def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
+    """Find mistakes before anything else is done.
+
+    Raises:
+        UsageError: No dimension has several sizes, an input is named twice, or its shape is ``fixed`` elsewhere.
     """
+    if not any(len(each.sizes) > 1 for _, shape in shapes for each in shape):
+        raise UsageError(
+            "there is nothing to sweep: give an input with the sizes of a dimension, such as --shapes "
+            "'x:[1..64,3,224,224]'; `bisect-trt inspect model FILE` lists the inputs."
+        )
+    names = [name for name, _ in shapes]
+    for name in names:
+        if names.count(name) > 1 or name in fixed:
+            raise UsageError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
 
-    check: CheckSettings
-    shapes: tuple[tuple[str, tuple[Sizes, ...]], ...]
-    tries: int = 64
 
-    def check_shapes(self, fixed: Collection[str]) -> None:
-        """Find mistakes before anything else is done.
-
-        Raises:
-            UsageError: No dimension has several sizes, an input is named twice, or its shape is given in two places.
-        """
-        if not any(len(each.sizes) > 1 for _, shape in self.shapes for each in shape):
-            raise UsageError(
-                "there is nothing to sweep: give an input with the sizes of a dimension, such as --shapes "
-                "'x:[1..64,3,224,224]'; `bisect-trt inspect model FILE` lists the inputs."
-            )
-        names = [name for name, _ in self.shapes]
-        for name in names:
-            if names.count(name) > 1 or name in fixed:
-                raise UsageError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
-
-    def first_shapes(self, model: ModelSettings) -> dict[str, tuple[int, ...]]:
-        """The shapes to open the model with: the smallest sizes in the target's profile; none where values are given."""
-        if model.data.load_inputs or model.data.data_loader_script is not None:
-            return {}
-        target, found = self.check.target, {}
-        profile = {} if target is None else target.target.profile(target)
-        for name, shape in self.shapes:
-            lows = profile[name][0] if name in profile and len(profile[name][0]) == len(shape) else (0,) * len(shape)
-            found[name] = tuple(
-                next((size for size in each.sizes if size >= low), each.sizes[-1])
-                for each, low in zip(shape, lows, strict=True)
-            )
-        return found
+def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """The shapes to open the model with: the smallest sizes in the target's profile; none where values are given."""
+    if model.data.load_inputs or model.data.data_loader_script is not None:
+        return {}
+    profile, found = {} if target is None else target.target.profile(target), {}
+    for name, shape in shapes:
+        lows = profile[name][0] if name in profile and len(profile[name][0]) == len(shape) else (0,) * len(shape)
+        found[name] = tuple(
+            next((size for size in each.sizes if size >= low), each.sizes[-1])
+            for each, low in zip(shape, lows, strict=True)
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -225,7 +215,7 @@ class Sized:
         return found
 
 
-def sweep(session: Session, settings: SweepSettings) -> Result:
+def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> Result:
     """Try sizes, and say which fail.
 
     Returns:
@@ -238,16 +228,16 @@ def sweep(session: Session, settings: SweepSettings) -> Result:
         UsageError: The dimensions do not fit the model.
     """
     console, prober = session.console, session.prober
-    swept = dimensions(session.subject, settings)
+    swept = dimensions(session.subject, shapes)
     axes, number = [each.sizes for each in swept], prod(len(each.sizes) for each in swept)
-    by = "the check" if settings.check.target is None else "the target"
+    by = "the check" if check.target is None else "the target"
     said = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
-    console.step(f"At which of {said} does {by} fail? {min(settings.tries, number)} of {number} are tried")
-    sized = Sized(session, swept, settings.check)
+    console.step(f"At which of {said} does {by} fail? {min(tries, number)} of {number} are tried")
+    sized = Sized(session, swept, check)
     series: Series[Point] = Series(sized.candidate, sized.refused, apart=True)
 
     def strategy(ask: AskSize) -> dict[Point, Verdict]:
-        seen = sweep_points(axes, ask, sized.marks, settings.tries)
+        seen = sweep_points(axes, ask, sized.marks, tries)
         go_down(seen, ask, sized.below)
         return seen
 
@@ -277,7 +267,7 @@ def sweep(session: Session, settings: SweepSettings) -> Result:
             for row in each["intervals"]
         ]
         console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
-    _conclude(session, settings.check, sized, smallest, seen)
+    _conclude(session, check, sized, smallest, seen)
     return session.result
 
 
@@ -323,7 +313,7 @@ def _changed(session: Session, sized: Sized, points: Sequence[Point], seen: Mapp
     return None
 
 
-def dimensions(subject: Subject, settings: SweepSettings) -> list[Dimension]:
+def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     """The dimensions that are swept; those of one name, the user's or the model's, are one.
 
     Raises:
@@ -332,7 +322,7 @@ def dimensions(subject: Subject, settings: SweepSettings) -> list[Dimension]:
     base = {name: value.shape for name, value in subject.samples[0].items()}
     sizes: dict[str, tuple[int, ...]] = {}
     places: dict[str, list[tuple[str, int]]] = {}
-    for name, shape in settings.shapes:
+    for name, shape in shapes:
         if name not in base:
             raise UsageError(f"--shapes: the model has no input '{name}'; its inputs are: {', '.join(base) or 'none'}.")
         if len(shape) != len(base[name]):
@@ -432,13 +422,12 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].settings())
     job = call.open(check)
     refuse_repeat(search, "sweep")
-    settings = SweepSettings(check, tuple(own.shapes), own.tries)
-    settings.check_shapes(job.model.input_shapes)
-    settings = replace(settings, check=job.deciding(check))
-    shapes = {**job.model.input_shapes, **settings.first_shapes(job.model)}
+    check_shapes(own.shapes, job.model.input_shapes)
+    check = job.deciding(check)
+    shapes = {**job.model.input_shapes, **first_shapes(own.shapes, check.target, job.model)}
     job = replace(job, model=replace(job.model, input_shapes=shapes))
     with (
-        job.subject(settings.check.timeout, settings.check.target) as subject,
-        job.investigated(subject, settings.check, search, fed=False) as session,
+        job.subject(check.timeout, check.target) as subject,
+        job.investigated(subject, check, search, fed=False) as session,
     ):
-        return sweep(session, settings)
+        return sweep(session, check, own.shapes, own.tries)

@@ -201,10 +201,10 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ([], 2, "releases of what? Name a target whose package comes by releases"),
+        ([], 2, "releases of what? Name a target"),
         (["--onnxrt", "--from", "new"], 2, "--from new: that is no version; give one such as 1.18 or 1.18.1."),
         (["--onnxrt", "--from", "1.2", "--to", "1.1"], 2, "--from 1.2 is newer than --to 1.1; swap them."),
-        (["--package", "brittle"], 2, "--package says whose releases a --check command asks, and there is none"),
+        (["--package", "brittle"], 2, "--package names the releases for a --check command"),
         (["--onnxrt", "--check", "true", "{model}"], 2, "the --check command does not say {python}"),
         (
             ["--onnxrt", "--from", "9"],
