@@ -38,6 +38,7 @@ RENAMED = {
     "--art-dir": "--artifacts-dir",
     "--compare-func": "--compare",
     "--exclude-outputs": "--onnx-exclude-outputs",
+    "--fp-to-fp16": "--fp16",
     "--iter-artifact": "--candidate",
     "--l2-tolerance": "--l2-threshold",
     "--model-input-shapes": "--input-shapes",

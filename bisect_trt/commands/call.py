@@ -157,7 +157,6 @@ class Call:
             artifacts=tuple(own.artifacts),
             artifacts_dir=own.artifacts_dir,
             show_output=own.show_output,
-            hide_fail_output=own.hide_fail_output,
         )
 
     def _refuse_idle(self, target: TargetSettings | None, *, used: bool) -> None:

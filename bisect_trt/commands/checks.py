@@ -122,22 +122,15 @@ class _Nothing:
 class CheckOutput:
     """Shows all that the check printed, below the line of its probe."""
 
-    def __init__(self, workspace: Workspace, console: Console, *, hide_failing: bool) -> None:
-        """Nothing is shown yet.
-
-        Args:
-            workspace: Where the output of checks lies.
-            console: Who is shown it.
-            hide_failing: Whether what failing candidates print is left out.
-        """
+    def __init__(self, workspace: Workspace, console: Console) -> None:
+        """``workspace`` has the logs of checks."""
         self._workspace = workspace
         self._console = console
-        self._hide_failing = hide_failing
 
     def probed(self, record: Record) -> None:
         """Show what the check printed in this probe."""
         log = self._workspace.files(record.key).log
-        if (record.verdict is Verdict.FAIL and self._hide_failing) or not log.exists():
+        if not log.exists():
             return
         for line in log.read_text(errors="replace").splitlines():
             self._console.say(f"    | {line}")
@@ -210,7 +203,7 @@ def make_prober(
     built_in = isinstance(check, BuiltinCheck) and settings.metric is None
     pin = make_pin(subject.workspace.folder, settings.target if built_in else None, search.pin, elsewhere is not None)
     if settings.show_output:
-        listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
+        listeners.append(CheckOutput(subject.workspace, console))
     if elsewhere is not None:
         require_reference(subject)
         check = elsewhere(check)

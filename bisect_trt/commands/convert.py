@@ -55,7 +55,7 @@ def convert_to_onnx(
     """
     if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
         raise UsageError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
-    if (target.fp16 or options.fp_to_fp16) == target.bf16:
+    if target.fp16 == target.bf16:
         raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
     precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
     path, low = options.model, LOW_TYPES[precision]
@@ -194,9 +194,8 @@ def run(call: Call) -> Result:
                     name: value for name, value in (exported or {}).items() if name != "model"
                 }
             return convert_to_onnx(model, own, target, call.console, call.result)
-    if own.fp_to_fp16 or own.io_fp16:
-        flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
-        raise UsageError(f"{flag} is for ONNX models, and {own.output} is an engine; use --fp16.")
+    if own.io_fp16:
+        raise UsageError(f"--io-fp16 is for ONNX models, and {own.output} is an engine; use --fp16.")
     runtime = (target if target.named() else target.but(trt=True)).required()
     if runtime.target.engines is None:
         raise UsageError(

@@ -136,7 +136,6 @@ class CheckSettings:
         artifacts: Files that a check leaves, to be kept.
         artifacts_dir: Where they are sorted into ``good`` and ``bad``.
         show_output: Whether to show what the command prints.
-        hide_fail_output: Whether to leave out what failing candidates print, of that.
         metric: The metric that says good or bad of the target, in place of the tolerance.
         oracle: The oracle of another package that decides, if one does.
     """
@@ -155,7 +154,6 @@ class CheckSettings:
     artifacts: tuple[Path, ...] = ()
     artifacts_dir: Path = Path("artifacts")
     show_output: bool = False
-    hide_fail_output: bool = False
     metric: MetricSettings | None = None
     oracle: Oracle | None = None
 
@@ -264,11 +262,7 @@ class ReduceSettings:
 
 
 def model_settings(model: Path, data: Data) -> ModelSettings:
-    """The model and what to feed it.
-
-    Raises:
-        UsageError: A function of the data-loader script is named without it, or two are.
-    """
+    """The model and what to feed it."""
     return ModelSettings(
         model,
         data.input_shapes,
@@ -280,26 +274,8 @@ def model_settings(model: Path, data: Data) -> ModelSettings:
 
 
 def data_options(data: Data) -> DataOptions:
-    """What to feed a model.
-
-    Raises:
-        UsageError: A function of the data-loader script is named without it, or two are.
-    """
-    script = _loader_script(data)
-    return DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
-
-
-def _loader_script(data: Data) -> str | None:
-    """The data-loader script with its function, as ``FILE:FUNCTION`` if one is named."""
-    script, function = data.data_loader_script, data.data_loader_func_name
-    if function is None:
-        return script
-    if script is None:
-        raise UsageError("--data-loader-func-name names a function of a script, and there is none; add one.")
-    if not os.path.isfile(script):  # noqa: PTH113 - as for the words of a check
-        split_script(script, "", "data-loader")
-        raise UsageError("--data-loader-script names a function and so does --data-loader-func-name; name one.")
-    return f"{script}:{function}"
+    """What to feed a model."""
+    return DataOptions(data.seed, data.val_range, tuple(data.load_inputs), data.data_loader_script, data.iterations)
 
 
 def tolerance_options(

@@ -60,7 +60,6 @@ class Convert:
 
     model: Model
     output: Annotated[Path, to_file("Where it goes.")]
-    fp_to_fp16: Annotated[bool, switch("The same as --fp16, for an ONNX model.")] = False
     io_fp16: Annotated[bool, switch("Lower the graph's inputs and outputs too, for an ONNX model.")] = False
     calibration_cache: Annotated[
         Path | None,

@@ -87,7 +87,6 @@ class Check:
         Path, option("--artifacts-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
     show_output: Annotated[bool, switch("Show all that a check prints, after each probe.")] = False
-    hide_fail_output: Annotated[bool, switch("With --show-output: but not what failing candidates print.")] = False
 
 
 @dataclass
@@ -116,9 +115,6 @@ class Data:
     ] = field(default_factory=list)
     data_loader_script: Annotated[
         str | None, option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays.")
-    ] = None
-    data_loader_func_name: Annotated[
-        str | None, option(metavar="FUNC", help="The script's function; default load_data.")
     ] = None
     external_data_dir: Annotated[
         Path | None,

@@ -40,7 +40,7 @@ def test_placeholders_and_environment_are_the_same_files(cli: CommandLine, model
 def test_output_is_shown_as_it_comes(cli: CommandLine, model: Path) -> None:
     check = script(Path("check"), f"{has('<2>')} && echo it fails && exit 1; echo it passes")
     words = ["reduce", model, "-o", "out.onnx", "--overwrite", "--no-shrink"]
-    for options, shown in (([], False), (["--show-output"], True), (["--show-output", "--hide-fail-output"], False)):
+    for options, shown in (([], False), (["--show-output"], True)):
         ran = cli(*words, *options, "--check", f"./{check}", "{model}")
         assert ran.status == 0
         assert ("    | it fails" in ran.out) is shown

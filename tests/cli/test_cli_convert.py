@@ -85,7 +85,6 @@ def test_weights_in_a_file_of_their_own_are_lowered_too(cli: CommandLine, here: 
         (["-o", "half.onnx", "--fp16", "--bf16"], 2, "add one of --fp16 and --bf16"),
         (["-o", "half.onnx", "--fp16", "--trt"], 2, "fit an ONNX model"),
         (["-o", "m.engine", "--onnxrt"], 2, "ONNX Runtime has no engines to write"),
-        (["-o", "m.engine", "--fp-to-fp16"], 2, "--fp-to-fp16 is for ONNX models"),
         (["-o", "half.engine", "--io-fp16"], 2, "--io-fp16 is for ONNX models"),
         (["-o", "m.engine", "--calibration-cache", "c"], 2, "add --int8"),
         (["-o", "model.onnx", "--fp16"], 2, "model.onnx exists"),

@@ -88,7 +88,16 @@ def test_run_scores_the_whole_set(
     if asked == ["whole.py"]:
         assert found["candidate"] == 0.75
     labelled = cli(
-        "run", model, *TARGET, *DATA, "--data-loader-func-name", "labels_beside", "--metric", *asked, "--json", "l.json"
+        "run",
+        model,
+        *TARGET,
+        *DATA,
+        "--data-loader-script",
+        "data.py:labels_beside",
+        "--metric",
+        *asked,
+        "--json",
+        "l.json",
     )
     assert labelled.status == 0
     assert read_json(Path("l.json"))["metric"]["candidate"] == found["candidate"]

@@ -108,7 +108,7 @@ def test_iterations(cli: CommandLine, model: Path) -> None:
     assert not any(np.array_equal(samples[one], samples[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
     assert cli("run", model, "--onnxrt", "--save-inputs", "one.npz").status == 0
     np.testing.assert_array_equal(arrays("one.npz")["x"], samples[0])  # the first is what it always was
-    endless = ["--data-loader-script", "data.py", "--data-loader-func-name", "endless", "--iterations", "4"]
+    endless = ["--data-loader-script", "data.py:endless", "--iterations", "4"]
     ran = cli("run", model, "--onnxrt", *endless, "--json", "r.json")
     assert [entry["sample"] for entry in read_json(Path("r.json"))["comparisons"]] == [1, 2, 3, 4]
     assert ran.status == 0
@@ -122,9 +122,7 @@ def test_iterations(cli: CommandLine, model: Path) -> None:
     ("words", "message"),
     [
         (["--load-inputs", "x.npz", "--iterations", "2"], "--iterations says how many samples to make"),
-        (["--data-loader-func-name", "f"], "names a function of a script, and there is none"),
-        (["--data-loader-script", "data.py:endless", "--data-loader-func-name", "f"], "names a function and so does"),
-        (["--data-loader-script", "data.py", "--data-loader-func-name", "f"], "has no function 'f'"),
+        (["--data-loader-script", "data.py:f"], "has no function 'f'"),
         (["--load-inputs", "bad.json"], "bad.json: it is not JSON"),
         (["--load-inputs", "y.json"], "y.json does not fit the model: 'x' missing; 'y' unknown"),
         (["--load-inputs", "shapes.json"], "Sample 1 of shapes.json does not fit the model: 'x' has shape [5, 3]"),
