@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +68,7 @@ class _Shrinker:
     def __init__(self, session: Session, answer: Candidate) -> None:
         self.best = answer
         self.probes = 0
-        self._investigation = session
+        self._session = session
         record = session.prober.probe(answer)
         self._signature = record.signature
         self._seen = session.outcome(record).comparisons
@@ -94,21 +94,21 @@ class _Shrinker:
         candidate = replace(
             self.best, made=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
         )
-        freed = self._investigation.subject.freed
+        freed = self._session.subject.freed
         candidate = candidate if freed is None else freed.dress(candidate)
         self.probes += 1
-        record = self._investigation.prober.probe(candidate)
+        record = self._session.prober.probe(candidate)
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:
             return False
         self._piece, self.best = replace(piece, proto=proto), candidate
-        self._seen = self._investigation.outcome(record).comparisons
+        self._seen = self._session.outcome(record).comparisons
         return True
 
     def _golden(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
         """What a sound piece gives; ``None`` for another, which a runtime may read past the ends of tensors of."""
         if self._sound and not is_sound(piece.proto):
             return None
-        golden = self._investigation.subject.reference.compute(piece.proto, piece.inputs)
+        golden = self._session.subject.reference.compute(piece.proto, piece.inputs)
         if golden is None or not all(value.size for value in golden.values()):
             return None
         if not all(is_finite(golden[name]) for name in self._finite.intersection(golden)):
@@ -170,14 +170,13 @@ class _Shrinker:
 
     def constants(self) -> None:
         """All inputs but the first become constants, or as many as can."""
-        names = input_order(self._piece)[1:]
-        if names and not self._try(store_inputs(self._piece, names), "constants for inputs"):
-            for name in names:
-                self._try(store_inputs(self._piece, [name]), "a constant for an input")
+        self._all_or_each(store_inputs, input_order(self._piece)[1:], "constants for inputs")
 
     def weights(self) -> None:
         """Zeros for all weights, or for as many as can."""
-        names = plain_weights(self._piece)
-        if names and not self._try(zero_weights(self._piece, names), "zeros for weights") and len(names) > 1:
+        self._all_or_each(zero_weights, plain_weights(self._piece), "zeros for weights")
+
+    def _all_or_each(self, change: Callable[[Piece, Sequence[str]], Piece], names: Sequence[str], title: str) -> None:
+        if names and not self._try(change(self._piece, names), title) and len(names) > 1:
             for name in names:
-                self._try(zero_weights(self._piece, [name]), "zeros for a weight")
+                self._try(change(self._piece, [name]), title)
