@@ -22,7 +22,7 @@ from onnx.helper import make_tensor_value_info
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.network import Network, model_bytes
-from bisect_trt.onnxlib.nodes import rename_reads
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, keep_only, rename_reads
 from bisect_trt.onnxlib.shapes import value_info
 from bisect_trt.tensors.info import TensorInfo
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 PRODUCER = "bisect-trt"
-IR_WITHOUT_INITIALIZER_INPUTS = 4
-"""Before IR version 4 every initializer had to be listed among the graph's inputs."""
 
 StoredValue = Callable[[str], onnx.TensorProto]
 """Gives the value of a tensor that a piece reads, that it neither makes nor is fed, and that is no initializer."""
@@ -288,15 +286,11 @@ def mark_outputs(network: Network, names: Sequence[str], infos: Mapping[str, Ten
     Returns:
         A new model with exactly these outputs.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(network.proto)
+    model = clone(network.proto)
     model.producer_name = PRODUCER
     marked = set(names)
-    kept = [value for value in network.proto.graph.value_info if value.name not in marked]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
-    del model.graph.output[:]
-    model.graph.output.extend(value_info(name, infos, network.declared) for name in names)
+    keep_only(model.graph.value_info, [value for value in model.graph.value_info if value.name not in marked])
+    keep_only(model.graph.output, [value_info(name, infos, network.declared) for name in names])
     return model
 
 
@@ -353,13 +347,9 @@ def _no_tensor(network: Network, option: str, name: str, known: Collection[str])
                 f"{quoted(network.made(index))}."
             )
     close = difflib.get_close_matches(name, known)
-    if close:
-        return UsageError(
-            f"{option}: the model has no tensor '{name}'; close to it: {quoted(close)}. "
-            "`bisect-trt inspect model FILE --show layers` lists all."
-        )
+    near = f"; close to it: {quoted(close)}" if close else ""
     return UsageError(
-        f"{option}: the model has no tensor '{name}'; `bisect-trt inspect model FILE --show layers` lists all."
+        f"{option}: the model has no tensor '{name}'{near}. `bisect-trt inspect model FILE --show layers` lists all."
     )
 
 

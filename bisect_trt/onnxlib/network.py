@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LARGE = 4096
 """Bytes: what is larger holds a weight, which is not kept twice."""
-_GRAPH_OF_MODEL, _NODE, _INITIALIZER, _VALUE_INFO = (number << 3 | 2 for number in (7, 1, 5, 13))
+_GRAPH_OF_MODEL, NODE, INITIALIZER, VALUE_INFO = (number << 3 | 2 for number in (7, 1, 5, 13))
 """Tags of fields (onnx.proto): the number, and 2 for what says its length."""
 
 
@@ -41,10 +41,10 @@ def _field(tag: int, *parts: bytes) -> tuple[bytes, ...]:
 
 
 class Written:
-    """Messages of a kind, each written once, as a field of the graph that has it."""
+    """Messages of a kind, each serialized once, as a field of the graph that has it."""
 
     def __init__(self, tag: int, messages: Sequence[Message]) -> None:
-        """``messages`` do not change."""
+        """``messages`` do not change; ``tag`` is that of their field."""
         self._tag, self._messages = tag, messages
         self._kept = [b"" if message.ByteSize() > _LARGE else self.other(message) for message in messages]
 
@@ -54,21 +54,6 @@ class Written:
     def other(self, message: Message) -> bytes:
         """Another message, as such a field."""
         return b"".join(_field(self._tag, message.SerializeToString(deterministic=True)))
-
-
-def written_nodes(nodes: Sequence[onnx.NodeProto]) -> Written:
-    """Nodes of a graph."""
-    return Written(_NODE, nodes)
-
-
-def written_weights(weights: Sequence[onnx.TensorProto]) -> Written:
-    """Initializers of a graph."""
-    return Written(_INITIALIZER, weights)
-
-
-def written_values(values: Sequence[onnx.ValueInfoProto]) -> Written:
-    """What a graph declares of its inner tensors."""
-    return Written(_VALUE_INFO, values)
 
 
 def model_bytes(head: bytes, graph: Sequence[bytes], tail: bytes) -> bytes:
@@ -306,12 +291,12 @@ class Network:
     @cached_property
     def written_nodes(self) -> Written:
         """The nodes as bytes, by number."""
-        return written_nodes(self.nodes)
+        return Written(NODE, self.nodes)
 
     @cached_property
     def written_weights(self) -> Written:
         """The initializers as bytes, in the file's order."""
-        return written_weights(self.proto.graph.initializer)
+        return Written(INITIALIZER, self.proto.graph.initializer)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -325,7 +310,7 @@ class Network:
     def stated(self) -> list[tuple[str, bytes]]:
         """What the model says of its inner tensors, as bytes, by name, in the file's order."""
         values = self.proto.graph.value_info
-        written = written_values(values)
+        written = Written(VALUE_INFO, values)
         return [(value.name, written[place]) for place, value in enumerate(values)]
 
     def is_weight(self, name: str) -> bool:

@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, keep_only
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_string
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ class Declarations(Mapping[str, onnx.ValueInfoProto]):
 
     def put(self, value: onnx.ValueInfoProto) -> None:
         """Declare a tensor as this does."""
-        bare = onnx.ValueInfoProto()
-        bare.CopyFrom(value)
+        bare = clone(value)
         bare.ClearField("name")
         self.add(value.name, bare)
 
@@ -175,8 +175,6 @@ AT_ONCE = 2048
 """Nodes of a stretch. Below twice as many the whole is done at once."""
 _LIMIT_BYTES = 1 << 30
 """Shape inference makes a copy, and no message can be of more than twice this."""
-_IR_WITHOUT_INITIALIZER_INPUTS = 4
-"""From this version on an initializer need not be an input too, so that no stretch has to say so."""
 
 
 def infer(network: Network, at_once: int = AT_ONCE) -> Declarations:
@@ -210,10 +208,8 @@ def _sorted(network: Network) -> onnx.ModelProto:
     """The model, with its nodes in an order that inference takes."""
     if network.is_sorted:
         return network.proto
-    model = onnx.ModelProto()
-    model.CopyFrom(network.proto)
-    del model.graph.node[:]
-    model.graph.node.extend(network.nodes[index] for index in network.order)
+    model = clone(network.proto)
+    keep_only(model.graph.node, [network.nodes[index] for index in network.order])
     return model
 
 
@@ -230,7 +226,7 @@ def _of(network: Network, stretch: Sequence[int], known: Declarations) -> Iterab
     constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
     nodes = [*constants, *stretch]
     made = {name for index in nodes for name in network.made(index)}
-    model = onnx.ModelProto(ir_version=max(source.ir_version, _IR_WITHOUT_INITIALIZER_INPUTS))
+    model = onnx.ModelProto(ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
     model.opset_import.extend(source.opset_import)
     model.functions.extend(source.functions)
     graph = model.graph
@@ -345,8 +341,7 @@ def _named_sizes(infos: Mapping[str, TensorInfo], shapes: Mapping[str, Sequence[
 
 def free_dimensions(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
     """The model with one dimension of each of some inputs free, of one name for all."""
-    freed = onnx.ModelProto()
-    freed.CopyFrom(model)
+    freed = clone(model)
     for value in freed.graph.input:
         if value.name in axes:
             value.type.tensor_type.shape.dim[axes[value.name]].dim_param = "batch"
@@ -364,8 +359,7 @@ def free_inputs(
         shapes: By input.
         forget: Whether what the model declares of inner shapes is dropped too.
     """
-    freed = onnx.ModelProto()
-    freed.CopyFrom(model)
+    freed = clone(model)
     for value in freed.graph.input:
         if value.name in shapes:
             kind = value.type.tensor_type.elem_type
@@ -394,11 +388,11 @@ def declare_shapes(model: onnx.ModelProto, values: Mapping[str, onnx.ValueInfoPr
     graph = model.graph
     outputs = [values.get(value.name, value) for value in graph.output]
     inner = values.keys() - {value.name for value in (*graph.input, *graph.output)}
-    # Assigned after both are made: the values may be parts of this model.
-    declared = [values[name] for name in values if name in inner]
-    del graph.output[:], graph.value_info[:]
-    graph.output.extend(outputs)
-    graph.value_info.extend(declared)
+    declared = [
+        values[name] for name in values if name in inner
+    ]  # both are made first: values may be parts of this model
+    keep_only(graph.output, outputs)
+    keep_only(graph.value_info, declared)
 
 
 def inferred_infos(network: Network) -> dict[str, TensorInfo]:
