@@ -23,8 +23,7 @@ from bisect_trt.options.spec import Params, entries
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import Workspace
-from bisect_trt.report.console import Console, QuietConsole
-from bisect_trt.report.notebook import NotebookConsole, notebook
+from bisect_trt.report.console import Console, NotebookConsole, QuietConsole, notebook
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import selectable
 from bisect_trt.worker.worker import keep_spare

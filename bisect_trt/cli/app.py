@@ -27,7 +27,7 @@ from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params
 from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.ci import workflow_commands, write_junit
-from bisect_trt.report.console import Console, LogFile
+from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 
 
@@ -75,7 +75,7 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
     for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
         check_output(path, overwrite=True)
     if general.log_file is not None:
-        console.log_to(LogFile(general.log_file))
+        console.log_to(general.log_file)
         console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(words)}")
     call = Call(name, Params((), {}, words=True), console, result, words, folder=resumed, resumed=resumed is not None)
 

@@ -1,17 +1,20 @@
-"""What a person sees while it works: on the terminal, in the log file, or as a library's log records.
+"""Output while a command works: on the terminal, into the log file, as log records of the library, or in a notebook.
 
-Names in a model are a stranger's text. Each thing said is one line, and what is not printable stands there by its number: no
-name colours a terminal, turns the text around it, or adds a line of its own.
+Names in a model are not trusted. Everything is printed line by line with unprintable characters escaped, so that no name
+colours a terminal, changes the direction of text, or adds a line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import logging
 import os
 import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,202 +23,118 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from bisect_trt.errors import UsageError
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import Watcher
-from bisect_trt.report.text import plain
+from bisect_trt.report.text import clean, plain, plural
 from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
     from bisect_trt.report.live import LiveView, Screen
 
 Item = TypeVar("Item")
+Part = str | tuple[str, str]
+"""A text, or a text with its style as rich names it."""
 IN_JSON = " (--json lists them)"
 STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
-"""Of verdicts, as rich names colours."""
-
-
 _OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
-_LOGGER.addHandler(logging.NullHandler())  # else warnings would be printed where nobody has set logging up
-
-
+_LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings where no handler is configured
 _MOST_LINES = 400
-"""A search that says more than this says the same again and again."""
+"""Lines of the story that the report shows."""
 
 
 @dataclass
-class Step:
-    """A step of the flow chart.
-
-    Attributes:
-        title: What it is for; empty for what came before the first.
-        probes: How many probes there were before it.
-        lines: What was said in it.
-    """
-
-    title: str
-    probes: int
-    lines: list[str] = field(default_factory=list)
-
-
 class Story:
-    """Told by the console as it goes.
+    """Steps and answers of a command, for the report.
 
     Attributes:
-        steps: In the order in which they were begun.
+        steps: ``title``, number of ``probes`` before it, and ``lines``, in order; the title is empty before the first step.
         answers: The lines of the answer.
     """
 
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.answers: list[str] = []
-        self._probes = 0
-        self._lines = 0
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    probes: int = 0
 
     def step(self, title: str) -> None:
-        """A step begins."""
-        self.steps.append(Step(title, self._probes))
+        """Begin a step."""
+        self.steps.append({"title": title, "probes": self.probes, "lines": []})
 
     def say(self, text: str) -> None:
-        """A decision, and why."""
-        self._lines += 1
-        if self._lines <= _MOST_LINES:
+        """Add a line to the current step."""
+        if sum(len(step["lines"]) for step in self.steps) < _MOST_LINES:
             if not self.steps:
                 self.step("")
-            self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
+            self.steps[-1]["lines"].append(text.removeprefix("  ").rstrip())
 
     def answer(self, text: str) -> None:
-        """A line of the result; one that is set in belongs to the one before it."""
+        """Add a line to the answer; an indented line belongs to the line before."""
         self.answers.append(text.rstrip() if self.answers else text.strip())
 
-    def probed(self, number: int) -> None:
-        """A probe has ended."""
-        self._probes = number
-
     def why(self, number: int) -> str:
-        """The step that a probe was made for; an undone one is told again, so the last that fits counts."""
-        return next((step.title for step in reversed(self.steps) if step.probes < number), "")
+        """Return the title of the step that a probe was made in."""
+        return next((step["title"] for step in reversed(self.steps) if step["probes"] < number), "")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"steps": [asdict(step) for step in self.steps], "answers": self.answers}
+        """Return plain values."""
+        return {"steps": self.steps, "answers": self.answers}
 
 
-class LogFile:
-    """A file that grows; a run that goes on adds to what its earlier sessions said.
+class Console:
+    """Prints plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
 
     Attributes:
-        path: Where it lies.
+        verbosity: -1 prints the answer only, 0 decisions and probes, 1 reasons too.
+        story: What was said, printed or not.
+        view: The live view; ``None`` off a terminal, on a dumb one, and where only the answer is printed.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open it.
+    def __init__(self, verbosity: int = 0, *, live: bool = False) -> None:
+        """Open nothing yet.
+
+        Args:
+            verbosity: The number of ``-v`` minus that of ``-q``.
+            live: Whether to show a live view on a terminal that supports it; call :meth:`close` then.
+        """
+        self.verbosity = verbosity
+        self.story = Story()
+        self._kinds: set[str] = set()
+        self._failed = False
+        self._log: TextIO | None = None
+        self.view: LiveView | None = None
+        if live and verbosity >= 0 and not _is_plain(sys.stdout):
+            from bisect_trt.report.live import LiveView, is_live  # noqa: PLC0415 - rich takes as long to import as NumPy
+
+            self.view = LiveView(self._screen) if is_live(self._screen) else None
+
+    @cached_property
+    def _screen(self) -> Screen:
+        from bisect_trt.report.live import Screen  # noqa: PLC0415 - as above
+
+        return Screen()
+
+    @cached_property
+    def _error_screen(self) -> Screen:
+        from bisect_trt.report.live import Screen  # noqa: PLC0415 - as above
+
+        return Screen(stderr=True)
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """The listener of a search in progress."""
+        return self.view
+
+    def log_to(self, path: Path) -> None:
+        """Append everything that ``-v`` prints to a file too, with times.
 
         Raises:
             UsageError: It cannot be written.
         """
-        self.path = path
         try:
-            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._log = path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UsageError(f"the log file {path} cannot be written: {error.strerror}; name another.") from error
 
-    def write(self, text: str) -> None:
-        """Add lines, on the disk at once.
-
-        Raises:
-            OSError: There is no room.
-        """
-        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        for line in text.splitlines():
-            self._file.write(f"{now} {plain(line)}\n")
-        self._file.flush()
-
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class _Printer:
-    """Writes lines: by rich on a terminal, or what is said to be one; as they are anywhere else, where rich adds nothing.
-
-    It takes as long to import as NumPy.
-    """
-
-    def __init__(self, *, stderr: bool) -> None:
-        self._stderr = stderr
-
-    @cached_property
-    def rich(self) -> Screen:
-        """The terminal."""
-        from bisect_trt.report.live import Screen  # noqa: PLC0415 - as the class says
-
-        return Screen(stderr=self._stderr)
-
-    @property
-    def _stream(self) -> TextIO | None:
-        """``None`` where it was closed before the process began."""
-        return sys.stderr if self._stderr else sys.stdout
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is neither a terminal nor a variable for which rich takes it for one (``FORCE_COLOR``)."""
-        terminal = self._stream is not None and self._stream.isatty()
-        return not (terminal or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
-
-    def line(self, *parts: str | tuple[str, str]) -> None:
-        """Write a line of texts, of which some are pairs with a style."""
-        if not self.is_plain:
-            from rich.text import Text  # noqa: PLC0415 - as the class says
-
-            self.rich.print(Text.assemble(*parts))
-        elif self._stream is not None:
-            texts = (part if isinstance(part, str) else part[0] for part in parts)
-            try:
-                print(*texts, sep="", file=self._stream, flush=True)
-            except BrokenPipeError:  # nobody reads any more, which ends the process, as by rich
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-                raise SystemExit(1) from None
-
-
-class Console:
-    """Plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
-
-    Attributes:
-        verbosity: -1 only the answer, 0 decisions and probes, 1 reasons too.
-        story: What was said, shown or not, for the report.
-        view: The live view; ``None`` off a terminal, on a dumb one, and where only the answer is asked for.
-    """
-
-    def __init__(self, verbosity: int = 0, *, live: bool = False) -> None:
-        """Nothing is shown yet.
-
-        Args:
-            verbosity: The number of ``-v`` less that of ``-q``.
-            live: Whether to show a live view where there is a terminal for it; needs to be closed.
-        """
-        self.verbosity = verbosity
-        self.story = Story()
-        self._out, self._err = _Printer(stderr=False), _Printer(stderr=True)
-        self._kinds: set[str] = set()
-        self._failed = False
-        self._log: LogFile | None = None
-        self.view = self._live_view() if live and verbosity >= 0 and not self._out.is_plain else None
-
-    def _live_view(self) -> LiveView | None:
-        from bisect_trt.report.live import LiveView, is_live  # noqa: PLC0415 - it takes rich
-
-        return LiveView(self._out.rich) if is_live(self._out.rich) else None
-
-    @property
-    def watcher(self) -> Watcher | None:
-        """Who looks on while a search runs."""
-        return self.view
-
-    def log_to(self, log: LogFile) -> None:
-        """Write everything that ``-v`` shows to a file as well, from now on."""
-        self._log = log
-
-    def close(self) -> None:
-        """Take the live view off the terminal, and close the log file."""
+        """Remove the live view and close the log file."""
         if self.view is not None:
             self.view.close()
         if self._log is not None:
@@ -223,51 +142,53 @@ class Console:
             self._log = None
 
     def stopping(self) -> None:
-        """The user has asked to stop; safe in a signal handler."""
+        """Show that the user has asked to stop; safe in a signal handler."""
         if self.view is not None:
             self.view.stopping = True
 
     def abandon(self) -> None:
-        """The process ends in this moment; safe in a signal handler."""
+        """Restore the terminal at the end of the process; safe in a signal handler."""
         if self.view is not None:
             self.view.abandon()
 
     def note(self, text: str) -> None:
-        """For the log file only; a full disk there is no reason to end a search."""
+        """Write lines to the log file only; a full disk does not end a search."""
         if self._log is None:
             return
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
         try:
-            self._log.write(text)
+            self._log.writelines(f"{now} {plain(line)}\n" for line in text.splitlines())
+            self._log.flush()
         except OSError as error:
             log, self._log = self._log, None
-            with contextlib.suppress(OSError):  # what could not be written once
+            with contextlib.suppress(OSError):  # closing writes what is left
                 log.close()
-            self.warn(f"the log file {log.path} ends here: {error.strerror}")
+            self.warn(f"the log file {log.name} ends here: {error.strerror}")
 
     def step(self, text: str) -> None:
-        """A step of the flow chart, and what it is for."""
+        """Begin a step."""
         self.story.step(text)
         text = plain(text)
         self.note(text)
         if self.view is not None:
             self.view.step(text)
         if self.verbosity >= 0:
-            self._out.line((text, "bold"))
+            self._print((text, "bold"))
 
     def say(self, text: str) -> None:
-        """A decision, and why."""
+        """Print a decision with its reason."""
         self.story.say(text)
         text = plain(text)
         self.note(text)
         if self.verbosity >= 0:
-            self._out.line(text)
+            self._print(text)
 
     def answer(self, text: str) -> None:
-        """The result; shown however quiet."""
+        """Print a line of the answer, at any verbosity."""
         self.story.answer(text)
         text = plain(text)
         self.note(text)
-        self._out.line(text)
+        self._print(text)
 
     def say_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
         """Say the first of many; see :func:`listed`."""
@@ -275,7 +196,7 @@ class Console:
             self.say(text)
 
     def answer_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
-        """The same as part of the result."""
+        """Print the first of many as part of the answer; see :func:`listed`."""
         for text in listed(items, most, line, rest):
             self.answer(text)
 
@@ -290,56 +211,63 @@ class Console:
             self.answer(f"  ... and {len(rows) - most} more{IN_JSON}")
 
     def warn(self, text: str) -> None:
-        """Something the user should know."""
-        text = plain(text)
-        self.note(f"warning: {text}")
-        self._complain(("warning:", "yellow"), f" {text}")
+        """Print a warning on stderr."""
+        self._complain("warning:", "yellow", plain(text))
 
     def error(self, text: str) -> None:
-        """Why the run ends."""
-        text = plain(text)
-        self.note(f"error: {text}")
-        self._complain(("error:", "bold red"), f" {text}")
+        """Print on stderr why the run ends."""
+        self._complain("error:", "bold red", plain(text))
+
+    def _complain(self, kind: str, style: str, text: str) -> None:
+        self.note(f"{kind} {text}")
+        with contextlib.nullcontext() if self.view is None else self.view.paused():
+            self._print((kind, style), f" {text}", stderr=True)
 
     def probed(self, record: Record) -> None:
-        """A probe has ended."""
-        self.story.probed(record.number)
+        """Print a probe; its reason only where it is the first of its kind, or with ``-v``."""
+        self.story.probes = record.number
         if self.view is not None:
             self.view.probed(record)
-        first = record.signature not in self._kinds
+        first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
         fresh = record.verdict is Verdict.UNRESOLVED and first
-        told = record.number == 1 or fresh or (record.verdict is Verdict.FAIL and not self._failed)
-        self._failed |= record.verdict is Verdict.FAIL
+        explained = record.number == 1 or fresh or (failed and not self._failed) or self.verbosity > 0
+        self._failed |= failed
         self._kinds.add(record.signature)
         tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()] if fresh else []
-        if record.verdict is Verdict.FAIL and first and record.said:
+        if failed and first and record.said:
             tail = [f'  the check said: "{plain(record.said)}"; {_OTHERWISE}']
-        before, after = f"  probe {record.number:<3} ", f" {record.seconds:6.2f} s  {plain(record.title)}"
-        why = plain(record.reason)
-        self.note("\n".join([f"{before}{record.verdict.value:10}{after}  {why}", *tail]))
-        if self.verbosity < 0:
-            return
-        verdict = (f"{record.verdict.value:10}", STYLES[record.verdict])
-        reason = f"  {why}" if self.verbosity > 0 or told else ""
-        self._out.line(before, verdict, after + reason)
-        for line in tail:
-            self._out.line(line)
+        before, verdict = f"  probe {record.number:<3} ", f"{record.verdict.value:10}"
+        after, reason = f" {record.seconds:6.2f} s  {plain(record.title)}", f"  {plain(record.reason)}"
+        self.note("\n".join([f"{before}{verdict}{after}{reason}", *tail]))
+        if self.verbosity >= 0:
+            self._print(before, (verdict, STYLES[record.verdict]), after + (reason if explained else ""))
+            for line in tail:
+                self._print(line)
 
-    def _complain(self, *parts: str | tuple[str, str]) -> None:
-        """To stderr, which knows nothing of a view on stdout."""
-        with contextlib.nullcontext() if self.view is None else self.view.paused():
-            self._err.line(*parts)
+    def _print(self, *parts: Part, stderr: bool = False) -> None:
+        """Print one line: with rich on a terminal, else as it is."""
+        stream: TextIO | None = sys.stderr if stderr else sys.stdout
+        if not _is_plain(stream):
+            from rich.text import Text  # noqa: PLC0415 - as above
+
+            (self._error_screen if stderr else self._screen).print(Text.assemble(*parts))
+        elif stream is not None:
+            texts = (part if isinstance(part, str) else part[0] for part in parts)
+            try:
+                print(*texts, sep="", file=stream, flush=True)
+            except BrokenPipeError:  # nobody reads any more: end the process, as rich does
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                raise SystemExit(1) from None
+
+
+def _is_plain(stream: TextIO | None) -> bool:
+    """Return whether a stream, ``None`` if it is closed, is neither a terminal nor treated as one by rich."""
+    terminal = stream is not None and stream.isatty()
+    return not (terminal or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
 
 
 def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> Iterator[str]:
-    """A line for each of the first items, then one that says how many more there are, set in like those.
-
-    Args:
-        items: What is listed.
-        most: How many of them.
-        line: Makes the line of one.
-        rest: What to say of the others behind "and N more".
-    """
+    """Yield a line for each of the first items, then one with the number of the others and ``rest``."""
     text = ""
     for item in items[:most]:
         text = line(item)
@@ -349,31 +277,93 @@ def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: 
 
 
 def is_interactive() -> bool:
-    """Whether there is somebody to ask."""
+    """Return whether a user can be asked."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 class QuietConsole(Console):
-    """Says everything to the logger ``bisect_trt``: warnings as warnings, the rest as information."""
+    """Logs to the logger ``bisect_trt``: warnings and errors as such, everything else as information."""
 
     def __init__(self) -> None:
-        """It keeps the story for the report all the same."""
         super().__init__(-1)
 
     def note(self, text: str) -> None:
-        """A line of any kind but warnings."""
-        if not text.startswith(("warning: ", "error: ")):
-            _LOGGER.info(text)
+        """Log a line."""
+        _LOGGER.info(text)
 
     def answer(self, text: str) -> None:
-        """The result."""
+        """Log a line of the answer."""
         self.story.answer(text)
         self.note(plain(text))
 
     def warn(self, text: str) -> None:
-        """Something the user should know."""
+        """Log a warning."""
         _LOGGER.warning(plain(text))
 
     def error(self, text: str) -> None:
-        """Why the run ends."""
+        """Log why the run ends."""
         _LOGGER.error(plain(text))
+
+
+Show = Callable[[dict[str, str], bool], None]
+"""Shows one thing in several forms, by MIME type; the second time and later it replaces the first."""
+_EVERY_S = 0.2
+"""A search can make hundreds of probes a second, and each message goes through the kernel to a browser."""
+
+
+def notebook() -> Show | None:
+    """Return a function that shows something in the notebook that this runs in; ``None`` outside of notebooks."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None or not hasattr(shell, "kernel"):  # a terminal's shell has none
+        return None
+    from IPython.display import display, update_display  # noqa: PLC0415 - only where it is there
+
+    name = f"bisect-trt-{uuid.uuid4().hex}"
+
+    def show(bundle: dict[str, str], again: bool) -> None:
+        (update_display if again else display)(bundle, raw=True, display_id=name)
+
+    return show
+
+
+class NotebookConsole(QuietConsole):
+    """Logs, and shows the step and the last probe in one cell's output."""
+
+    def __init__(self, command: str, show: Show) -> None:
+        """Show nothing yet.
+
+        Args:
+            command: The command that runs.
+            show: See :func:`notebook`.
+        """
+        super().__init__()
+        self._command, self._show = command, show
+        self._began, self._last, self._shown = time.monotonic(), 0.0, False
+        self._step = ""
+
+    def step(self, text: str) -> None:
+        """Show a step."""
+        super().step(text)
+        self._step = text
+        self._update("runs", text)
+
+    def probed(self, record: Record) -> None:
+        """Show a probe, not more often than a browser can take."""
+        super().probed(record)
+        if time.monotonic() - self._last >= _EVERY_S:
+            self._update("runs", self._step, f"{record.verdict.value} {record.title}")
+
+    def close(self) -> None:
+        """Show the number of probes and the time."""
+        super().close()
+        self._update("ended")
+
+    def _update(self, state: str, *lines: str) -> None:
+        self._last = time.monotonic()
+        probes = f"{plural(self.story.probes, 'probe')}, " if self.story.probes else ""
+        head = f"bisect-trt {self._command} {state}: {probes}{self._last - self._began:.1f} s"
+        shown = [clean(line) for line in (head, *lines) if line]
+        rows = "".join(f"<div>{html.escape(line)}</div>" for line in shown)
+        page = f'<div style="font-family:monospace;white-space:pre-wrap">{rows}</div>'
+        self._show({"text/plain": "\n".join(shown), "text/html": page}, self._shown)
+        self._shown = True

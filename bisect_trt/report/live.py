@@ -1,4 +1,4 @@
-"""The part of the terminal that changes while a search runs; what is said scrolls by above it."""
+"""The lines at the bottom of a terminal that change while a search runs; what is printed scrolls by above them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO
 
 from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, Group, RenderResult
 from rich.control import Control
 from rich.live import Live
 from rich.text import Text
@@ -24,32 +24,27 @@ from bisect_trt.report.text import plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
 _LAST = 3
-"""How many verdicts are shown."""
-_PACE = 16
-"""Over how many of the last probes the time for one is averaged."""
-_NARROW = 60
-"""Columns under which a line's parts may take two lines."""
-_MORE = "..."
+"""Number of verdicts that are shown."""
 _REFRESHES = 4
-"""How often a second."""
+"""Per second."""
 
 
 def is_live(console: RichConsole) -> bool:
-    """Whether lines can be written over: a real terminal, whatever ``FORCE_COLOR`` says, and none that is dumb."""
+    """Return whether lines can be overwritten: a real terminal, whatever ``FORCE_COLOR`` says, and not a dumb one."""
     return console.is_interactive and console.file.isatty()
 
 
 class Screen(RichConsole):
-    """A terminal that one thread at a time writes to, from where it begins to lay out what it prints until that is there.
+    """A terminal that one thread at a time lays out for and writes to.
 
-    Rich locks the two apart: a print between the layout of another thread's view and its writing takes off as many lines as
-    that view will have, not as it has, and what stood above is gone.
+    Rich locks the two apart: a print between the layout of another thread's view and its writing removes as many lines as
+    that view will have, not as it has, and what stood above is lost.
     """
 
     def __init__(
         self, *, file: IO[str] | None = None, stderr: bool = False, force_terminal: bool | None = None
     ) -> None:
-        """Of ``file``, else of stdout or ``stderr``; names are a stranger's text, so no ``:word:`` of theirs is an emoji."""
+        """Write to ``file``, else to stdout or ``stderr``; ``:word:`` in a name is never an emoji."""
         super().__init__(
             file=file, stderr=stderr, force_terminal=force_terminal, highlight=False, soft_wrap=True, emoji=False
         )
@@ -64,7 +59,7 @@ class Screen(RichConsole):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write, and let them."""
+        """Write, then release the other threads."""
         try:
             super().__exit__(kind, error, trace)
         finally:
@@ -72,14 +67,14 @@ class Screen(RichConsole):
 
 
 class LiveView(Watcher):
-    """At most twelve lines: the step, how far it is, what runs, the best so far, the last verdicts.
+    """Shows the step, the progress, the running probes and the last verdicts.
 
     Attributes:
         stopping: Whether the user has asked to stop.
     """
 
     def __init__(self, console: Screen) -> None:
-        """``console`` is that of a terminal; nothing is shown until a step begins."""
+        """Show nothing until a step begins; ``console`` is that of a terminal."""
         self.stopping = False
         self._console = console
         self._live: Live | None = None
@@ -87,39 +82,34 @@ class LiveView(Watcher):
         self._title = ""
         self._began = time.monotonic()
         self._running: dict[str, tuple[str, float]] = {}
-        self._fresh: set[str] = set()
         self._wasted = 0
         self._flaky = ""
         self._best: Record | None = None
-        self._probes = 0
-        self._spent: deque[float] = deque(maxlen=_PACE)
         self._last: deque[Record] = deque(maxlen=_LAST)
 
     def step(self, title: str) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._title, self._began = title, time.monotonic()
         if self._live is None:
             self._show()
 
     def _show(self) -> None:
-        live, self._hidden = (
-            Live(console=self._console, get_renderable=lambda: self, auto_refresh=False, transient=True),
-            threading.Event(),
-        )
+        live = Live(console=self._console, get_renderable=lambda: self, auto_refresh=False, transient=True)
+        self._hidden = threading.Event()
         with self._console:
             live.start()
         self._live = live
         threading.Thread(target=self._redraw, args=(live, self._hidden), name="view", daemon=True).start()
 
     def _redraw(self, live: Live, hidden: threading.Event) -> None:
-        """Draw it anew until it is taken off; rich's own thread would take locks in another order."""
+        """Redraw until hidden; rich's own thread would take locks in another order."""
         while not hidden.wait(1 / _REFRESHES):
             with self._console:
                 if not hidden.is_set():
                     live.refresh()
 
     def close(self) -> None:
-        """Take it off the terminal."""
+        """Remove the view from the terminal."""
         if self._live is not None:
             with self._console:
                 self._hidden.set()
@@ -127,13 +117,13 @@ class LiveView(Watcher):
             self._live = None
 
     def abandon(self) -> None:
-        """The process ends in this moment: give the terminal its cursor back, whoever holds which lock."""
+        """Show the cursor again at the end of the process, without any lock."""
         if self._live is not None:
             os.write(self._console.file.fileno(), f"\n{Control.show_cursor(True)}".encode())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Off the terminal for as long as somebody else uses it."""
+        """Leave the terminal to others for a while."""
         shown = self._live is not None
         self.close()
         try:
@@ -144,95 +134,56 @@ class LiveView(Watcher):
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Off the terminal for a prompt; how far the search is stays in sight."""
+        """Leave the terminal to a prompt; the progress stays in sight."""
         with self.paused():
-            best = [] if self._best is None else [f"best so far: {self._best.title}"]
-            self._console.print(Text(plain(", ".join([*self.status(), *best])), "dim"))
+            self._console.print(Text(plain(self._progress()), "dim"))
             yield
 
     def started(self, key: str, title: str) -> None:
-        """A probe runs from now on."""
-        self._fresh.add(key)
+        """Show a probe as running."""
         self._running[key] = (title, time.monotonic())
 
     def ended(self, key: str) -> None:
-        """It does not any more."""
+        """Show a probe as running no longer."""
         self._running.pop(key, None)
 
     def wasted(self, number: int) -> None:
-        """So many parallel probes were ended because nobody needed their answers."""
+        """Count parallel probes that were ended because their answers are not needed."""
         self._wasted += number
 
     def measured(self, failures: int, runs: int, passes_needed: int) -> None:
-        """How often the original fails."""
+        """Show how often the original fails."""
         if failures < runs:
             self._flaky = f"fails in {failures / runs:.0%} of {runs} runs, so a pass is {passes_needed} in a row"
 
     def probed(self, record: Record) -> None:
-        """A verdict was taken in; what an earlier session of the run learned says nothing of how fast it goes."""
-        self._probes = record.number
+        """Show a verdict."""
         self._last.append(record)
         if record.verdict is Verdict.FAIL and (self._best is None or record.size <= self._best.size):
             self._best = record
-        if record.key in self._fresh:
-            self._spent.append(record.seconds + record.own_seconds)
 
-    def status(self) -> list[str]:
-        """How far the search is, in a few parts."""
-        parts = [f"{plural(self._probes, 'probe')} done"]
-        if self._spent:
-            parts.append(f"{seconds(sum(self._spent) / len(self._spent))} each")
-        return parts
+    def _progress(self) -> str:
+        done = f"{plural(self._last[-1].number if self._last else 0, 'probe')} done"
+        return done if self._best is None else f"{done}, best so far: {self._best.title}"
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        """The lines, none of them wider than the terminal."""
-        # The last column stays free: some terminals wrap as soon as it is written to.
+        """Render the lines, cropped to the terminal; its last column stays free, because some terminals wrap there."""
         width = max(options.max_width - 1, 1)
-        yield from (_crop(line, width) for line in self._head(width))
-        yield from (_crop(line, width) for line in self._tail(width))
+        lines = [Text(plain(text), style, no_wrap=True, overflow="ellipsis") for text, style in self._lines()]
+        yield from console.render(Group(*lines), options.update(width=width, no_wrap=True, overflow="ellipsis"))
 
-    def _head(self, width: int) -> Iterator[Text]:
-        took = seconds(time.monotonic() - self._began, whole=True)
-        yield Text(f"{took}  {self._title}", "bold")
-        if self.stopping:
-            yield Text("stopping: the best so far is being saved (Ctrl-C again: at once)", "yellow")
-        yield from _pack(self.status() if self._probes or self._running else [], width)
-
-    def _tail(self, width: int) -> Iterator[Text]:
-        if self._best is not None:
-            yield from _pack([f"best so far: {self._best.title}"], width)
-        if self._flaky:
-            yield Text(self._flaky)
+    def _lines(self) -> Iterator[tuple[str, str]]:
         now = time.monotonic()
-        probes = tuple(self._running.values())
-        running = [f"{title} ({seconds(now - since, whole=True)})" for title, since in probes]
+        yield f"{seconds(now - self._began, whole=True)}  {self._title}", "bold"
+        if self.stopping:
+            yield "stopping: the best so far is being saved (Ctrl-C again: at once)", "yellow"
+        if self._last or self._running:
+            yield self._progress(), ""
+        if self._flaky:
+            yield self._flaky, ""
+        running = [f"{title} ({seconds(now - since, whole=True)})" for title, since in tuple(self._running.values())]
         if running or self._wasted:
             wasted = f", {self._wasted} wasted" if self._wasted else ""
-            yield Text(f"{len(running)} running{wasted}: {', '.join(running)}".removesuffix(": "))
+            yield f"{len(running)} running{wasted}: {', '.join(running)}".removesuffix(": "), ""
         for record in tuple(self._last):
-            line = Text(f"#{record.number} ")
-            line.append(record.verdict.value, STYLES[record.verdict])
-            line.append(f" {record.title}: {record.reason}" if width >= _NARROW else f" {record.reason}")
-            yield line
-
-
-def _pack(parts: Iterable[str], width: int) -> Iterator[Text]:
-    """Parts on one line, or on two where they do not fit on one."""
-    lines = [""]
-    for part in parts:
-        longer = f"{lines[-1]}, {part}" if lines[-1] else part
-        if len(longer) <= width or not lines[-1] or len(lines) == 2:
-            lines[-1] = longer
-        else:
-            lines.append(part)
-    yield from (Text(line) for line in lines if line)
-
-
-def _crop(line: Text, width: int) -> Text:
-    """A line of at most so many columns; names and reasons may hold anything."""
-    line.plain = "".join(sign if sign.isprintable() else " " for sign in line.plain)
-    if line.cell_len > width:
-        line.truncate(max(width - len(_MORE), 0))
-        line.append(_MORE[:width])
-    line.no_wrap, line.overflow = True, "crop"
-    return line
+            yield f"#{record.number} {record.verdict.value} {record.title}: {record.reason}", STYLES[record.verdict]

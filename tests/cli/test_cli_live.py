@@ -87,7 +87,6 @@ def test_what_is_seen_while_it_works_and_what_stays(
     seen = "\n".join(views)
     for shown in (
         r"\d+ probes done",
-        r"\d+\.\d+ s each",
         r"best so far: \d+ of 40 units",
         r"[12] running",
         r"\d+ wasted",
@@ -110,35 +109,6 @@ def test_a_terminal_of_few_lines(terminal: Callable[..., Terminal], here: Path) 
     assert term.wait() == 0
     assert masked(term.text()).count("the original  exit status 1") == 1
     assert "1-minimal" in term.text()
-
-
-def test_a_flaky_failure_is_said_to_be_one(terminal: Callable[..., Terminal], here: Path) -> None:
-    chain(here / "model.onnx", 6)
-    # Fails every second time that it is run on what holds the node.
-    check = script(
-        here / "check",
-        f"{has('<3>')} || exit 0; n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; exit $((n % 2))",
-    )
-    words = ["--no-shrink", "--workers", "1", "--repeat", "8", "--check", check, "{model}"]
-    term = terminal("reduce", "model.onnx", "-o", "out.onnx", *words)
-    assert term.wait() == 3
-    assert any(
-        re.search(r"fails in 50% of 8 runs, so a pass is \d+ in a row", line) for s in term.screens for line in s
-    )
-
-
-def test_a_dumb_terminal_gets_plain_lines(terminal: Callable[..., Terminal], here: Path) -> None:
-    term = terminal(*search(here, wait=0), TERM="dumb")
-    assert term.wait() == 0
-    assert b"\x1b" not in term.raw
-    assert "1-minimal" in term.text()
-
-
-def test_no_color(terminal: Callable[..., Terminal], here: Path) -> None:
-    term = terminal(*search(here), NO_COLOR="1")
-    assert term.wait() == 0
-    assert "best so far" in "\n".join(line for screen in term.screens for line in screen)
-    assert not re.search(rb"\x1b\[(\d+;)*[349]\d(;\d+)*m", term.raw)
 
 
 def test_quiet_shows_only_the_answer(terminal: Callable[..., Terminal], here: Path) -> None:
@@ -182,13 +152,6 @@ def test_the_log_file_has_what_v_says_with_times(cli: CommandLine, here: Path) -
     assert stamped[0][1].startswith("bisect-trt ")
     assert stamped[0][1].endswith("--log-file log.txt")
     assert masked("\n".join(text for _, text in stamped[1:]) + "\n") == masked(loud)
-
-
-def test_a_log_file_grows_and_has_errors_too(cli: CommandLine, here: Path) -> None:
-    for _ in range(2):
-        ran = cli("run", "nothing.onnx", *TARGET, "--log-file", "log.txt")
-    errors = [line for line in (here / "log.txt").read_text().splitlines() if ran.error in line]
-    assert len(errors) == 2
 
 
 @pytest.mark.parametrize("name", ["folder", "none/log.txt", "/proc/nothing/log.txt"])

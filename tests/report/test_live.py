@@ -65,16 +65,6 @@ def test_it_is_twelve_lines_at_most_and_no_wider_than_the_terminal(view: LiveVie
     assert "\x1b" not in file.getvalue()
 
 
-def test_what_an_earlier_session_learned_says_nothing_of_the_pace() -> None:
-    view = LiveView(Screen(file=io.StringIO()))
-    view.probed(record(1, "old", Verdict.FAIL, "the original", "exit status 1", 3600))
-    assert view.status() == ["1 probe done"]
-    view.started("new", "3 of 6 units")
-    view.ended("new")
-    view.probed(record(2, "new", Verdict.PASS, "3 of 6 units", "exit status 0", 2.5))
-    assert view.status() == ["2 probes done", "2.50 s each"]
-
-
 class Emulator(io.StringIO):
     """A terminal that keeps what scrolled by."""
 

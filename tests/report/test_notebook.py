@@ -12,7 +12,7 @@ from support import overflowing
 
 import bisect_trt
 from bisect_trt.probe.journal import Record
-from bisect_trt.report.notebook import NotebookConsole, notebook
+from bisect_trt.report.console import NotebookConsole, notebook
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 
