@@ -119,7 +119,7 @@ def test_nor_by_what_asks_a_package_index(here: Path, monkeypatch: pytest.Monkey
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("link", ["reproduce.py", "test_data_set_0/input_0.pb", "files"])
+@pytest.mark.parametrize("link", ["reproduce.py", "files"])
 def test_nothing_is_written_through_a_link(link: str, cli: CommandLine, here: Path) -> None:
     overflowing(here / "model.onnx")
     (here / "precious").write_text("mine")

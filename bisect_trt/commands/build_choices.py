@@ -17,7 +17,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.report.tree import Branch
+from bisect_trt.report.text import Branch
 from bisect_trt.targets.choices import RECORD, REPLAY, TACTIC, Choice, choices_of_layers, read_choices
 from bisect_trt.worker.guard import scratch
 

@@ -16,8 +16,7 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.options.shared import Places
 from bisect_trt.plugins import FAILED
 from bisect_trt.report.console import Console
-from bisect_trt.report.environment import environment
-from bisect_trt.report.result import Result
+from bisect_trt.report.result import Result, environment
 from bisect_trt.targets import find, names
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import ProcessEnd, module_command, run_to_end

@@ -22,7 +22,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Show
 from bisect_trt.options.commands import Inspect
 from bisect_trt.report.result import Result
-from bisect_trt.report.tree import print_tree
+from bisect_trt.report.text import print_tree
 from bisect_trt.worker.guard import scratch
 
 _FITTING = {

@@ -26,7 +26,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, reads
 from bisect_trt.onnxlib.shapes import element_dtype, inferred_infos, value_info
 from bisect_trt.probe.models import ask
-from bisect_trt.report.tree import Branch
+from bisect_trt.report.text import Branch
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string

@@ -18,9 +18,8 @@ from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.report.charts import error_curve
 from bisect_trt.report.console import Console
-from bisect_trt.report.environment import environment
 from bisect_trt.report.page import REPORT_FILE, write_report
-from bisect_trt.report.result import RESULT_FILE, Result
+from bisect_trt.report.result import RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 
@@ -40,7 +39,6 @@ _FILES = {
     "ISSUE.md": "the text of a bug report",
     "inputs.json": "inputs.npz as Polygraphy reads it",
     "golden.json": "golden.npz as Polygraphy reads it",
-    "test_data_set_0": "the same values as ONNX's own test cases have them",
     "trtexec": "the values of its inputs as trtexec reads them",
     "archive": "the reproducer's folder, packed",
     "reduced": "the smallest model that still fails",

@@ -31,7 +31,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.prober import passes_needed
-from bisect_trt.report.reproducer import DATA_SET, FILES, MODEL, SCRIPT, Cause, Command, Reproducer, Since, Trial, pack
+from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Command, Reproducer, Since, Trial, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.messages import mask_message
 from bisect_trt.targets.settings import TargetSettings
@@ -61,7 +61,7 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
     existing = archive if archive is not None and archive.exists() else full
     if existing is not None and not overwrite:
         raise UsageError(f"{existing} exists; name another folder with --output, or write over it with --overwrite.")
-    inside = [path for each in (folder, folder / DATA_SET, folder / FILES) if each.is_dir() for path in each.iterdir()]
+    inside = [path for each in (folder, folder / FILES) if each.is_dir() for path in each.iterdir()]
     for link in (path for path in (*inside, archive) if path is not None and path.is_symlink()):
         raise UsageError(f"{link} is a link, and its target would be written over; remove it, or name another folder.")
     ground = next(path for path in folder.absolute().parents if path.exists())

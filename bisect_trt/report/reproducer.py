@@ -6,7 +6,7 @@ import functools
 import math
 import shlex
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import jinja2
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto, helper
 
 from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.report.culprits import describe_nodes, guilty_first, kinds
-from bisect_trt.report.environment import environment
+from bisect_trt.report.result import environment
 from bisect_trt.report.script import render_script
-from bisect_trt.report.text import block, code, plain, prose, table, template
+from bisect_trt.report.text import block, code, plain, prose, shorten, table, template
 from bisect_trt.targets.base import Minimal, NotReproducible, Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -33,34 +33,24 @@ from bisect_trt.tensors.saved import write_inputs, write_outputs
 
 MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz", "README.md", "ISSUE.md"
 SCRIPT, FILES = "reproduce.py", "files"
-DATA_SET = "test_data_set_0"
 _INPUTS_JSON, _GOLDEN_JSON, _RAW = "inputs.json", "golden.json", "trtexec"
-_NAMED_OPS = 2
-_PB_LIMIT_BYTES = (1 << 31) - (1 << 16)
-"""Protobuf ends at 2 GiB."""
+_NAMED_OPS, _SHOWN_KINDS, _SHOWN_NODES, _ATTRIBUTE_LENGTH = 2, 3, 12, 120
 _JSON_LIMIT_BYTES = 256 << 20
 _FP16_MAX = float(np.finfo(np.float16).max)
 GOLDEN_IS = "what ONNX Runtime computes from the inputs on the CPU, graph optimisations off"
 _SYMPTOMS = {
-    "refused": "refused",
-    "crash": "crashes",
-    "time-out": "does not end",
-    "overflow": "overflows",
-    "nan": "gives NaN",
-    "inf": "gives Inf",
-    "mismatch": "gives wrong values",
+    "refused": "refusal of",
+    "crash": "crash in",
+    "time-out": "time-out in",
+    "overflow": "fp16 overflow in",
+    "nan": "NaN from",
+    "inf": "Inf from",
+    "mismatch": "wrong values from",
 }
 _TOOLS = {"polygraphy": "Polygraphy (`pip install polygraphy`)", "trtexec": "TensorRT's own trtexec"}
 
 Cause = tuple[str, Sequence[str]]
 """What of a target causes the failure, in a sentence, and the lines of code that change it."""
-
-
-def symptom(kind: str, *, several: bool) -> str:
-    """Return the failure as a verb of one operator or of several: ``gives NaN``, ``give NaN``, ``are refused``."""
-    verb, _, rest = ("is refused" if kind == "refused" else _SYMPTOMS[kind]).partition(" ")
-    verb = {"is": "are", "does": "do", "crashes": "crash"}.get(verb, verb.removesuffix("s")) if several else verb
-    return f"{verb} {rest}".rstrip()
 
 
 def minimal(model: onnx.ModelProto, file: str, *, lowered: bool) -> Minimal:
@@ -173,7 +163,9 @@ class Reproducer:
     @property
     def nodes(self) -> list[onnx.NodeProto]:
         """The model's nodes, the culprits first."""
-        return guilty_first(self.model, self.blamed)
+        return [
+            self.model.graph.node[place] for place in dict.fromkeys((*self.blamed, *range(len(self.model.graph.node))))
+        ]
 
     @property
     def past_range(self) -> bool:
@@ -186,13 +178,9 @@ class Reproducer:
     def kind(self) -> str:
         """The failure in a word: a key of the symptoms."""
         if self.refusal is not None:
-            return (
-                "crash"
-                if self.failure.startswith("signal ")
-                else self.failure
-                if self.failure == "time-out"
-                else "refused"
-            )
+            if self.failure.startswith("signal "):
+                return "crash"
+            return "time-out" if self.failure == "time-out" else "refused"
         if self.past_range:
             return "overflow"
         seen = [comparison.kind.value for comparison in self.comparisons if not comparison.passed]
@@ -200,9 +188,11 @@ class Reproducer:
 
     @property
     def title(self) -> str:
-        """Runtime, operators and symptom; no names of the model."""
-        several = len({(node.domain, node.op_type) for node in self.nodes}) > 1
-        return f"{self.target.target.title}: {kinds(self.nodes)} {symptom(self.kind, several=several)}"
+        """Runtime, symptom and operators; no names of the model."""
+        found = list(dict.fromkeys(map(_operator, self.nodes)))
+        more = [f"{len(found) - _SHOWN_KINDS} more"] if len(found) > _SHOWN_KINDS else []
+        kinds = ", ".join([*found[:_SHOWN_KINDS], *more]) or "a model without nodes"
+        return f"{self.target.target.title}: {_SYMPTOMS[self.kind]} {kinds}"
 
     @property
     def slug(self) -> str:
@@ -354,7 +344,7 @@ class Reproducer:
             save_npz(folder / INPUTS, self.inputs)
             save_npz(folder / GOLDEN, self.golden)
             (folder / SCRIPT).write_text(self.source(), encoding="utf-8")
-            files += self._write_data_set(folder) + self.write_tool_files(folder)
+            files += self.write_tool_files(folder)
             self.write_texts(folder)
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -390,24 +380,6 @@ class Reproducer:
             files.append(path.as_posix())
         return files
 
-    def _write_data_set(self, folder: Path) -> list[str]:
-        """Write the values in the layout of ONNX's own test cases: ``input_0.pb`` for the model's first input, and so on.
-
-        Source of the layout: onnx, "Adding ONNX backend test cases".
-        """
-        graph = self.model.graph
-        (folder / DATA_SET).mkdir(exist_ok=True)
-        files: list[str] = []
-        for kind, ends, values in (("input", graph.input, self.inputs), ("output", graph.output, self.golden)):
-            for number, end in enumerate(ends):
-                value = values.get(end.name)
-                if value is None or value.nbytes > _PB_LIMIT_BYTES:
-                    continue
-                array = value.astype(object) if is_string(value.dtype) else np.asarray(value)
-                files.append(f"{DATA_SET}/{kind}_{number}.pb")
-                (folder / files[-1]).write_bytes(numpy_helper.from_array(array, end.name).SerializeToString())
-        return files
-
 
 @functools.cache
 def _templates() -> jinja2.Environment:
@@ -422,7 +394,6 @@ def _templates() -> jinja2.Environment:
     )
     made.filters |= {"block": block, "code": code, "markdown_table": table, "prose": prose}
     made.globals |= {
-        "symptoms": _SYMPTOMS,
         "fp16_max": _FP16_MAX,
         "golden_is": GOLDEN_IS,
         "model": MODEL,
@@ -430,7 +401,6 @@ def _templates() -> jinja2.Environment:
         "golden": GOLDEN,
         "issue": ISSUE,
         "files": FILES,
-        "data_set": DATA_SET,
     }
     return made
 
@@ -448,6 +418,56 @@ def _value(comparison: TensorComparison, side: str) -> str:
         return "" if shape is None else f": shape {list(shape)}"
     value = getattr(worst, side)
     return f": {value:.9g}" if isinstance(value, float) else f": {prose(str(value))}"
+
+
+def describe_nodes(
+    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], written: Mapping[str, str] | None = None
+) -> str:
+    """Return a list of nodes with attributes and the types of their tensors, in Markdown.
+
+    Args:
+        model: The model.
+        nodes: Those of its nodes that are listed.
+        written: The source location of nodes, by their first output.
+    """
+    tensors = dict(_tensor_types(model))
+    rows = [_describe_node(node, tensors, written or {}) for node in nodes[:_SHOWN_NODES]]
+    rows += [f"- and {len(nodes) - _SHOWN_NODES} more"] if len(nodes) > _SHOWN_NODES else []
+    opsets = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
+    return "\n".join([*rows, "", f"Opsets: {prose(opsets)}."])
+
+
+def _describe_node(node: onnx.NodeProto, tensors: Mapping[str, str], written: Mapping[str, str]) -> str:
+    read, made = (
+        ", ".join(f"{code(name)} {code(tensors[name])}" if name in tensors else code(name) for name in names if name)
+        for names in (node.input, node.output)
+    )
+    name = node.name or next(filter(None, node.output), "")
+    more = [code(shorten(str(helper.printable_attribute(each)), _ATTRIBUTE_LENGTH)) for each in node.attribute]
+    more += [f"in module {code(written[name])}" for name in node.output[:1] if name in written]
+    return "; ".join([f"- {prose(_operator(node))} {code(name)}: {read or 'no inputs'} \u2192 {made}", *more])
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else node.op_type
+
+
+def _tensor_types(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    """Yield the name and the type of each tensor of which it is known."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # ONNX's own
+        graph = model.graph
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type"):
+            dims = [
+                str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim
+            ]
+            known = f"[{', '.join(dims)}]" if tensor.HasField("shape") else ""
+            yield value.name, f"{TensorProto.DataType.Name(tensor.elem_type).lower()}{known}"
+    for weight in model.graph.initializer:
+        yield weight.name, f"{TensorProto.DataType.Name(weight.data_type).lower()}{list(weight.dims)} (weight)"
 
 
 def _unwritable(folder: Path, error: OSError) -> UsageError:

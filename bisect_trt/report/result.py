@@ -1,20 +1,25 @@
-"""The result of a run, as ``--json`` writes it."""
+"""The result of a run, as ``--json`` writes it, and the environment that it came from."""
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bisect_trt import __version__
 from bisect_trt.errors import ExitStatus, UnavailableError
 from bisect_trt.tensors.npz import replacing
+from bisect_trt.worker.host import facts
 
 SCHEMA = 1
 RESULT_FILE = "result.json"
 """In the folder of each run."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
+_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "openvino")
+_CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
 @dataclass
@@ -147,3 +152,21 @@ def read_result(path: Path) -> dict[str, Any]:
     if not isinstance(plain, dict) or "schema" not in plain:
         raise UnavailableError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
     return plain
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """Return versions, processor and GPUs of this machine by name, for a bug report; what is not known is left out."""
+    known = facts([*_PACKAGES, *_CUDA_PACKAGES])
+    packages, gpus = known.get("packages", {}), known.get("GPU", ())
+    seen = {
+        "bisect-trt": __version__,
+        **{name: packages.get(name, "") for name in _PACKAGES},
+        "Python": known["Python"],
+        "platform": known["platform"],
+        "CUDA runtime": next((packages[name] for name in _CUDA_PACKAGES if name in packages), ""),
+        "CPU": f"{known['CPU']}, {known['cores']} cores",
+        "GPU": ", ".join(gpu["name"] for gpu in gpus),
+        "NVIDIA driver": next((gpu["driver"] for gpu in gpus), ""),
+    }
+    return {name: value for name, value in seen.items() if value}

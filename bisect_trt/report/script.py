@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
-import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from pprint import pformat
 
 from bisect_trt.targets.base import Script
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, to_plain
 
 _SHARED = (
     *("bisect_trt.errors", "bisect_trt.tensors.info", "bisect_trt.targets.messages"),
@@ -96,7 +94,7 @@ def render_script(
     own = [line for line in imports if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     others = "".join(f"    {line}\n" for line in imports if line not in own)
     needed = f"try:\n{others}{_MISSING}" if others else ""
-    head = "\n".join(own) + "\n\nCASE = " + literal(case) + "\n\n" + needed
+    head = "\n".join(own) + "\n\nCASE = " + pformat(to_plain(case), width=100, sort_dicts=False) + "\n\n" + needed
     parts = [head, *(body for _, body in sources)]
     return _HEAD + "\n\n".join(parts) + '\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, make))\n'
 
@@ -134,44 +132,6 @@ def _merged(imports: Iterable[str]) -> list[str]:
 def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
     name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
     return (name or "").partition(".")[0] in ("__future__", "bisect_trt")
-
-
-def literal(value: Any, indent: int = 0) -> str:  # noqa: ANN401 - plain values
-    """A plain value as Python source; containers that do not fit a line one entry a line.
-
-    Args:
-        value: ``None``, a bool, number or text, a list or tuple of such, or a mapping of texts to such.
-        indent: Where it stands.
-    """
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return _quoted(str(value))
-    if isinstance(value, Mapping):
-        entries, ends = [f"{_quoted(name)}: {literal(each, indent + 4)}" for name, each in value.items()], "{}"
-    elif isinstance(value, list | tuple):
-        entries, ends = [literal(each, indent + 4) for each in value], "[]"
-    else:
-        return repr(value)
-    text = f"{ends[0]}{', '.join(entries)}{ends[1]}"
-    if len(text) + indent <= 100 and "\n" not in text:
-        return text
-    pad = " " * (indent + 4)
-    return f"{ends[0]}\n{''.join(f'{pad}{entry},{chr(10)}' for entry in entries)}{' ' * indent}{ends[1]}"
-
-
-def _quoted(text: str) -> str:
-    """A text in double quotes; what is not printable (controls, bidirectional marks, surrogates) by its number."""
-    if text.isascii() and text.isprintable():
-        return json.dumps(text)
-    escaped = (
-        json.dumps(c)[1:-1] if c.isascii() and c.isprintable() else c if c.isprintable() else _escape(c) for c in text
-    )
-    return f'"{"".join(escaped)}"'
-
-
-def _escape(character: str) -> str:
-    return ascii(character)[1:-1]
 
 
 def _statistic(comparison: TensorComparison) -> str:

@@ -1,10 +1,11 @@
-"""Numbers, sizes, times and names as text, for the terminal, the HTML report and Markdown."""
+"""Numbers, sizes, times, names and trees as text, for the terminal, the HTML report and Markdown."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -118,3 +119,40 @@ def table(rows: dict[str, str]) -> str:
     return "\n".join(
         ["| | |", "| --- | --- |", *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items())]
     )
+
+
+@dataclass
+class Branch:
+    """A line of a tree.
+
+    Attributes:
+        text: The line.
+        branches: The lines below it.
+    """
+
+    text: str
+    branches: list[Branch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, text: str, lines: Iterable[str]) -> Branch:
+        """Return a line with plain lines below it."""
+        return cls(text, [cls(line) for line in lines])
+
+
+_UNBROKEN = 1 << 16
+"""Columns; on a narrower console rich cuts a tree's lines."""
+
+
+def print_tree(root: Branch) -> None:
+    """Print a tree, without control codes off a terminal; lines are not broken, so that names can be copied."""
+    from rich.console import Console  # noqa: PLC0415 - it takes as long to import as NumPy
+    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.tree import Tree  # noqa: PLC0415 - as above
+
+    def grow(branch: Branch, tree: Tree) -> Tree:
+        for each in branch.branches:
+            grow(each, tree.add(Text(plain(each.text))))
+        return tree
+
+    console = Console(highlight=False, soft_wrap=True, emoji=False, width=_UNBROKEN)
+    console.print(grow(root, Tree(Text(plain(root.text), "bold"))))

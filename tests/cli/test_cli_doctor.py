@@ -16,7 +16,7 @@ from support import Ran, bisect_trt, read_json, script
 from bisect_trt import __version__
 from bisect_trt.commands import doctor
 from bisect_trt.commands.doctor import ask_nvidia_smi, examine, rows
-from bisect_trt.report.environment import environment
+from bisect_trt.report.result import environment
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
-from onnx.backend.test.loader import load_model_tests
-from support import arrays, overflowing, read_json
+from support import overflowing, read_json
 
 from bisect_trt.commands.reproducer import without_paths
 from bisect_trt.commands.settings import ModelSettings
@@ -80,24 +79,6 @@ def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout + done.stderr
     assert "big_out" in done.stdout
-
-
-def test_onnx_reads_the_folder_as_a_test_case(cli: CommandLine) -> None:
-    assert (
-        cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "cases/real/test_out").status == 0
-    )
-    (case,) = load_model_tests("cases", "real")
-    assert (case.name, case.kind) == ("test_out", "real")
-    folder = Path(str(case.model_dir))
-    model = onnx.load(str(folder / "model.onnx"))
-    for kind, ends, stored in (("input", model.graph.input, "inputs"), ("output", model.graph.output, "golden")):
-        wanted = arrays(folder / f"{stored}.npz")
-        files = sorted(folder.glob(f"test_data_set_0/{kind}_*.pb"))
-        assert len(files) == len(ends) == len(wanted)
-        for file, end in zip(files, ends, strict=True):
-            tensor = onnx.load_tensor(str(file))
-            assert tensor.name == end.name
-            np.testing.assert_array_equal(numpy_helper.to_array(tensor), wanted[end.name])
 
 
 def test_nothing_of_the_original_leaves(cli: CommandLine) -> None:

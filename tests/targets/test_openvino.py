@@ -244,7 +244,7 @@ def test_diagnose_a_planted_failure(cli: CommandLine) -> None:
     result = read_json(Path("r.json"))
     assert [culprit["name"] for culprit in result["culprits"]] == ["big"]
     assert {each["name"] for each in result["keep_fp32"]} == {"big", "back"}
-    assert "OpenVINO: Exp overflows" in Path("out/ISSUE.md").read_text()
+    assert "OpenVINO: fp16 overflow in Exp" in Path("out/ISSUE.md").read_text()
     done = subprocess.run([sys.executable, "reproduce.py"], cwd="out", capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
 
