@@ -81,7 +81,7 @@ def test_diagnose_its_report_and_its_reproducer(work: Path, installed: Path) -> 
     assert "NumPy (leak 0.01)" in (work / "r.html").read_text()
     folder = work / "model-reproducer"
     issue = (folder / "ISSUE.md").read_text()
-    assert issue.startswith("# NumPy: Relu gives wrong values\n")
+    assert issue.startswith("# NumPy: wrong values from Relu\n")
     assert "bisect-trt-numpy-target" in issue
     again = run(work, installed, str(folder / "reproduce.py"))
     assert (again.status, "MISMATCH r" in again.out) == (1, True)
