@@ -22,7 +22,6 @@ from markupsafe import Markup, escape
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.report import charts
-from bisect_trt.report.graph_layout import NODE_HEIGHT, NODE_WIDTH, STUB, draw
 from bisect_trt.report.result import SCHEMA
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
 from bisect_trt.tensors.npz import replacing
@@ -53,6 +52,7 @@ _BADGES = {
 }
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, jinja2.TemplateError)
 _STEP_LENGTH = 48
+_SIZE_VERDICTS = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNRESOLVED": ("not known", "unresolved")}
 _ANSWER_HEIGHT, _PART_HEIGHT = 330, 420
 """Pixels of a notebook's frame: without a script a frame cannot adapt to its content."""
 _SCRIPTS = re.compile(r"<script\b[^>]*>[^<]*</script>")
@@ -144,10 +144,10 @@ def environment() -> jinja2.Environment:
     made.globals |= {
         "hides": HIDES,
         "marks": _MARKS,
-        "size_verdicts": charts.SIZE_VERDICTS,
-        "half_width": NODE_WIDTH // 2,
-        "half_height": NODE_HEIGHT // 2,
-        "stub": STUB,
+        "size_verdicts": _SIZE_VERDICTS,
+        "half_width": charts.NODE_WIDTH // 2,
+        "half_height": charts.NODE_HEIGHT // 2,
+        "stub": charts.STUB,
     }
     return made
 
@@ -211,7 +211,7 @@ def _graph_section(graph: Json) -> Markup:
         "middle": "Culprit" if {"culprit", "origin"}.intersection(verdicts) else "Centre",
         "wrong": {(m, r) for m, r, name in graph["edges"] if not errors.get(name, {}).get("passed", True)},
     }
-    drawn = draw([node["id"] for node in nodes], [(maker, reader) for maker, reader, _ in graph["edges"]])
+    drawn = charts.draw_graph([node["id"] for node in nodes], [(maker, reader) for maker, reader, _ in graph["edges"]])
     return macro("graph.html", "graph_section", view, drawn)
 
 
@@ -239,8 +239,7 @@ def _drawn_node(node: Json, graph: Json) -> dict[str, Any]:
 
 
 def _curve_section(curve: Json, graph: Json | None) -> Markup:
-    drawn = charts.curve_chart(curve, graph["nodes"] if graph else [])
-    return macro("report.html", "error", {**curve, "drawn": drawn})
+    return macro("report.html", "error", curve, charts.curve_chart(curve, graph["nodes"] if graph else []))
 
 
 def _metric_section(metric: Json) -> Markup:
@@ -283,7 +282,17 @@ def _search_section(report: Json, counts: Json) -> Markup:
         return Markup("")
     titles = list(dict.fromkeys(probe["step"] for probe in probes))
     numbered = [{**probe, "step_number": titles.index(probe["step"]) + 1} for probe in probes]
-    return macro("report.html", "search", steps, numbered, counts["run"] - len(probes), charts.probe_bars(probes))
+    return macro("report.html", "search", steps, numbered, counts["run"] - len(probes))
+
+
+def _size_grid(sweep: Json) -> tuple[list[int], list[tuple[int, list[str | None]]]] | None:
+    """Return the columns, and the rows with the verdict of each size, of a sweep over two dimensions."""
+    if len(sweep["dimensions"]) != 2:
+        return None
+    down, across = (each["name"] for each in sweep["dimensions"])
+    seen = {(entry["sizes"][down], entry["sizes"][across]): entry["verdict"] for entry in sweep["map"]}
+    rows, columns = (sorted({sizes[place] for sizes in seen}) for place in (0, 1))
+    return columns, [(row, [seen.get((row, column)) for column in columns]) for row in rows]
 
 
 def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
@@ -298,13 +307,10 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
     if result.get("metric"):
         yield "metric", "Metric", _metric_section(result["metric"])
     if sweep and sweep["dimensions"]:
-        sizes = charts.size_map(sweep) if len(sweep["dimensions"]) <= 2 else None
-        yield "sweep", "Sizes", macro("report.html", "sweep", sweep, sizes)
+        yield "sweep", "Sizes", macro("report.html", "sweep", sweep, _size_grid(sweep))
     if result.get("builds") and result.get("interval") is not None:
         yield "builds", "Builds", _builds_section(result)
-    groups = result.get("groups") or []
-    measured = any(group["error_alone_quantized"] is not None for group in groups)
-    if findings := macro("report.html", "findings", result, charts.group_costs(groups) if measured else None):
+    if findings := macro("report.html", "findings", result):
         yield "findings", "Findings", findings
     if search := _search_section(report, result["probes"]):
         yield "search", "Search", search

@@ -1,4 +1,4 @@
-"""Plots of errors, drawn with matplotlib: per output, along the network, and of a metric."""
+"""Plots with matplotlib: heatmaps and errors of outputs, the error along the network, a metric by units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GOOD, BAD, LINE = "#2a6fbb", "#c8372d", "#8a8a8a"
-MOST_WINDOWS = 8
-"""For more plots the folder is opened."""
 MOST_PIXELS = 256
 """Along each side of a heatmap; larger ones show the largest error of each block."""
 MOST_POINTS = 20_000
@@ -69,6 +67,19 @@ def check_plots(options: Plots) -> None:
             raise UsageError(f"{flag} {value} is a file; name a folder.")
 
 
+def check_plot(path: Path, option: str) -> None:
+    """Check that a plot can be drawn, before anything else is done.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        UsageError: The file cannot be written, or its suffix is not supported.
+    """
+    require_matplotlib(option)
+    if path.suffix not in {".png", ".svg"}:
+        raise UsageError(f"{option} {path}: the format is not supported; use a name that ends in .png or .svg.")
+    check_output(path, overwrite=True)
+
+
 def draw_plots(
     options: Plots,
     comparisons: Sequence[TensorComparison],
@@ -76,7 +87,7 @@ def draw_plots(
     console: Console,
     result: Result,
 ) -> None:
-    """Draw the plots of the outputs, add their paths to the result, and open those that are to be shown.
+    """Draw the plots of the outputs, add their paths to the result, and open the folders that are to be shown.
 
     Args:
         options: Which plots.
@@ -88,30 +99,41 @@ def draw_plots(
     Raises:
         UsageError: A plot cannot be written.
     """
-    wanted = [
+    asked = [
         (options.save_heatmaps, options.show_heatmaps, save_heatmaps),
         (options.save_error_metrics_plot, options.show_error_metrics_plot, save_error_metrics),
     ]
-    if not any(folder or show for folder, show, _ in wanted):
+    wanted = [
+        (folder or Path(mkdtemp(prefix="bisect-trt-")), show, save) for folder, show, save in asked if folder or show
+    ]
+    if not wanted:
         return
-    temporary = Path(mkdtemp(prefix="bisect-trt-")) if any(show and not folder for folder, show, _ in wanted) else None
     paths: list[Path] = []
-    shown: list[Path] = []
     for comparison in comparisons:
         targets, references = samples[(comparison.sample or 1) - 1]
         target, reference = targets.get(comparison.name), references[comparison.name]
         if target is None or not can_be_drawn(target, reference):
             console.say(f"  no plot of '{comparison.name}': its two values are not numbers of one shape")
             continue
-        for folder, show, save in wanted:
-            place = folder or (temporary if show else None)
-            if place is not None:
-                drawn = save(place, comparison, target, reference)
-                paths += drawn
-                shown += drawn if show else []
+        for folder, _, save in wanted:
+            paths += save(folder, comparison, target, reference)
     console.say(f"  {len(paths)} plots drawn")
     result.extra["pictures"] = [*result.extra.get("pictures", []), *map(str, paths)]
-    open_plots(shown, console)
+    for folder in dict.fromkeys(folder for folder, show, _ in wanted if show):
+        if not _opens(folder.absolute()):
+            console.warn(f"there is no display; the plots are in {folder}")
+
+
+def _opens(folder: Path) -> bool:
+    """Return whether the system's viewer takes a folder; it hands the folder over and ends, the window stays open."""
+    if sys.platform != "darwin" and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        return False
+    opener = "open" if sys.platform == "darwin" else "xdg-open"
+    try:
+        ended = subprocess.run([opener, folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    except OSError:
+        return False
+    return ended.returncode == 0
 
 
 def can_be_drawn(target: Array, reference: Array) -> bool:
@@ -120,13 +142,13 @@ def can_be_drawn(target: Array, reference: Array) -> bool:
     return target.shape == reference.shape and reference.size > 0 and not strings
 
 
-def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
-    """Return absolute errors ``|target - reference|`` and relative errors ``absolute / |reference|`` in float64."""
+def _errors(target: Array, reference: Array) -> tuple[Array, Array, Array]:
+    """Return absolute errors, relative errors and magnitudes of the reference, in float64."""
     wide: type[Any] = np.complex128 if "c" in (target.dtype.kind, reference.dtype.kind) else np.float64
     with np.errstate(all="ignore"):
         expected = reference.astype(wide)
         absolute, magnitude = np.abs(target.astype(wide) - expected), np.abs(expected)
-        return absolute, absolute / np.where(magnitude == 0, _EPSILON, magnitude)
+        return absolute, absolute / np.where(magnitude == 0, _EPSILON, magnitude), magnitude
 
 
 def save_heatmaps(folder: Path, comparison: TensorComparison, target: Array, reference: Array) -> list[Path]:
@@ -139,7 +161,7 @@ def save_heatmaps(folder: Path, comparison: TensorComparison, target: Array, ref
     from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415 - as above
 
     paths = []
-    for kind, errors in zip(("absolute", "relative"), _errors(target, reference), strict=True):
+    for kind, errors in zip(("absolute", "relative"), _errors(target, reference), strict=False):
         image = shrink_image(errors.reshape((-1, *((1, 1, *errors.shape)[-2:]))).max(axis=0))
         finite = image[np.isfinite(image)]
         largest = float(finite.max(initial=0.0))
@@ -177,8 +199,7 @@ def save_error_metrics(folder: Path, comparison: TensorComparison, target: Array
     Raises:
         UsageError: The plot cannot be written.
     """
-    absolute, relative = (errors.ravel() for errors in _errors(target, reference))
-    magnitude = np.abs(reference.ravel().astype(absolute.dtype if reference.dtype.kind != "c" else reference.dtype))
+    absolute, relative, magnitude = (values.ravel() for values in _errors(target, reference))
     chosen = sample_points(absolute)
     figure = _figure(9, 4.5)
     kinds = (("absolute", absolute, comparison.atol), ("relative", relative, comparison.rtol))
@@ -198,9 +219,8 @@ def save_error_metrics(folder: Path, comparison: TensorComparison, target: Array
         axes.grid(color=LINE, alpha=0.3)
     hidden = int(np.count_nonzero(~np.isfinite(absolute)))
     note = f"; {hidden} NaN or Inf are not shown" if hidden else ""
-    figure.suptitle(
-        f"errors of {_plain(comparison.name)} ({len(chosen)} of {absolute.size} elements{note})", fontsize=9
-    )
+    title = f"errors of {_plain(comparison.name)} ({len(chosen)} of {absolute.size} elements{note})"
+    figure.suptitle(title, fontsize=9)
     return [_save(figure, folder / file_name(comparison.name, comparison.sample, "errors"))]
 
 
@@ -215,129 +235,55 @@ def sample_points(errors: Array) -> Array:
 
 def _least(values: Array) -> float:
     """Return the smallest positive value; 1 where there is none."""
-    positive = values[values > 0]
-    return float(positive.min()) if positive.size else 1.0
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of a curve along the network.
-
-    Attributes:
-        place: Horizontal position.
-        value: Vertical position; NaN and Inf are drawn at the top.
-        passed: Whether it is within its bound.
-        label: Shown beside the first point that is not.
-    """
-
-    place: int
-    value: float
-    passed: bool
-    label: str
-
-
-def save_curve(
-    path: Path, title: str, points: Sequence[Point], bound: float | None, axes_labels: tuple[str, str], *, log: bool
-) -> None:
-    """Draw a curve along the network with its bound.
-
-    Args:
-        path: The plot, ``.png`` or ``.svg``.
-        title: Above the plot.
-        points: The curve.
-        bound: Drawn as a horizontal line.
-        axes_labels: Of the horizontal and the vertical axis.
-        log: Whether the vertical axis is logarithmic.
-
-    Raises:
-        UsageError: The plot cannot be written.
-    """
-    known = [point.value for point in points if math.isfinite(point.value) and (point.value > 0 or not log)]
-    low, high = min(known, default=0.1), max([*known, bound or 0.0])
-    low, high = (low / 2, high * 4) if log else (low, high)
-    heights = [high if not math.isfinite(point.value) else max(point.value, low) for point in points]
-    figure = _figure(10, 4.5)
-    axes = figure.subplots()
-    axes.plot([point.place for point in points], heights, color=LINE, linewidth=0.8, zorder=1)
-    for passed, colour, label in ((True, GOOD, "within the bound"), (False, BAD, "past the bound")):
-        chosen = [index for index, point in enumerate(points) if point.passed is passed]
-        places, ys = [points[index].place for index in chosen], [heights[index] for index in chosen]
-        axes.scatter(places, ys, s=12, color=colour, label=label, zorder=2)
-    if bound is not None:
-        axes.axhline(bound, color=BAD, linewidth=1, linestyle="--")
-    first = next((index for index, point in enumerate(points) if not point.passed and point.label), None)
-    if first is not None:
-        at = (points[first].place, heights[first])
-        axes.annotate(_plain(points[first].label), at, xytext=(6, 8), textcoords="offset points", fontsize=7)
-    if log:
-        axes.set_yscale("log")
-    axes.set_xlabel(axes_labels[0])
-    axes.set_ylabel(_plain(axes_labels[1]))
-    axes.set_title(_plain(title), fontsize=9)
-    axes.legend(fontsize=7)
-    axes.grid(color=LINE, alpha=0.3)
-    _save(figure, path)
+    return float(values.min(where=values > 0, initial=np.inf)) if (values > 0).any() else 1.0
 
 
 def save_layer_curve(path: Path, target: str, result: Result) -> None:
-    """Draw the errors along the network, or the metric, of a layerwise comparison.
+    """Draw a layerwise comparison with its bound: the errors in units of their tolerances, or the metric by units.
+
+    The units are those that the target computes, where the reference computes the others. NaN and Inf are drawn at the top.
 
     Raises:
         UsageError: The plot cannot be written.
     """
-    title, metric = f"{target} against the reference", result.extra.get("metric")
+    metric = result.extra.get("metric")
     if metric is not None:
-        save_metric_curve(path, title, metric)
+        entries = [each for each in metric["layers"] if math.isfinite(float(each["candidate"]))]
+        places = [each["units"] for each in entries]
+        values = [float(each["candidate"]) for each in entries]
+        names = [each["node"] and (each["node"]["name"] or each["node"]["outputs"][0]) for each in entries]
+        bound = None if metric["bound"] is None else float(metric["bound"])
+        labels = "units that the target computes", str(metric["name"])
     else:
-        save_error_curve(path, title, error_curve(result.extra["tensors"]))
+        curve = error_curve(result.extra["tensors"])
+        entries, bound = curve["points"], 1.0
+        places, names = ([each[key] for each in entries] for key in ("place", "name"))
+        values = [float(each["ratio"]) for each in entries]
+        labels = f"tensor, in topological order (of {curve['total']})", "largest error / tolerance"
+    known = [value for value in values if math.isfinite(value) and (value > 0 or metric is not None)]
+    low, high = min(known, default=0.1), max([*known, bound or 0.0])
+    low, high = (low, high) if metric is not None else (low / 2, high * 4)
+    heights = np.array([high if not math.isfinite(value) else max(value, low) for value in values])
+    passed = np.array([bool(each["passed"]) for each in entries], bool)
+    figure = _figure(10, 4.5)
+    axes = figure.subplots()
+    axes.plot(places, heights, color=LINE, linewidth=0.8, zorder=1)
+    for chosen, colour, label in ((passed, GOOD, "within the bound"), (~passed, BAD, "past the bound")):
+        axes.scatter(np.array(places)[chosen], heights[chosen], s=12, color=colour, label=label, zorder=2)
+    if bound is not None:
+        axes.axhline(bound, color=BAD, linewidth=1, linestyle="--")
+    first = next((index for index, name in enumerate(names) if name and not passed[index]), None)
+    if first is not None:
+        at = (places[first], heights[first])
+        axes.annotate(_plain(str(names[first])), at, xytext=(6, 8), textcoords="offset points", fontsize=7)
+    axes.set_yscale("linear" if metric is not None else "log")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(_plain(labels[1]))
+    axes.set_title(_plain(f"{target} against the reference"), fontsize=9)
+    axes.legend(fontsize=7)
+    axes.grid(color=LINE, alpha=0.3)
+    _save(figure, path)
     result.artifacts["error_plot"] = str(path)
-
-
-def save_error_curve(path: Path, title: str, curve: Mapping[str, Any]) -> None:
-    """Draw the errors along the network, in units of their tolerances.
-
-    Raises:
-        UsageError: The plot cannot be written.
-    """
-    points = [
-        Point(each["place"], float(each["ratio"]), bool(each["passed"]), str(each["name"])) for each in curve["points"]
-    ]
-    labels = (f"tensor, in topological order (of {curve['total']})", "largest error / tolerance")
-    save_curve(path, title, points, 1.0, labels, log=True)
-
-
-def save_metric_curve(path: Path, title: str, metric: Mapping[str, Any]) -> None:
-    """Draw a metric over the number of units that the target computes, where the reference computes the rest.
-
-    Raises:
-        UsageError: The plot cannot be written.
-    """
-    points = [
-        Point(
-            each["units"],
-            float(each["candidate"]),
-            bool(each["passed"]),
-            "" if each["node"] is None else str(each["node"]["name"] or each["node"]["outputs"][0]),
-        )
-        for each in metric["layers"]
-        if math.isfinite(float(each["candidate"]))
-    ]
-    bound = None if metric["bound"] is None else float(metric["bound"])
-    labels = ("units that the target computes", str(metric["name"]))
-    save_curve(path, title, points, bound, labels, log=False)
-
-
-def check_plot(path: Path, option: str) -> None:
-    """Check that a plot can be drawn, before anything else is done.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-        UsageError: The file cannot be written, or its suffix is not supported.
-    """
-    require_matplotlib(option)
-    if path.suffix not in {".png", ".svg"}:
-        raise UsageError(f"{option} {path}: the format is not supported; use a name that ends in .png or .svg.")
-    check_output(path, overwrite=True)
 
 
 def file_name(tensor: str, sample: int | None, kind: str) -> str:
@@ -372,27 +318,3 @@ def _save(figure: Figure, path: Path) -> Path:
 def _plain(text: str) -> str:
     """Return text that matplotlib shows as it is: a dollar sign would begin a formula."""
     return text.replace("$", r"\$")
-
-
-def open_plots(paths: Sequence[Path], console: Console) -> None:
-    """Open plots with the system's viewer, or say where they are if there is no display."""
-    folders = list(dict.fromkeys(path.parent for path in paths))
-    display = sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    for path in folders if len(paths) > MOST_WINDOWS else paths:
-        if not (display and _opens(path.absolute())):
-            console.warn(f"there is no display; the plots are in {' and '.join(map(str, folders))}")
-            return
-
-
-def _opens(path: Path) -> bool:
-    """Return whether the system's opener takes a file; it hands the file over and ends, the window stays open."""
-    if sys.platform == "win32":
-        os.startfile(path)
-        return True
-    # Not typer.launch: before 0.25 it did not wait for the opener's exit status, and `open -W` would wait for the user.
-    opener = "open" if sys.platform == "darwin" else "xdg-open"
-    try:
-        ended = subprocess.run([opener, path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    except OSError:
-        return False
-    return ended.returncode == 0

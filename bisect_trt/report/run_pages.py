@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from bisect_trt.report.charts import probe_bars
 from bisect_trt.report.page import frame, macro, sentence
 from bisect_trt.report.text import Json, plural, seconds, shorten
 
@@ -121,9 +120,8 @@ def run_sections(run: RunView, now: float) -> Markup:
     ]
     idle = now - run.touched
     silent = seconds(idle // 60 * 60) if run.result is None and idle > _IDLE_S else None
-    bars = probe_bars([{**probe, "units": probe["size"]} for probe in run.probes])
     newest = list(reversed(run.probes[-_SHOWN:]))
-    return macro("runs.html", "run", run, facts, silent, _node_map(run.nodes), newest, bars)
+    return macro("runs.html", "run", run, facts, silent, _node_map(run.nodes), newest)
 
 
 def _node_map(nodes: Sequence[tuple[str, str]]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.report.graph_layout import Edge, assign_layers, lay_out, spread
+from bisect_trt.report.charts import NODE_HEIGHT, NODE_WIDTH, Edge, draw_graph
 
 
 @st.composite
@@ -22,44 +22,25 @@ def graphs(draw: st.DrawFn) -> tuple[list[int], list[Edge]]:
 @given(graphs())
 def test_readers_stand_below_makers_and_no_two_nodes_overlap(graph: tuple[list[int], list[Edge]]) -> None:
     nodes, edges = graph
-    layout = lay_out(nodes, edges)
-    assert set(layout.places) == set(nodes)
+    drawn = draw_graph(nodes, edges)
+    assert set(drawn.places) == set(nodes)
     for maker, reader in edges:
-        way = [layout.places[maker], *layout.routes[maker, reader], layout.places[reader]]
-        rows = [y for _, y in way]
-        assert rows == [rows[0] + step for step in range(len(rows))]  # one layer after the other
-    for one, other in combinations(layout.places.values(), 2):
-        assert one[1] != other[1] or abs(one[0] - other[0]) >= 1
-    for x, y in [*layout.places.values(), *(point for route in layout.routes.values() for point in route)]:
-        assert 0 <= x <= layout.width
-        assert 0 <= y < layout.height
+        assert drawn.places[reader][1] - drawn.places[maker][1] > NODE_HEIGHT
+        (start_x, start_y), (end_x, end_y) = drawn.places[maker], drawn.places[reader]
+        path = drawn.paths[maker, reader]
+        assert path.startswith(f"M{start_x:.1f} {start_y + NODE_HEIGHT / 2:.1f}C")
+        assert path.endswith(f" {end_x:.1f} {end_y - NODE_HEIGHT / 2:.1f}")
+    for one, other in combinations(drawn.places.values(), 2):
+        assert one[1] != other[1] or abs(one[0] - other[0]) > NODE_WIDTH
+    for x, y in drawn.places.values():
+        assert NODE_WIDTH / 2 <= x <= drawn.width - NODE_WIDTH / 2
+        assert NODE_HEIGHT / 2 <= y <= drawn.height - NODE_HEIGHT / 2
 
 
-@given(graphs())
-def test_no_layer_is_empty(graph: tuple[list[int], list[Edge]]) -> None:
-    layers = assign_layers(*graph).values()
-    assert set(layers) == set(range(max(layers, default=-1) + 1))
-
-
-@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.1, 10)), max_size=20))
-def test_things_are_moved_apart_but_no_farther_than_needed(wanted: list[tuple[float, float]]) -> None:
-    values, widths = [value for value, _ in wanted], [width for _, width in wanted]
-    places = spread(values, widths, gap=0.0)
-    for (one, other), (left, right) in zip(pairwise(places), pairwise(widths), strict=True):
-        assert other - one >= (left + right) / 2 - 1e-6
-    if all(b - a >= (v + w) / 2 for (a, b), (v, w) in zip(pairwise(values), pairwise(widths), strict=True)):
-        assert all(abs(place - value) < 1e-6 for place, value in zip(places, values, strict=True))
-
-
-def test_a_chain_is_straight() -> None:
-    layout = lay_out(range(20), list(pairwise(range(20))))
-    assert {x for x, _ in layout.places.values()} == {0.5}
-    assert layout.height == 20
-
-
-def test_a_dense_graph_is_laid_out_all_the_same() -> None:
-    pairs = list(combinations(range(150), 2))
-    edges = random.Random(1).sample(pairs, 2000)
-    layout = lay_out(range(150), edges)
-    assert any(not layout.routes[edge] for edge in edges)  # there is no room for all ways
-    assert len(layout.places) == 150
+def test_a_chain_is_straight_and_a_dense_graph_is_drawn_all_the_same() -> None:
+    chain = draw_graph(range(20), list(pairwise(range(20))))
+    assert len({x for x, _ in chain.places.values()}) == 1
+    edges = random.Random(1).sample(list(combinations(range(150), 2)), 2000)
+    dense = draw_graph(range(150), edges)
+    assert (len(dense.places), len(dense.paths)) == (150, 2000)
+    assert min(path.count("C") for path in dense.paths.values()) == 1

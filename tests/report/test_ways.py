@@ -11,7 +11,7 @@ from bisect_trt.report.result import Result
 
 
 def findings(result: dict[str, Any]) -> str:
-    return str(macro("report.html", "findings", result, None))
+    return str(macro("report.html", "findings", result))
 
 
 def result(**more: Any) -> dict[str, Any]:
