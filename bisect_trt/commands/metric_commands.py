@@ -29,7 +29,7 @@ from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.reproducer import FILES, ISSUE, MODEL, describe_nodes, pack
+from bisect_trt.report.reproducer import FILES, ISSUE, MODEL, pack
 from bisect_trt.report.result import Result, environment
 from bisect_trt.report.text import block, code, plain, prose, table
 from bisect_trt.search.oracle import Oracle, Subset, about_units

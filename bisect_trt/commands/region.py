@@ -9,8 +9,9 @@ from typing import Any
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.onnxlib.units import attribute_texts, edges_between, neighbourhood
-from bisect_trt.report.charts import plain_number, tolerance_ratio
+from bisect_trt.report.charts import plain_number
 from bisect_trt.report.result import Result
+from bisect_trt.tensors.comparison import tolerance_ratio
 from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
 

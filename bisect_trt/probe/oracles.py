@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.options.choices import ErrorStat, Measure
+from bisect_trt.options.choices import Measure
 from bisect_trt.probe.models import ask
 from bisect_trt.probe.outcome import CANCELLED, Ending, Outcome
 from bisect_trt.probe.pin import Pin
@@ -22,7 +22,7 @@ from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.base import Engines
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight
+from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight, tolerance_ratio
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.environments import Environment, interpreter
 from bisect_trt.worker.place import Place, make_place
@@ -299,11 +299,9 @@ def error_of(comparison: TensorComparison) -> float:
     """The largest error over its tolerance: up to 1 for what passes, more for what does not, infinite for a NaN."""
     if comparison.reason is not None and not comparison.passed:
         return math.inf
-    error = comparison.of_tolerance if comparison.stat is ErrorStat.ELEMWISE else _statistic(comparison)
-    if comparison.measured:
-        error = max(map(_of_threshold, comparison.measured))
-    if error is None:
-        error = 0.0 if comparison.passed else math.inf
+    if not comparison.measured:
+        return tolerance_ratio(vars(comparison))
+    error = max(map(_of_threshold, comparison.measured))
     return min(error, 1.0) if comparison.passed else max(error, math.nextafter(1.0, 2.0))
 
 
@@ -323,17 +321,6 @@ def _of_threshold(measured: Measured) -> float:
 
 _MOST = 300
 """Powers of ten; as good as infinite."""
-
-
-def _statistic(comparison: TensorComparison) -> float | None:
-    """The statistic that decides, over its tolerance."""
-    stat = comparison.stat.value
-    found = []
-    for way, allowed in (("abs", comparison.atol), ("rel", comparison.rtol)):
-        value = getattr(comparison, f"{stat}_{way}", None)
-        if value is not None and allowed:
-            found.append(math.inf if math.isnan(value) else float(value) / allowed)
-    return min(found, default=None)
 
 
 FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")

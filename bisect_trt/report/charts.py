@@ -12,14 +12,13 @@ from itertools import pairwise
 from typing import Any
 
 from bisect_trt.report.text import Json, number, plural, shorten
+from bisect_trt.tensors.comparison import tolerance_ratio
 
 WIDTH, HEIGHT = 1000, 300
 _LOWEST, _HIGHEST, _BAND = -6, 12, 44.0
 """Powers of ten, beyond which values are drawn at the edge; height of the band of infinite values."""
 _NAME_LENGTH = 120
 MOST_POINTS = 2000
-_NO_NUMBER = ("nan", "inf", "shape", "dtype", "missing")
-"""Kinds of mismatch that no tolerance would forgive."""
 Point = tuple[float, float]
 
 
@@ -203,40 +202,6 @@ def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> 
         places = sorted(range(start, stop), key=lambda place: _ratio(values[place]))
         chosen.update((places[0], places[-1]))
     return sorted(chosen)
-
-
-def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
-    """Return an error in units of the tolerance: at most 1 where the tensor passes, more where it does not.
-
-    The element, or the statistic, that decides is within the absolute or the relative tolerance if it passes, so the
-    smaller of the two ratios counts.
-    """
-    if comparison["kind"] in _NO_NUMBER:
-        return math.inf
-    atol, rtol = _float(comparison["atol"]), _float(comparison["rtol"])
-    stat, worst = comparison["stat"], comparison["worst"]
-    if stat == "elemwise" and worst is not None:
-        absolute = _float(worst["error"])
-        divisor = worst["reference"] if isinstance(worst["reference"], (int, float)) else _float(worst["reference"])
-        relative = _over(absolute, abs(divisor))
-    else:
-        absolute, relative = (_float(comparison.get(f"{stat}_{kind}")) for kind in ("abs", "rel"))
-    ratios = [ratio for ratio in (_over(absolute, atol), _over(relative, rtol)) if not math.isnan(ratio)]
-    ratio = min(ratios, default=0.0 if comparison["passed"] else math.inf)
-    return min(ratio, 1.0) if comparison["passed"] else max(ratio, math.nextafter(1, 2))
-
-
-def _over(error: float, tolerance: float) -> float:
-    if tolerance == 0:
-        return 0.0 if error == 0 else math.inf
-    return error / tolerance
-
-
-def _float(value: Any) -> float:  # noqa: ANN401 - of JSON, where NaN and Inf are strings
-    try:
-        return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def plain_number(value: float) -> float | str:

@@ -34,7 +34,6 @@ from bisect_trt.tensors.stats import (
     signal_to_noise,
     tensor_stats,
     to_float,
-    ulp_distance,
 )
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
@@ -397,9 +396,9 @@ def _compare_numbers(
     passed = not found["mismatching"]
     if not elementwise:
         needed = found[f"{stat.value}_abs"], found[f"{stat.value}_rel"]
-        passed = (
-            needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
-        )  # NaN fails, for comparisons with it are false
+        # NaN fails, for comparisons with it are false
+        passed = needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
+        found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
     if want_details:
         found["details"] = _details(reference, target, absolute, needed)
     return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found)
@@ -529,7 +528,7 @@ def _details(reference: Array, target: Array, absolute: Array, needed: tuple[flo
     # An error that occurs, so that Inf is not interpolated to NaN.
     errors = np.percentile(absolute.astype(np.float64), PERCENTILES, method="higher")
     percentiles = {str(percent): float(error) for percent, error in zip(PERCENTILES, errors, strict=True)}
-    return Details(*needed, percentiles, cosine, snr, ulp_distance(reference, target))
+    return Details(*needed, percentiles, cosine, snr)
 
 
 def check_script(script: str) -> Path:

@@ -93,7 +93,6 @@ class Details:
         percentiles: Of the absolute errors: percent to error.
         cosine: Cosine similarity, from -1 to 1.
         snr_db: Signal-to-noise ratio in dB, with the reference as the signal.
-        max_ulp: The most floating-point numbers between two elements; ``None`` for other types.
     """
 
     atol_needed: float
@@ -101,7 +100,6 @@ class Details:
     percentiles: Mapping[str, float]
     cosine: float | None
     snr_db: float | None
-    max_ulp: float | None
 
     def describe(self, measured: Iterable[Measured] = ()) -> str:
         """One line of text; where measures decided, with the thresholds that would have passed."""
@@ -109,7 +107,6 @@ class Details:
         parts.append("errors " + ", ".join(f"p{key} {value:.3g}" for key, value in self.percentiles.items()))
         parts += [] if self.cosine is None or math.isnan(self.cosine) else [f"cosine {self.cosine:.6g}"]
         parts += [] if self.snr_db is None else [f"SNR {self.snr_db:.1f} dB"]
-        parts += [] if self.max_ulp is None else [f"up to {self.max_ulp:.0f} ULP"]
         return "; ".join(parts)
 
     def _passing(self) -> str:
@@ -184,8 +181,8 @@ class TensorComparison:
         ties: How many elements of a quantized tensor are one step off as ties in rounding are, which count as equal.
         step: How far apart the values are that the tensor may have, where it is quantized and that is one for all.
         most_ties: How many elements may be one step off.
-        of_tolerance: The largest error over what its element may be off by, by the larger of both tolerances: past 1 it
-            does not match elementwise, and it is infinite for a NaN or Inf of one side alone.
+        of_tolerance: The error that decides, of an element or by the statistic, over the wider of both tolerances: past 1 it does
+            not match, but for ties, and it is infinite for a NaN or Inf of one side alone. ``None`` of what is not numbers.
         past_tolerance: Of the elements beyond both tolerances, the largest error over the sum of these; ``None`` where there are
             none, or errors of elements do not decide.
         measured: The numbers for the whole tensor that decided, where such were asked for.
@@ -312,6 +309,14 @@ def _short(value: float | str | complex) -> str:
     return f"{value:.7g}"
 
 
+def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
+    """The error of a comparison, in fields or as JSON, over its tolerance: at most 1 where it passes, more where it does not."""
+    ratio, passed = comparison["of_tolerance"], comparison["passed"]
+    if comparison["kind"] not in ("match", "mismatch") or ratio is None or math.isnan(float(ratio)):
+        ratio = 0.0 if passed else math.inf
+    return min(float(ratio), 1.0) if passed else max(float(ratio), math.nextafter(1, 2))
+
+
 def required_severity(original: float) -> float:
     """How severe a mismatch must be to count as that of the original, and not as the rounding that comes with it.
 
@@ -355,14 +360,9 @@ class Rule:
     def judge(self, stat: Measure, value: float, threshold: float) -> Measured:
         """A number beside its threshold."""
         passed = value >= threshold if self.at_least else value <= threshold
-        return Measured(stat.value, value, threshold, passed, self.describe(value, threshold, passed=passed))
-
-    def describe(self, value: float, threshold: float, *, passed: bool) -> str:
-        """A number beside its threshold, with so many digits that they differ where they do."""
-        digits = next((n for n in range(5, 17) if value == threshold or f"{value:.{n}g}" != f"{threshold:.{n}g}"), 17)
-        side = "at least" if self.at_least else "at most"
-        must = "" if passed else "and must be "
-        return f"{self.label} {value:.{digits}g}{self.unit}, {must}{side} {threshold:.{digits}g}{self.unit}"
+        must = f"{'' if passed else 'and must be '}{'at least' if self.at_least else 'at most'}"
+        said = f"{self.label} {value:.8g}{self.unit}, {must} {threshold:.8g}{self.unit}"
+        return Measured(stat.value, value, threshold, passed, said)
 
 
 RULES: Mapping[Measure, Rule] = {

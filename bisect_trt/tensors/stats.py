@@ -1,6 +1,6 @@
 """Numbers that sum up one tensor, and numbers for how far two tensors differ.
 
-Those of one tensor, and the ULP distance, are computed a block at a time, so that they need little memory; sums in float64.
+Those of one tensor are computed a block at a time, so that they need little memory; sums in float64.
 """
 
 from __future__ import annotations
@@ -134,38 +134,3 @@ def _decibels(power: float, noise: float) -> float:
     if not noise:
         return math.inf
     return 10 * (math.log10(power) - math.log10(noise)) if power > 0 and math.isfinite(noise) else -math.inf
-
-
-def ulp_distance(reference: Array, target: Array) -> float | None:
-    """The most numbers of the narrower of two floating-point types that lie between two elements.
-
-    Of two types the wider is rounded first. Pairs with a NaN are left out, Inf is the number after the largest one.
-    ``None`` where a type is no IEEE-like one of 16, 32 or 64 bits, or where every pair has a NaN.
-
-    The bits of a floating-point number, read as an integer of sign and magnitude, count its neighbours (B. Dawson,
-    "Comparing floating point numbers", 2012).
-    """
-    if not (_has_ulp(reference.dtype) and _has_ulp(target.dtype)):
-        return None
-    narrow = min(reference.dtype, target.dtype, key=lambda dtype: (dtype.itemsize, not is_extension(dtype)))
-    farthest: int | None = None
-    for ours, theirs in zip(blocks(reference), blocks(target), strict=True):
-        one, other = ours.astype(narrow, copy=False), theirs.astype(narrow, copy=False)
-        known = ~(np.isnan(one) | np.isnan(other))
-        if known.any():
-            first, second = _ordered(one[known]), _ordered(other[known])
-            # Larger less smaller, read as unsigned, cannot wrap around.
-            apart = np.subtract(np.maximum(first, second), np.minimum(first, second)).view(np.uint64)
-            farthest = max(farthest or 0, int(apart.max()))
-    return None if farthest is None else float(farthest)
-
-
-def _has_ulp(dtype: np.dtype[Any]) -> bool:
-    return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype.name == "bfloat16"
-
-
-def _ordered(values: Array) -> Array:
-    """Integers in the order of the numbers, neighbours one apart, and 0 for both zeros."""
-    bits = values.view(f"i{values.itemsize}").astype(np.int64)
-    lowest = np.int64(-(2 ** (8 * values.itemsize - 1)))
-    return np.where(bits < 0, lowest - bits, bits)

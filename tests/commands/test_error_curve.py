@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.report.charts import downsample, error_curve, tolerance_ratio
+from bisect_trt.report.charts import downsample, error_curve
 from bisect_trt.tensors.compare import compare_tensor
+from bisect_trt.tensors.comparison import tolerance_ratio
 from bisect_trt.tensors.tolerance import Tolerance
 
 SERIES = st.lists(st.floats(0) | st.just(math.nan), max_size=300)
