@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from pprint import pformat
 
 from bisect_trt.targets.base import Script
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
@@ -94,7 +93,8 @@ def render_script(
     own = [line for line in imports if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     others = "".join(f"    {line}\n" for line in imports if line not in own)
     needed = f"try:\n{others}{_MISSING}" if others else ""
-    head = "\n".join(own) + "\n\nCASE = " + pformat(to_plain(case), width=100, sort_dicts=False) + "\n\n" + needed
+    literal = "".join(f"    {name!r}: {to_plain(value)!r},\n" for name, value in case.items())
+    head = "\n".join(own) + f"\n\nCASE = {{\n{literal}}}\n\n{needed}"
     parts = [head, *(body for _, body in sources)]
     return _HEAD + "\n\n".join(parts) + '\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, make))\n'
 

@@ -94,7 +94,7 @@ def test_its_options_are_settings(work: Path, installed: Path) -> None:
     folder = "out"
     ran = bisect_trt(work, installed, "diagnose", "model.onnx", "--numpy", "--leak", "0.5", "-o", folder)
     assert ran.status == 0, ran.out + ran.err
-    assert '"leak": 0.5' in (work / folder / "reproduce.py").read_text()
+    assert "'leak': 0.5" in (work / folder / "reproduce.py").read_text()
     wrong = bisect_trt(work, installed, "run", "model.onnx", "--onnxrt", "--leak", "0.5")
     assert wrong.error == "error: --leak is an option of NumPy, and the target is ONNX Runtime; use --numpy."
     two = bisect_trt(work, installed, "run", "model.onnx", "--trt", "--numpy")
