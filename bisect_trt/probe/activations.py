@@ -115,7 +115,7 @@ class Reference:
         self._inputs = models.feed(f"inputs{suffix}", self.inputs)
         self._folder = workspace.scratch(f"activations{suffix}")
         self._store = self._run()
-        self.infos = {name: self._store.info(name) for name in self._store.names}
+        self.infos = {name: self._store.info(name) for name in self._store}
         self.infos |= {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
 
     def add(self, other: Reference) -> None:

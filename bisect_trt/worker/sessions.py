@@ -42,7 +42,7 @@ def run(session: Session, feed: Mapping[str, Any], feeds: Path | None = None) ->
     """Run a model on values, of which there may be more than it takes, and on those of a store where one is named."""
     if feeds is not None:
         store = ActivationStore.open(feeds)
-        feed = {**feed, **{info.name: store.get(info.name) for info in session.inputs if info.name in store}}
+        feed = {**feed, **{info.name: store[info.name] for info in session.inputs if info.name in store}}
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 

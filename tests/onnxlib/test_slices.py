@@ -97,10 +97,10 @@ def test_slices_compute_what_the_whole_computes(
         assert not reference.missing
         stores.append(ActivationStore.open(reference.store))
     whole, sliced = stores
-    assert sorted(whole.names) == sorted(sliced.names)
+    assert sorted(whole) == sorted(sliced)
     assert whole.skipped.keys() == sliced.skipped.keys()
-    for name in whole.names:
-        np.testing.assert_array_equal(whole.get(name), sliced.get(name))
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], sliced[name])
 
 
 def test_layerwise_in_slices_finds_the_same(cli: CommandLine, here: Path) -> None:
