@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from benchmarks.cases import LIGHT_MODELS, computing_nodes, light_model
-from bisect_trt.tensors.compare import compare_output
+from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.stats import finite_rms
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
@@ -95,7 +95,7 @@ def missed(name: str, values: NDArray[Any], rng: np.random.Generator) -> bool:
     """Whether the automatic tolerance forgives one element that is off by a thousandth of the root mean square."""
     wrong = values.copy()
     wrong.reshape(-1)[rng.integers(values.size)] += np.float32(PLANTED * finite_rms(values))
-    return bool(compare_output(name, values, wrong, AUTOMATIC).passed)
+    return bool(compare_tensor(name, values, wrong, AUTOMATIC).passed)
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def main() -> None:
             for runtime, made in targets(model, marked, feed):
                 seen = [n for n in reference if n in made]
                 alarms = [
-                    sum(not compare_output(n, reference[n], made[n], options).passed for n in seen)
+                    sum(not compare_tensor(n, reference[n], made[n], options).passed for n in seen)
                     for options in (FIXED, AUTOMATIC)
                 ]
                 noise = [np.abs(reference[n] - made[n]).max() / finite_rms(reference[n]) for n in seen if n in visible]

@@ -19,12 +19,15 @@ from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.settings import tolerance_options
+from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.tensors.compare import compare_tensor
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.tolerance import Method, Tolerance, ToleranceOptions
 
 Group = TypeVar("Group")
 SHAPE = (2, 3)
@@ -70,6 +73,21 @@ def read_options(group: type[Group], **words: Any) -> Group:
 def tolerances(**words: Any) -> ToleranceOptions:
     """Tolerances from words of a command line."""
     return tolerance_options(read_options(Compare, **words), None, nonfinite_equal=False)
+
+
+def compared(
+    name: str, reference: Any, target: Any, tolerance: Tolerance, stat: ErrorStat = ErrorStat.ELEMWISE, **more: Any
+) -> TensorComparison:
+    """The comparison of one tensor; ``details`` and ``precision`` as for it, ``places`` of indices, others of the options."""
+    method = Method(Algorithm.INDICES, {"": more.pop("places")}) if "places" in more else Method()
+    given = {key: more.pop(key) for key in ("details", "precision") if key in more}
+    if "quantile" in more:
+        more["quantile"] = {"": more["quantile"]}
+    known: dict[str, Any] = {
+        key: {"": value} for key in ("atol", "rtol") if (value := getattr(tolerance, key)) is not None
+    }
+    options = ToleranceOptions(**known, stat={"": stat}, method=method, **more)
+    return compare_tensor(name, reference, target, options, **given)
 
 
 def arrays(path: str | Path) -> dict[str, np.ndarray]:

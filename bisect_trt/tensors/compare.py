@@ -36,7 +36,6 @@ from bisect_trt.tensors.stats import (
     to_float,
 )
 from bisect_trt.tensors.tolerance import (
-    DEFAULT_QUANTILE,
     RIPPLE,
     Method,
     Precision,
@@ -88,14 +87,14 @@ def compare_all(
     for name, values in reference.items():
         step, precision = (steps or {}).get(name), coarser(options.precision, (lows or {}).get(name))
         comparisons.append(
-            compare_output(name, values, target.get(name), options, details=details, step=step, precision=precision)
+            compare_tensor(name, values, target.get(name), options, details=details, step=step, precision=precision)
         )
         if fail_fast and not comparisons[-1].passed:
             break
     return comparisons
 
 
-def compare_output(
+def compare_tensor(
     name: str,
     reference: Array,
     target: Array | None,
@@ -105,7 +104,7 @@ def compare_output(
     step: Step | None = None,
     precision: Precision | None = None,
 ) -> TensorComparison:
-    """Compare one tensor as the options say.
+    """Compare one tensor.
 
     Args:
         name: The tensor's name.
@@ -114,33 +113,35 @@ def compare_output(
         options: How to compare, and tolerances by name.
         details: Whether to compute :class:`Details` too.
         step: The step of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
-        precision: The precision that it was computed in, if not the options'.
+        precision: The precision that the tensor was computed in, if not the options'.
 
     Raises:
         UsageError: A postprocessing does not fit this output.
     """
-    method = options.method
-    invalid = "" if target is None or not method.validate else _describe_nonfinite(reference, target)
+    method, invalid = options.method, ""
     if target is not None:
+        invalid = _describe_nonfinite(reference, target) if method.validate else ""
         reference, target = (postprocess(name, values, method) for values in (reference, target))
         if not method.shape_check:
             target = match_shape(target, reference.shape)
     tolerance, stat = options.for_output(name)
-    comparison = compare_tensor(
-        name,
-        reference,
-        target,
-        tolerance,
-        stat,
-        precision=precision or options.precision,
-        nonfinite_equal=options.nonfinite_equal,
-        infinities_equal=options.infinities_equal,
-        quantile=options.quantile_of(name),
-        places=method.places(name) if method.algorithm is Algorithm.INDICES else None,
-        details=details,
-        step=step if tolerance == Tolerance() and options.method == Method() else None,
-    )
-    comparison = judge(comparison, reference, target, _thresholds(name, options))
+    known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
+    known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
+    if target is None:
+        return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
+    known |= {"target_shape": target.shape, "target_dtype": target.dtype.name}
+    strings = is_string(reference.dtype)
+    if strings != is_string(target.dtype) or reference.shape != target.shape:
+        kind = ComparisonKind.DTYPE if strings != is_string(target.dtype) else ComparisonKind.SHAPE
+        return TensorComparison(passed=False, kind=kind, **known)
+    if strings:
+        return _compare_strings(reference, target, known)
+    if method.algorithm is Algorithm.INDICES and reference.size:
+        comparison = compare_indices(reference, target, method.places(name), known)
+    else:
+        resolved = tolerance.resolve(reference, precision or options.precision)
+        step = step if tolerance == Tolerance() and method == Method() else None
+        comparison = _compare_numbers(reference, target, resolved, known, options, want_details=details, step=step)
     if not invalid:
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
@@ -215,63 +216,6 @@ def match_shape(values: Array, shape: tuple[int, ...]) -> Array:
     return values.reshape(shape)
 
 
-def compare_tensor(
-    name: str,
-    reference: Array,
-    target: Array | None,
-    tolerance: Tolerance,
-    stat: ErrorStat = ErrorStat.ELEMWISE,
-    *,
-    precision: Precision = Precision.FP32,
-    nonfinite_equal: bool = False,
-    infinities_equal: bool = False,
-    quantile: float = DEFAULT_QUANTILE,
-    places: int | None = None,
-    details: bool = False,
-    step: Step | None = None,
-) -> TensorComparison:
-    """Compare one tensor.
-
-    Args:
-        name: The tensor's name, for the result.
-        reference: The expected values; any shape, any ONNX element type.
-        target: The actual values; None where the target did not give the tensor.
-        tolerance: Absolute and relative; automatic where None.
-        stat: The statistic that is held against the tolerance.
-        precision: The precision that the target computes in, for automatic tolerances.
-        nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error.
-        infinities_equal: Whether the same Inf in the same place does.
-        quantile: Which quantile is held against the tolerance, if that is the statistic.
-        places: How many places an index may be away, for tensors that are lists of indices; else None.
-        details: Whether to compute :class:`Details` too.
-        step: The step of a quantized tensor, where being one step off may be a tie.
-    """
-    known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
-    known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
-    if target is None:
-        return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
-    known |= {"target_shape": target.shape, "target_dtype": target.dtype.name}
-    strings = is_string(reference.dtype)
-    if strings != is_string(target.dtype) or reference.shape != target.shape:
-        kind = ComparisonKind.DTYPE if strings != is_string(target.dtype) else ComparisonKind.SHAPE
-        return TensorComparison(passed=False, kind=kind, **known)
-    if strings:
-        return _compare_strings(reference, target, known)
-    if places is not None and reference.size:
-        return compare_indices(reference, target, places, known)
-    resolved = tolerance.resolve(reference, precision)
-    if step is not None and step.size is None and reference.dtype.kind == "f":
-        resolved = ResolvedTolerance(max(resolved.atol, RIPPLE * finite_rms(reference)), max(resolved.rtol, RIPPLE))
-    known |= {"atol": resolved.atol, "rtol": resolved.rtol}
-    if not reference.size:
-        return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
-    if stat is ErrorStat.QUANTILE:
-        known |= {"quantile": quantile}
-    equal = {"nan": nonfinite_equal, "inf": infinities_equal or nonfinite_equal}
-    with np.errstate(all="ignore"):  # Inf - Inf, 0 / 0 and float32 overflow are results here
-        return _compare_numbers(reference, target, resolved, known, equal, want_details=details, step=step)
-
-
 def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> TensorComparison:
     """Strings are equal or not, whatever the statistic; their errors are 0 or Inf."""
     mismatch = np.asarray(reference.astype(object) != target.astype(object), dtype=bool).reshape(-1)
@@ -336,22 +280,45 @@ def _compare_numbers(
     target: Array,
     tolerance: ResolvedTolerance,
     known: dict[str, Any],
-    equal: Mapping[str, bool],
+    options: ToleranceOptions,
     *,
     want_details: bool,
     step: Step | None,
 ) -> TensorComparison:
-    """Compare two tensors of numbers, of the same shape and not empty.
+    """Compare two tensors of numbers, of the same shape.
 
     Args:
         reference: The expected tensor.
         target: The actual one.
         tolerance: Absolute and relative.
-        known: Fields of the result that are known already: ``stat``, and the ``quantile`` if that is it.
-        equal: Whether the same ``nan`` and ``inf`` in the same place count as no error.
+        known: Fields of the result that are known already, ``name`` and ``stat`` among them.
+        options: Which Inf and NaN are equal, the quantile, and the thresholds of measures.
         want_details: Whether to compute :class:`Details` too.
         step: The step of a quantized tensor, where being one step off may be a tie.
     """
+    if step is not None and step.size is None and reference.dtype.kind == "f":
+        ripple = max(tolerance.atol, RIPPLE * finite_rms(reference))
+        tolerance = ResolvedTolerance(ripple, max(tolerance.rtol, RIPPLE))
+    known |= {"atol": tolerance.atol, "rtol": tolerance.rtol}
+    if not reference.size:
+        return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
+    if known["stat"] is ErrorStat.QUANTILE:
+        known["quantile"] = options.quantile_of(known["name"])
+    with np.errstate(all="ignore"):  # Inf - Inf, 0 / 0 and float32 overflow are results here
+        found = _numbers(reference, target, tolerance, known, options, want_details=want_details, step=step)
+    return judge(found, reference, target, _thresholds(known["name"], options))
+
+
+def _numbers(
+    reference: Array,
+    target: Array,
+    tolerance: ResolvedTolerance,
+    known: dict[str, Any],
+    options: ToleranceOptions,
+    *,
+    want_details: bool,
+    step: Step | None,
+) -> TensorComparison:
     # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
     shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
     absolute, relative = _errors(theirs, ours)
@@ -359,7 +326,7 @@ def _compare_numbers(
     finite = math.isfinite(absolute.max())
     if not finite:
         known |= {"reference_nonfinite": sum(count_nonfinite(ours))}
-        same = _same_nonfinite(theirs, ours, equal)
+        same = _same_nonfinite(theirs, ours, options)
         absolute[same] = 0
         relative[same] = 0
 
@@ -404,12 +371,12 @@ def _compare_numbers(
     return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found)
 
 
-def _same_nonfinite(target: Array, reference: Array, equal: Mapping[str, bool]) -> Array:
+def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:
     """Where both have the same Inf or NaN, as far as that counts as no error."""
     same = np.zeros(reference.shape, bool)
-    if equal["inf"]:
+    if options.infinities_equal or options.nonfinite_equal:
         same |= np.isinf(reference) & (target == reference)
-    if equal["nan"]:
+    if options.nonfinite_equal:
         same |= np.isnan(reference) & np.isnan(target)
     return same
 

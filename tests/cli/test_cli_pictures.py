@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
-from support import TARGET, overflowing, read_json, script
+from support import TARGET, compared, overflowing, read_json, script
 
 from bisect_trt.report import plots
-from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
 
 pytest.importorskip("matplotlib")
@@ -95,7 +94,7 @@ def test_every_shape_and_type_is_drawn(tmp_path: Path, shape: tuple[int, ...], d
     rng = np.random.default_rng(0)
     reference: Any = (rng.random(shape) * 3).astype(dtype)
     target: Any = (rng.random(shape) * 3).astype(dtype)
-    comparison = compare_tensor("t", reference, target, Tolerance(1e-5, 1e-5))
+    comparison = compared("t", reference, target, Tolerance(1e-5, 1e-5))
     assert plots.can_be_drawn(target, reference)
     paths = plots.save_heatmaps(tmp_path, comparison, target, reference)
     paths += plots.save_error_metrics(tmp_path, comparison, target, reference)

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from support import compared
 
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.report.charts import downsample, error_curve
-from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import tolerance_ratio
 from bisect_trt.tensors.tolerance import Tolerance
 
@@ -49,7 +49,7 @@ FLOATS = st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from([0.0, math
 def test_a_ratio_over_1_is_what_does_not_pass(
     reference: np.ndarray, target: np.ndarray, atol: float, rtol: float, stat: ErrorStat
 ) -> None:
-    comparison = compare_tensor("t", reference, target, Tolerance(atol, rtol), stat)
+    comparison = compared("t", reference, target, Tolerance(atol, rtol), stat)
     ratio = tolerance_ratio(comparison.to_json())
     assert not math.isnan(ratio)
     assert (ratio <= 1) == comparison.passed
@@ -59,13 +59,13 @@ def test_a_ratio_over_1_is_what_does_not_pass(
 def test_other_mismatches_are_beyond_any_tolerance() -> None:
     one = np.ones(3, np.float32)
     for target in (None, np.ones(4, np.float32), np.array([1, np.nan, 1], np.float32), np.array(["a", "b", "c"])):
-        assert tolerance_ratio(compare_tensor("t", one, target, Tolerance(1.0, 1.0)).to_json()) == math.inf
+        assert tolerance_ratio(compared("t", one, target, Tolerance(1.0, 1.0)).to_json()) == math.inf
 
 
 def test_the_first_wrong_tensor_is_always_drawn() -> None:
     one, off = np.ones(1, np.float32), np.full(1, 1.1, np.float32)
     tolerance = Tolerance(1e-3, 1e-3)
-    right, wrong = (compare_tensor("t", one, value, tolerance).to_json() for value in (one, off))
+    right, wrong = (compared("t", one, value, tolerance).to_json() for value in (one, off))
     tensors = [{**(wrong if place in range(777, 900) else right), "op": "Add"} for place in range(5000)]
     curve = error_curve(tensors, 100)
     assert (curve["total"], len(curve["points"]) <= 100) == (5000, True)
@@ -77,7 +77,7 @@ def test_the_first_wrong_tensor_is_always_drawn() -> None:
 
 def test_the_extremes_of_what_is_wrong_by_itself_are_drawn_too() -> None:
     one, off = np.ones(1, np.float32), np.full(1, 1.1, np.float32)
-    right, wrong = (compare_tensor("t", one, value, Tolerance(1e-3, 1e-3)).to_json() for value in (one, off))
+    right, wrong = (compared("t", one, value, Tolerance(1e-3, 1e-3)).to_json() for value in (one, off))
     tensors = [{**wrong, "op": "Add", "own": wrong if place == 1234 else right} for place in range(5000)]
     tensors[7]["own"] = None
     points = {point["place"]: point for point in error_curve(tensors, 100)["points"]}

@@ -11,7 +11,7 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import NORM_WIDTH, node_names, overflowing, read_json, rest_slow, save, unstable_norm
+from support import NORM_WIDTH, compared, node_names, overflowing, read_json, rest_slow, save, unstable_norm
 from test_arbitration import tied
 from truth.networks import generated
 from truth.patterns import PLANTED
@@ -21,7 +21,6 @@ from bisect_trt.onnxlib import save as saving
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
-from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
 
 KEYS = {"kind", "what", "file", "passes", "worst_error"}
@@ -135,7 +134,7 @@ def test_a_barrier_changes_no_value() -> None:
 
 def test_errors_are_in_units_of_the_tolerance() -> None:
     target = np.array([1.05, 0.0], np.float32)
-    comparison = compare_tensor("y", np.array([1, 0], np.float32), target, Tolerance(0.1, 0.05))
+    comparison = compared("y", np.array([1, 0], np.float32), target, Tolerance(0.1, 0.05))
     assert error_of(comparison) == pytest.approx(0.5)
 
 

@@ -14,13 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from support import examples, read_options, tolerances
+from support import compared, examples, read_options, tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.reading import TopK
-from bisect_trt.tensors.compare import compare_all, compare_tensor, match_shape, postprocess, top_k
+from bisect_trt.tensors.compare import compare_all, match_shape, postprocess, top_k
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.tolerance import Method, Tolerance, ToleranceOptions
 
@@ -74,7 +74,7 @@ def test_indices_agree_with_polygraphy(data: st.DataObject, places: int) -> None
     values = np.array(rows, np.int64)[:, : shape[-1]].reshape((2, *shape))
     reference, target = values if data.draw(st.booleans()) else (values[0], values[0])
     theirs = CompareFunc.indices(index_tolerance=places)(*results(target, reference))["x"]
-    ours = compare_tensor("x", reference, target, TIGHT, places=places)
+    ours = compared("x", reference, target, TIGHT, places=places)
     assert ours.passed == bool(theirs)
     if not ours.passed:
         assert ours.worst is not None
@@ -108,14 +108,14 @@ def test_the_tolerance_that_would_have_passed_does(
     pair: tuple[Array, Array], stat: ErrorStat, atol: float, rtol: float
 ) -> None:
     reference, target = pair
-    result = compare_tensor("x", reference, target, Tolerance(atol, rtol), stat, details=True)
+    result = compared("x", reference, target, Tolerance(atol, rtol), stat, details=True)
     assert result.details is not None
     needed = result.details.atol_needed, result.details.rtol_needed
     for tolerance in (Tolerance(needed[0], rtol), Tolerance(atol, needed[1])):
-        assert compare_tensor("x", reference, target, tolerance, stat).passed
+        assert compared("x", reference, target, tolerance, stat).passed
     if not result.passed:
         for tolerance in (Tolerance(needed[0] * 0.999, rtol), Tolerance(atol, needed[1] * 0.999)):
-            assert not compare_tensor("x", reference, target, tolerance, stat).passed
+            assert not compared("x", reference, target, tolerance, stat).passed
         # What people read is rounded up, so it passes as well.
         said = result.details.describe().split(" or ")[0].rpartition(" ")[2]
         assert float(said) >= needed[0]
@@ -124,7 +124,7 @@ def test_the_tolerance_that_would_have_passed_does(
 @given(near())
 def test_percentiles_are_errors_in_order(pair: tuple[Array, Array]) -> None:
     reference, target = pair
-    result = compare_tensor("x", reference, target, TIGHT, details=True)
+    result = compared("x", reference, target, TIGHT, details=True)
     assert result.details is not None
     errors = list(result.details.percentiles.values())
     assert errors == sorted(errors)
@@ -170,9 +170,9 @@ def test_validate_fails_whatever_is_not_finite() -> None:
 
 def test_nan_in_the_reference_is_counted() -> None:
     reference = np.array([1, math.nan, math.inf], np.float32)
-    assert compare_tensor("x", reference, reference, TIGHT).reference_nonfinite == 2
-    assert compare_tensor("x", reference, np.ones(3, np.float32), TIGHT).reference_nonfinite == 2
-    assert compare_tensor("x", np.ones(3, np.float32), reference, TIGHT).reference_nonfinite == 0
+    assert compared("x", reference, reference, TIGHT).reference_nonfinite == 2
+    assert compared("x", reference, np.ones(3, np.float32), TIGHT).reference_nonfinite == 2
+    assert compared("x", np.ones(3, np.float32), reference, TIGHT).reference_nonfinite == 0
 
 
 def test_postprocessing_before_comparison() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from support import examples, tolerances
+from support import compared, examples, tolerances
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.tensors.compare import compare_all, compare_tensor
+from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions
 
@@ -101,7 +101,7 @@ def test_agrees_with_polygraphy(
         error_quantile=quantile,
         infinities_compare_equal=infinities_equal,
     )
-    ours = compare_tensor(
+    ours = compared(
         "x", reference, target, Tolerance(atol, rtol), stat, infinities_equal=infinities_equal, quantile=quantile
     )
     assert ours.passed == bool(theirs)
@@ -122,7 +122,7 @@ def test_what_it_says_is_consistent(
 ) -> None:
     target, reference = pair
     before = target.tobytes(), reference.tobytes()
-    result = compare_tensor("x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=nonfinite_equal)
+    result = compared("x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=nonfinite_equal)
     assert before == (target.tobytes(), reference.tobytes())
     assert result.worst is not None
     assert str(target[result.worst.index].item()) == str(result.worst.target)
@@ -133,7 +133,7 @@ def test_what_it_says_is_consistent(
     if result.mismatching:
         # The worst element is one of those that mismatch, and alone fails too.
         one, other = (values[result.worst.index].reshape(1) for values in (reference, target))
-        again = compare_tensor("x", one, other, Tolerance(atol, rtol), nonfinite_equal=nonfinite_equal)
+        again = compared("x", one, other, Tolerance(atol, rtol), nonfinite_equal=nonfinite_equal)
         assert not again.passed
         if not result.passed:
             assert again.kind is result.kind
@@ -154,12 +154,12 @@ def test_what_it_says_is_consistent(
 @settings(max_examples=examples(150), deadline=None)
 def test_the_required_tolerance_is_enough(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
     target, reference = pair
-    required = compare_tensor("x", reference, target, TIGHT).required_atol
+    required = compared("x", reference, target, TIGHT).required_atol
     assert required is not None
     if math.isfinite(required):
-        assert compare_tensor("x", reference, target, Tolerance(required, 0.0)).passed
+        assert compared("x", reference, target, Tolerance(required, 0.0)).passed
         if required > 0:
-            assert not compare_tensor("x", reference, target, Tolerance(required * 0.999, 0.0)).passed
+            assert not compared("x", reference, target, Tolerance(required * 0.999, 0.0)).passed
 
 
 @given(st.sampled_from([*INTEGERS, np.uint64]), st.data())
@@ -168,7 +168,7 @@ def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]]
     limits = np.iinfo(dtype)
     numbers = st.integers(int(limits.min), int(limits.max)) | st.sampled_from([int(limits.min), int(limits.max)])
     target, reference = data.draw(numbers), data.draw(numbers)
-    result = compare_tensor("x", np.array([reference], dtype), np.array([target], dtype), Tolerance(0.0, 0.0))
+    result = compared("x", np.array([reference], dtype), np.array([target], dtype), Tolerance(0.0, 0.0))
     error = abs(target - reference)
     assert result.max_abs == float(error)
     assert result.passed == (error == 0)
@@ -181,7 +181,7 @@ def test_an_overflow_reads_as_one() -> None:
     reference[0, 17:, 3] = 810_000
     target = reference.astype(np.float32)
     target[0, 17:, 3] = np.inf
-    result = compare_tensor("sq", reference, target, Tolerance(0.01, 0.01))
+    result = compared("sq", reference, target, Tolerance(0.01, 0.01))
     assert result.kind is ComparisonKind.INF
     assert result.describe() == (
         "max error inf at (0, 17, 3): 810000 became inf (atol 0.01, rtol 0.01; 180 of 37824 elements)"
@@ -198,7 +198,7 @@ def test_nan_of_one_side_comes_before_inf_of_one_side_before_the_rest() -> None:
         ([1, 9, 1, np.inf], ComparisonKind.MISMATCH, 1),
         ([1, 1, 1, np.inf], ComparisonKind.MISMATCH, 3),
     ):
-        result = compare_tensor("x", reference, np.array(target, np.float32), TIGHT)
+        result = compared("x", reference, np.array(target, np.float32), TIGHT)
         assert (result.kind, result.worst and result.worst.index) == (kind, (index,))
 
 
@@ -209,7 +209,7 @@ def test_what_the_target_loses_is_the_worst_and_no_rounding(lost: float, kind: s
     reference = np.linspace(1, 2, 99, dtype=np.float32)
     target = reference + np.float32(8e-6)
     reference[40], target[70] = lost, 9
-    result = compare_tensor("x", reference, target, TIGHT, stat)
+    result = compared("x", reference, target, TIGHT, stat)
     if stat in (ErrorStat.MEDIAN, ErrorStat.QUANTILE) and kind == "inf":
         return  # these are meant to look away from a few
     assert not result.passed
@@ -222,19 +222,19 @@ def test_what_the_target_loses_is_the_worst_and_no_rounding(lost: float, kind: s
 def test_the_same_inf_and_nan_match_only_when_asked(shape: tuple[int, ...]) -> None:
     for value in (math.inf, -math.inf, math.nan):
         values: NDArray[Any] = np.full(shape, value)
-        assert not compare_tensor("x", values, values, TIGHT).passed
+        assert not compared("x", values, values, TIGHT).passed
         for stat in ErrorStat:
-            result = compare_tensor("x", values, values.copy(), TIGHT, stat, nonfinite_equal=True)
+            result = compared("x", values, values.copy(), TIGHT, stat, nonfinite_equal=True)
             assert result.passed
             assert result.max_abs == 0
-            assert not compare_tensor("x", values, -values + 1, TIGHT, stat).passed
+            assert not compared("x", values, -values + 1, TIGHT, stat).passed
 
 
 @pytest.mark.parametrize("stat", ErrorStat)
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, object])
 def test_tensors_without_elements_match(stat: ErrorStat, dtype: type) -> None:
     values: NDArray[Any] = np.zeros((0, 3), dtype)
-    result = compare_tensor("x", values, values, TIGHT, stat)
+    result = compared("x", values, values, TIGHT, stat)
     assert result.passed
     assert result.describe() == "no elements"
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_compared_fails_with_its_reason() -> None:
         (numbers[0], ComparisonKind.SHAPE, "shape [3] where the reference has [1, 3]"),
         (strings, ComparisonKind.DTYPE, "type object where the reference has float32"),
     ):
-        result = compare_tensor("x", numbers, target, TIGHT)
+        result = compared("x", numbers, target, TIGHT)
         assert not result.passed
         assert result.kind is kind
         assert result.describe() == text
@@ -256,11 +256,11 @@ def test_what_cannot_be_compared_fails_with_its_reason() -> None:
 @given(hnp.arrays(object, SHAPES, elements=st.text(max_size=3)), st.data(), st.sampled_from(ErrorStat))
 @settings(deadline=None)
 def test_strings_match_when_equal(values: NDArray[Any], data: st.DataObject, stat: ErrorStat) -> None:
-    assert compare_tensor("x", values, values.copy(), TIGHT, stat).passed
+    assert compared("x", values, values.copy(), TIGHT, stat).passed
     changed = values.copy()
     index = data.draw(st.integers(0, values.size - 1))
     changed.reshape(-1)[index] += "!"
-    result = compare_tensor("x", values, changed, TIGHT, stat)
+    result = compared("x", values, changed, TIGHT, stat)
     assert result.kind is ComparisonKind.MISMATCH
     assert result.mismatching == 1
     assert result.worst is not None
@@ -273,11 +273,11 @@ def test_extension_types_are_compared_by_value(name: str) -> None:
     dtype = getattr(pytest.importorskip("ml_dtypes"), name)
     reference = np.array([1, 2, 3], np.float32)
     target = np.array([1, 2, 5]).astype(dtype)
-    result = compare_tensor("x", reference, target, TIGHT)
+    result = compared("x", reference, target, TIGHT)
     assert result.max_abs == 2
     assert result.worst is not None
     assert (result.worst.index, result.worst.target, result.target_dtype) == ((2,), 5, name)
-    assert compare_tensor("x", target, target, TIGHT).passed
+    assert compared("x", target, target, TIGHT).passed
 
 
 def test_fp16_rounding_passes_the_automatic_tolerance_at_any_scale() -> None:
@@ -286,11 +286,11 @@ def test_fp16_rounding_passes_the_automatic_tolerance_at_any_scale() -> None:
         reference = values * np.float32(scale)
         rounded = reference.astype(np.float16)
         automatic = Tolerance()
-        assert compare_tensor("x", reference, rounded, automatic, precision=Precision.FP16).passed
+        assert compared("x", reference, rounded, automatic, precision=Precision.FP16).passed
         if scale >= 1:
-            assert not compare_tensor("x", reference, rounded, automatic, precision=Precision.FP32).passed
+            assert not compared("x", reference, rounded, automatic, precision=Precision.FP32).passed
         wrong = reference * np.float32(1.5)
-        assert not compare_tensor("x", reference, wrong, automatic, precision=Precision.FP16).passed
+        assert not compared("x", reference, wrong, automatic, precision=Precision.FP16).passed
 
 
 def test_compare_all_keeps_the_references_order() -> None:

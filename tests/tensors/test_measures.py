@@ -20,7 +20,7 @@ from support import tolerances
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.groups import is_default
 from bisect_trt.probe.oracles import error_of
-from bisect_trt.tensors.compare import compare_output
+from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import RULES, TensorComparison
 from bisect_trt.tensors.tolerance import THRESHOLDS, ToleranceOptions
 
@@ -49,7 +49,7 @@ def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compared(stat: str, reference: Any, target: Any, **words: Any) -> TensorComparison:
-    return compare_output("out", reference, target, tolerances(check_error_stat=[stat], **words))
+    return compare_tensor("out", reference, target, tolerances(check_error_stat=[stat], **words))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -83,7 +83,7 @@ def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
     ]
     cases.append(({"compare_as": "quality_metrics"}, strict["psnr"] | strict["snr"]))
     for how, words in cases:
-        found = compare_output("out", reference, target, tolerances(**how, **words), details=True)
+        found = compare_tensor("out", reference, target, tolerances(**how, **words), details=True)
         assert found.details is not None
         if found.passed:  # all is wrong in one direction
             continue
@@ -94,17 +94,17 @@ def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
             continue
         named = {key.replace("-", "_"): [value] for key, value in re.findall(r"--([\w-]+) (\S+)", said[1])}
         assert named
-        assert compare_output("out", reference, target, tolerances(**how, **(words | named))).passed
+        assert compare_tensor("out", reference, target, tolerances(**how, **(words | named))).passed
 
 
 def test_each_output_has_its_threshold() -> None:
     reference, target = pair("near")
     options = tolerances(check_error_stat=["cosine", "b:elemwise"], cosine_similarity_threshold=["0.5", "c:0.99999999"])
-    assert compare_output("a", reference, target, options).measured[0].threshold == 0.5
-    assert not compare_output("b", reference, target, options).measured
-    assert compare_output("c", reference, target, options).measured[0].threshold == 0.99999999
+    assert compare_tensor("a", reference, target, options).measured[0].threshold == 0.5
+    assert not compare_tensor("b", reference, target, options).measured
+    assert compare_tensor("c", reference, target, options).measured[0].threshold == 0.99999999
     both = tolerances(compare_as="quality_metrics", psnr_threshold=["1"], snr_threshold=["200"])
-    found = compare_output("a", reference, target, both)
+    found = compare_tensor("a", reference, target, both)
     assert [(each.name, each.passed) for each in found.measured] == [("psnr", True), ("snr", False)]
     assert not found.passed
     assert "SNR" in found.describe()

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.onnxlib.halves import steps_of
 from bisect_trt.targets.reproduce import differs
-from bisect_trt.tensors.compare import compare_output
+from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import Step, ToleranceOptions
@@ -50,7 +50,7 @@ def test_a_few_elements_one_step_off_are_ties_and_that_is_said(
     dtype, scale = grid
     values = reference(dtype, scale, seed)
     step = Step(np.full(1, scale), after=after)
-    result = compare_output("q", values, off(values, count, scale, seed), ToleranceOptions(), step=step)
+    result = compare_tensor("q", values, off(values, count, scale, seed), ToleranceOptions(), step=step)
     assert result.passed
     assert (result.ties, result.mismatching) == (count, 0)
     assert f"{count} element" in result.describe()
@@ -65,7 +65,7 @@ def test_two_steps_are_no_tie_and_are_shown_before_the_ties(grid: tuple[str, flo
     tied = off(values, 20, scale, seed)
     place = int(np.flatnonzero(tied == values)[seed])
     tied[place] += np.asarray(2 * scale).astype(dtype)
-    result = compare_output("q", values, tied, ToleranceOptions(), step=Step(np.full(1, scale)))
+    result = compare_tensor("q", values, tied, ToleranceOptions(), step=Step(np.full(1, scale)))
     assert not result.passed
     assert (result.mismatching, result.ties) == (1, 20)
     assert result.worst is not None
@@ -79,7 +79,7 @@ def test_a_wrong_zero_point_and_numbers_cut_off_are_systematic(grid: tuple[str, 
     step = Step(np.full(1, scale), after=after)
     one = np.asarray(scale).astype(dtype)
     for wrong in (values + one, off(values, SIZE // 2, scale, seed)):
-        result = compare_output("q", values, wrong, ToleranceOptions(), step=step)
+        result = compare_tensor("q", values, wrong, ToleranceOptions(), step=step)
         assert not result.passed
         assert not result.ties
 
@@ -95,7 +95,7 @@ def test_of_few_elements_more_are_ties_by_chance_but_not_all() -> None:
         (2, 2, False),
     ):
         values = reference("int8", 1, 0)[:size]
-        assert compare_output("q", values, off(values, count, 1), ToleranceOptions(), step=step).passed is passed
+        assert compare_tensor("q", values, off(values, count, 1), ToleranceOptions(), step=step).passed is passed
 
 
 @given(GRIDS, st.integers(1, SIZE), st.sampled_from([1, 2]), st.integers(0, 99), st.booleans())
@@ -105,7 +105,7 @@ def test_a_reproducers_script_says_the_same(
     dtype, scale = grid
     values = reference(dtype, scale, seed)
     target = off(values, count, by * scale, seed)
-    seen = compare_output("q", values, target, ToleranceOptions(), step=Step(np.full(1, scale), after=after))
+    seen = compare_tensor("q", values, target, ToleranceOptions(), step=Step(np.full(1, scale), after=after))
     assert seen.atol is not None
     assert seen.rtol is not None
     failed, _ = differs(target, values, seen.atol, seen.rtol, "elemwise", seen.step or 0, seen.most_ties)
@@ -115,13 +115,13 @@ def test_a_reproducers_script_says_the_same(
 @pytest.mark.parametrize("options", [ToleranceOptions(atol={"": 1e-5}), ToleranceOptions(rtol={"q": 0.0})])
 def test_a_tolerance_of_the_users_is_meant_to_the_letter(options: ToleranceOptions) -> None:
     values = reference("int8", 1, 0)
-    assert not compare_output("q", values, off(values, 3, 1), options, step=Step(np.ones(1))).passed
+    assert not compare_tensor("q", values, off(values, 3, 1), options, step=Step(np.ones(1))).passed
 
 
 def test_without_a_grid_one_off_is_wrong() -> None:
     """An index, a count, a label."""
     values = reference("int32", 1, 0)
-    assert not compare_output("q", values, off(values, 3, 1), ToleranceOptions()).passed
+    assert not compare_tensor("q", values, off(values, 3, 1), ToleranceOptions()).passed
 
 
 def test_a_ripple_passes_and_seven_hundredths_do_not() -> None:
@@ -129,7 +129,7 @@ def test_a_ripple_passes_and_seven_hundredths_do_not() -> None:
     values = rng.normal(0, 3, SIZE).astype(np.float32)
     for share, passed in ((0.01, True), (0.07, False)):
         wrong = off(values, 1, share * 3)
-        assert compare_output("y", values, wrong, ToleranceOptions(), step=Step(None, after=True)).passed is passed
+        assert compare_tensor("y", values, wrong, ToleranceOptions(), step=Step(None, after=True)).passed is passed
 
 
 def test_each_channel_has_a_step_of_its_own() -> None:
@@ -140,8 +140,8 @@ def test_each_channel_has_a_step_of_its_own() -> None:
         tied, wrong = values.copy(), values.copy()
         tied[0, :, 7] = scales
         wrong[0, 0, 7] = 1
-        assert compare_output("y", values, tied, ToleranceOptions(), step=step).ties == 3
-        assert not compare_output("y", values, wrong, ToleranceOptions(), step=step).passed
+        assert compare_tensor("y", values, tied, ToleranceOptions(), step=step).ties == 3
+        assert not compare_tensor("y", values, wrong, ToleranceOptions(), step=step).passed
 
 
 def quantized() -> onnx.GraphProto:

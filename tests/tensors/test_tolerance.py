@@ -14,7 +14,7 @@ from support import tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.tensors.compare import compare_output
+from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import (
     Precision,
     ResolvedTolerance,
@@ -125,9 +125,9 @@ def test_noise_of_fp32_sums_passes_and_a_thousandth_in_one_element_does_not(
     rng = np.random.default_rng(seed)
     noisy = reference + (1e-4 * scale * rng.uniform(-1, 1, reference.size)).astype(np.float32)
     options = ToleranceOptions()
-    assert compare_output("y", reference, noisy, options).passed
+    assert compare_tensor("y", reference, noisy, options).passed
     noisy[seed % reference.size] += np.float32(1.2e-3 * scale)
-    assert not compare_output("y", reference, noisy, options).passed
+    assert not compare_tensor("y", reference, noisy, options).passed
 
 
 def test_non_finite_values_do_not_count() -> None:
