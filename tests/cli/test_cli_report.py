@@ -99,13 +99,6 @@ def test_saved_results_are_compared_without_a_run(cli: CommandLine) -> None:
     assert sections(Path("here.html")) == ["answer", "findings", "search", "commands", "environment"]
 
 
-def test_a_run_that_finds_nothing_leaves_one_too(cli: CommandLine) -> None:
-    assert cli("diagnose", chain(Path("model.onnx")), *TARGET, "-o", "out").status == 1
-    page = (the_run() / "report.html").read_text(encoding="utf-8")
-    assert "Does not reproduce" in page
-    assert "the failure does not reproduce on the original model" in page
-
-
 def test_a_run_that_ends_early_says_how_to_go_on(cli: CommandLine) -> None:
     model = chain(Path("model.onnx"), 20)
     check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi")
@@ -208,12 +201,6 @@ def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: 
     assert cli("report", "old.json").status == 0
     assert sections(Path("report.html")) == ["answer", "findings", "environment"]
     assert "Mul &#39;big&#39;" in Path("report.html").read_text()
-
-
-def test_the_page_goes_to_no_folder(cli: CommandLine) -> None:
-    assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
-    ran = cli("report", the_run(), "-o", "nowhere/page.html")
-    assert (ran.status, "no folder nowhere" in ran.error) == (2, True)
 
 
 def test_the_last_line_names_it(cli: CommandLine) -> None:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.report.reproducer import ISSUE, SCRIPT, Command, Reproducer, Since, Trial
+from bisect_trt.report.reproducer import ISSUE, Command, Reproducer, Since
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -123,21 +123,3 @@ def test_a_title_names_one_operator_or_several() -> None:
     mixed = issue()
     mixed.model.graph.node[3].op_type = "Mul"
     assert mixed.title == "TensorRT: fp16 overflow in Add, Mul"
-
-
-def test_where_it_was_run_is_said() -> None:
-    found = Reproducer(model_of(14), None, False, {}, {}, [SEEN], "It fails.", TARGET, "Found.", "inf")
-    shown = replace(found, trials={SCRIPT: Trial(True)})
-    assert "Run here, it shows the failure." in shown.how_to_run()
-    there = replace(shown, places=[{"place": "env=onnxruntime==1.20.1", "ONNX Runtime": "1.20.1"}])
-    assert "Run in an environment with onnxruntime==1.20.1, it shows the failure." in there.how_to_run()
-    hidden = replace(there, trials={SCRIPT: Trial(False, "it ends well")})
-    said = "Run in an environment with onnxruntime==1.20.1, it does not show the failure: it ends well."
-    assert said in hidden.how_to_run()
-    afar = replace(shown, places=[{"place": "ssh=box"}])
-    assert "Run in ssh=box, it shows the failure." in afar.how_to_run()
-
-
-def test_what_is_no_bug_is_not_attached_to_a_report() -> None:
-    assert "Everything is in the attached folder." in issue().render(ISSUE)
-    assert "Everything is in this folder." in replace(issue(), fault="A tie.", is_bug=False).render(ISSUE)

@@ -12,7 +12,7 @@ from support import overflowing
 
 import bisect_trt
 from bisect_trt.probe.journal import Record
-from bisect_trt.report.console import NotebookConsole, notebook
+from bisect_trt.report.console import NotebookConsole
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 
@@ -82,10 +82,6 @@ def test_progress_takes_the_place_of_what_was_shown_before() -> None:
     assert "1. <b>Which</b> units?" in shown[0][0]["text/plain"]
     assert "<b>" not in shown[0][0]["text/html"]
     assert shown[-1][0]["text/plain"].startswith("bisect-trt reduce ended: 8 probes, ")
-
-
-def test_outside_of_a_notebook_nothing_is_shown() -> None:
-    assert notebook() is None
 
 
 @pytest.mark.skipif(

@@ -198,6 +198,8 @@ def test_postprocessing_before_comparison() -> None:
         ("postprocess", ["5", "top-", "top-0", "top-2,axis=", "top-2,1", "top-x"]),
         ("index_tolerance", ["-1", "1.5", "many", ""]),
         ("error_quantile", ["-0.1", "1.1", "nan", "x"]),
+        ("atol", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"]),
+        ("check_error_stat", ["out:worst"]),
     ],
 )
 def test_malformed_values(option: str, texts: list[str]) -> None:

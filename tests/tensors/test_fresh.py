@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from bisect_trt.tensors.fresh import FreshSamples, Kind
+from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import Sample
 
 IDS = np.array([[5, 17, 3, 3, 99, 0, 1, 2]], np.int64)
@@ -112,19 +112,6 @@ def test_what_may_be_no_other_stays(value: np.ndarray) -> None:
     assert not law.varies
     assert law.draw(3)["x"] is value
     assert law.describe() == "'x': as given"
-
-
-def test_what_is_said_names_each_input() -> None:
-    law = FreshSamples.like([{"image": IMAGE, "ids": IDS, "mask": PADDED, "x": NORMAL}], {"ids": 50})
-    assert [each.kind for each in law.inputs.values()] == [Kind.UNIT, Kind.IDS, Kind.MASK, Kind.REAL]
-    said = law.describe()
-    for words in (
-        "'ids': other ids from 0 to 49",
-        "'mask': other masks",
-        "'image': other random values",
-        "uniform in [0, 1]",
-    ):
-        assert words in said
 
 
 def test_several_samples_are_drawn_from_together() -> None:

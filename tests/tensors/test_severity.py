@@ -34,11 +34,6 @@ def test_severity_is_the_error_over_the_tolerance(error: float, size: int) -> No
     assert comparison.passed or comparison.severity >= 1
 
 
-def test_the_relative_tolerance_counts_too() -> None:
-    comparison = compare(np.array([100.0]), np.array([130.0]), atol="1", rtol="0.01")
-    assert comparison.severity == pytest.approx(30 / (1 + 1))
-
-
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=20))
 def test_severity_is_of_the_element_furthest_past_its_tolerance(pairs: list[tuple[float, float]]) -> None:
     """Not of that with the largest error, which among near-equals is one by chance; and it is kept as it was."""
@@ -48,13 +43,6 @@ def test_severity_is_of_the_element_furthest_past_its_tolerance(pairs: list[tupl
     past = np.where((off > 0.5) & (off > 0.1 * np.abs(reference)), off / (0.5 + 0.1 * np.abs(reference)), 0)
     assert comparison.severity == pytest.approx(past.max())
     assert TensorComparison.from_json(comparison.to_json()) == comparison
-
-
-def test_near_equal_errors_do_not_change_severity_with_their_order() -> None:
-    reference = np.array([0.0, 100.0])
-    one, other = (compare(reference, reference + off, atol="1", rtol="0.1") for off in ([12, 11.9], [12, 12.1]))
-    assert one.worst != other.worst
-    assert one.severity == other.severity == pytest.approx(12)
 
 
 @pytest.mark.parametrize("target", [np.array([np.inf, 0]), np.array([np.nan, 0]), np.zeros(3)])

@@ -44,29 +44,6 @@ def test_named_values_come_back_and_the_rest_get_the_default(
         )
 
 
-def test_the_last_colon_divides() -> None:
-    options = tolerances(rtol=["a:0:1e-2", "/b/c:1e-4"], check_error_stat=["mean", "a:0:max"])
-    assert options.for_output("a:0") == (Tolerance(None, 1e-2), ErrorStat.MAX)
-    assert options.for_output("/b/c") == (Tolerance(None, 1e-4), ErrorStat.MEAN)
-
-
-@pytest.mark.parametrize("text", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"])
-def test_junk_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--atol"):
-        tolerances(atol=[text])
-
-
-@pytest.mark.parametrize("values", [["1", "2"], ["x:1", "x:1"], ["1", ":2"]])
-def test_twice_is_refused(values: list[str]) -> None:
-    with pytest.raises(UsageError, match="given twice"):
-        tolerances(rtol=values)
-
-
-def test_an_unknown_statistic_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="one of elemwise, max, mean, median"):
-        tolerances(check_error_stat=["out:worst"])
-
-
 @pytest.mark.parametrize(
     "options",
     [
