@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -166,6 +167,29 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
             run_there(connection, f"{before}; os.kill(os.getppid(), {int(signal.SIGSEGV)})")
         assert (death.value.code, death.value.over_memory) == (-signal.SIGSEGV, False)
         assert connection.call("facts", {"packages": ["numpy"]})[0]["facts"]["packages"]["numpy"] == np.__version__
+
+
+UNGROUPED = """
+import os, time
+from pathlib import Path
+from bisect_trt.worker import host
+host._run_models = lambda *_: time.sleep(1000)
+source, driver = os.pipe()
+os.close(driver)
+watched = host.Watched(Path(), source, os.dup(1), None)
+try:
+    watched.ask({"call": "layers"}, bytearray())
+except host.Closed:
+    print(watched.end())
+"""
+
+
+def test_a_driver_that_goes_right_after_the_fork_leaves_nothing(tmp_path: Path) -> None:
+    """The process that runs models has no group of its own yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNGROUPED], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert int(done.stdout) == -signal.SIGKILL
 
 
 def test_a_memory_limit_holds_there() -> None:
