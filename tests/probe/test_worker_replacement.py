@@ -270,45 +270,27 @@ def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path:
         assert (len(set(processes)) == len(processes)) is fresh
 
 
-@pytest.mark.parametrize("command", ["run", "layerwise"])
-def test_fresh_process_for_one_model(target: Callable[..., Ran], command: str) -> None:
-    assert target(command, "--fresh-process").status in (0, 1)
-
-
 COMMANDS = [["run"], ["layerwise"], ["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["precision", "-o", "mixed.onnx"]], ids=lambda words: words[0])
 @pytest.mark.parametrize(
-    ("level", "says"),
-    [
-        ("missing", "error: there is no NVIDIA GPU here."),
-        (
-            "crash",
-            (
-                "error: TensorRT (fp16, hardware compatibility level) does not start: it crashed (SIGSEGV); "
-                "`bisect-trt doctor` says more."
-            ),
-        ),
-    ],
+    ("level", "says"), [("missing", "no NVIDIA GPU"), ("crash", "does not start: it crashed (SIGSEGV)")]
 )
 def test_a_target_that_is_not_there_ends_it_before_any_search(
     target: Callable[..., Ran], tmp_path: Path, command: list[str], level: str, says: str
 ) -> None:
     done = target(command[0], *command[1:], "--builder-set", f"stand_in={level}")
-    assert (done.status, done.error) == (4, says)
+    assert done.status == 4
+    assert says in done.error
     assert not (tmp_path / "standin" / "ran.txt").exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS[2:], ids=lambda words: words[0])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(("command", "workers"), [(COMMANDS[2], "2"), (COMMANDS[3], "1")])
 def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], command: list[str], workers: str) -> None:
     done = target(command[0], *command[1:], "--builder-set", "stand_in=small", "--workers", workers)
     assert done.status == 4
-    assert done.error == (
-        "error: the original model does not fit: the target refuses the model: out of memory: OutOfMemory; free the GPU, "
-        "feed less at a time (--input-shapes), or allow less scratch space (--pool-limit workspace:1G)."
-    )
+    assert "the original model does not fit" in done.error
 
 
 def test_unavailable_is_no_verdict(make_pool: MakePool) -> None:
