@@ -354,42 +354,29 @@ def run_tool(
 def index_settings() -> dict[str, str]:
     """Environment variables that name pip's indexes to uv, which reads none of pip's settings; none if uv has its own.
 
-    All indexes are equal, as for pip: the newest release of any is taken.
+    All indexes are equal, as for pip: the newest release of any is taken. Source: pip's documentation, "Configuration".
     """
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
     own = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {"SSL_CERT_FILE"}
-    files = Path(home, "uv/uv.toml").expanduser(), Path("/etc/uv/uv.toml")
-    if any(map(os.environ.get, own)) or any(each.exists() for each in files):
+    if any(map(os.environ.get, own)) or (config / "uv/uv.toml").exists() or Path("/etc/uv/uv.toml").exists():
         return {}
-    told = {_SETTINGS[name]: value for name, value in pip_settings().items() if value}
-    if os.environ.get("SSL_CERT_FILE"):
-        told.pop("SSL_CERT_FILE", None)
-    if "UV_FIND_LINKS" in told:
-        told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
+    named = os.environ.get("PIP_CONFIG_FILE")
+    files = ["/etc/pip.conf", "~/.pip/pip.conf", f"{config}/pip/pip.conf", f"{sys.prefix}/pip.conf", named or ""]
+    parser = configparser.RawConfigParser()
+    with contextlib.suppress(configparser.Error):
+        parser.read([Path(each).expanduser() for each in files if each and named != os.devnull], encoding="utf-8")
+    told = {}
+    for name, variable in _SETTINGS.items():
+        sections = [parser[section].get(name) for section in ("install", "global") if parser.has_section(section)]
+        values = os.environ.get(f"PIP_{name.upper().replace('-', '_')}"), *sections
+        value = next((" ".join(each.split()) for each in values if each is not None), "")
+        if value and not (name == "cert" and os.environ.get(variable)):
+            told[variable] = value.replace(" ", ",") if name == "find-links" else value
     if "UV_INDEX" in told:  # uv refuses a folder that does not exist, and pip does not
         urls = told["UV_INDEX"].split()
         there = [url for url in urls if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()]
         told |= {"UV_INDEX": " ".join(there), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     return told
-
-
-def pip_settings() -> dict[str, str]:
-    """The settings of pip that name indexes, from its files and environment variables; what comes later wins.
-
-    Source: pip's documentation, "Configuration".
-    """
-    named = os.environ.get("PIP_CONFIG_FILE")
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    files = ["/etc/pip.conf", "~/.pip/pip.conf", f"{config}/pip/pip.conf", f"{sys.prefix}/pip.conf", named or ""]
-    parser = configparser.RawConfigParser()
-    with contextlib.suppress(configparser.Error):
-        parser.read([Path(each).expanduser() for each in files if each and named != os.devnull], encoding="utf-8")
-    found: dict[str, str] = {}
-    for section in ("global", "install"):
-        if parser.has_section(section):
-            found |= {name: " ".join(value.split()) for name, value in parser.items(section) if name in _SETTINGS}
-    variables = {name: os.environ.get(f"PIP_{name.upper().replace('-', '_')}") for name in _SETTINGS}
-    return found | {name: value for name, value in variables.items() if value is not None}
 
 
 def _last_lines(said: str) -> str:

@@ -244,20 +244,15 @@ class Limits:
 
     def passed(self, pid: int) -> str | None:
         """Which of them a process is past, if any."""
-        self.past = self._passed(pid)
-        return self.past
-
-    def _passed(self, pid: int) -> str | None:
-        now = time.monotonic()
+        now, self.past = time.monotonic(), None
         if self.cancel is not None and self.cancel.is_set:
-            return "cancelled"
-        if self._deadline is not None and now >= self._deadline:
-            return "timed out"
-        if self._memory is None or now < self._next_look:
-            return None
-        over = holds_more(pid, self._memory)
-        self._next_look = time.monotonic() + MEMORY_LOOK_SECONDS
-        return "over memory" if over else None
+            self.past = "cancelled"
+        elif self._deadline is not None and now >= self._deadline:
+            self.past = "timed out"
+        elif self._memory is not None and now >= self._next_look:
+            self.past = "over memory" if holds_more(pid, self._memory) else None
+            self._next_look = time.monotonic() + MEMORY_LOOK_SECONDS
+        return self.past
 
 
 def _attend(process: subprocess.Popen[bytes], reading: int, output: CappedLog, limits: Limits) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from bisect_trt.worker.channel import Answered, Buffer, ChannelLost, ProcessChan
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
+
+if TYPE_CHECKING:
+    from bisect_trt.worker.cluster import RayChannel
 
 _FILE_PART = 8 << 20
 _MODULES = (
@@ -98,20 +101,6 @@ def application() -> bytes:
     return buffer.getvalue()
 
 
-class Channel(Protocol):
-    """Exchanges messages with a place; see :class:`~bisect_trt.worker.channel.ProcessChannel`."""
-
-    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Answered:
-        """Send a message and wait for the answer.
-
-        Raises:
-            ChannelLost: The place does not answer.
-        """
-
-    def close(self) -> None:
-        """End what runs in the place."""
-
-
 class Connection:
     """Calls the program in a place.
 
@@ -127,7 +116,13 @@ class Connection:
         self.memory: Mapping[str, int] = {}
         self.printed = ""
         self._files: set[str] = set()
-        self._channel = _channel(place, options)
+        self._channel: ProcessChannel | RayChannel
+        if place.kind == "ray":
+            from bisect_trt.worker.cluster import RayChannel  # noqa: PLC0415 - Ray is an extra
+
+            self._channel = RayChannel(place, program(options))
+        else:
+            self._channel = ProcessChannel(place.said, place.argv, program(options), typed=place.typed)
 
     def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Answered:
         """Call a method of ``host.Host``.
@@ -175,14 +170,6 @@ class Connection:
     def close(self) -> None:
         """End what runs in the place."""
         self._channel.close()
-
-
-def _channel(place: Place, options: Mapping[str, Any]) -> Channel:
-    if place.kind == "ray":
-        from bisect_trt.worker.cluster import RayChannel  # noqa: PLC0415 - Ray is an extra
-
-        return RayChannel(place, program(options))
-    return ProcessChannel(place.said, place.argv, program(options), typed=place.typed)
 
 
 def _raise_error(header: Mapping[str, Any]) -> None:

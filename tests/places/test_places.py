@@ -208,7 +208,8 @@ def test_nothing_is_left_in_a_place(end: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PLACE_TEST", mark)
     connection = connect()
     connection.call("facts", {"packages": []})
-    process = connection._channel._process  # type: ignore[attr-defined]
+    channel: Any = connection._channel
+    process = channel._process
 
     def ask_and_be_ended() -> None:
         with pytest.raises((ChannelLost, ProcessDied)):
