@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from bisect_trt.plugins import FAILED
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, environment
 from bisect_trt.targets import find, names
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import ProcessEnd, module_command, run_to_end
 
@@ -89,13 +92,31 @@ def doctor(folder: Path, console: Console, result: Result) -> Result:
 def examine(target: str, look: str, folder: Path) -> Examined:
     """Look at one thing of a target, in a process of its own."""
     log, file = (folder / f"{target}-{look}.{suffix}" for suffix in ("log", "json"))
-    command = module_command("bisect_trt.targets.about", target, look, str(file))
+    command = module_command("bisect_trt.commands.doctor", target, look, str(file))
     end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
     try:
         plain = json.loads(file.read_text())
     except (OSError, ValueError):
         return Examined({}, _how_it_ended(end, log))
     return Examined(plain["found"], plain["missing"])
+
+
+def look_inside() -> None:
+    """Write what a target finds on this machine, and why the rest does not exist: ``TARGET LOOK FILE``.
+
+    It runs in a process of its own, so that a library that crashes is a finding.
+    """
+    found: dict[str, str] = {}
+    missing = None
+    target, look, file = sys.argv[1:]
+    try:
+        found.update(find(target).look(look, TargetSettings(target)))  # what comes before an error stays
+    except UnavailableError as error:
+        missing = str(error)
+    except Exception as error:
+        missing = f"{type(error).__name__}: {error}."
+    Path(file).write_text(json.dumps({"found": found, "missing": missing}))
+    os._exit(0)  # some libraries crash when they are taken down
 
 
 def _how_it_ended(end: ProcessEnd, log: Path) -> str:
@@ -128,3 +149,7 @@ def run(call: Call) -> Result:
         if where.places:
             return look_there(Path(folder), where, call.console, call.result)
         return doctor(Path(folder), call.console, call.result)
+
+
+if __name__ == "__main__":
+    look_inside()

@@ -289,7 +289,7 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 
     changes: dict[str, object] = {}
     for setting, value in target.target.changed(target):
-        if setting in target.target.files:
+        if setting in target.target.files and setting not in target.target.not_reproducible:
             changes[setting] = tuple(map(copy, value)) if isinstance(value, tuple) else copy(value)
     return target.with_own(**changes) if changes else target, carried
 

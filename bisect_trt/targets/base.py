@@ -220,7 +220,6 @@ class Target(ABC):
             :mod:`bisect_trt.targets.runtime`. They are sent to remote workers and joined into ``reproduce.py``. Empty for
             a target that only runs on this machine, by its own :meth:`make_runtime`.
         reads_graph: Whether its :meth:`hints` are needed for every model.
-        sent_files: More settings that are files which are sent to a place.
         sent_back: The settings that are files which it writes when a model is loaded; they come back from a place.
         stays: Whether it always runs on this machine.
         rows: The rows of ``doctor``: options beside ``--NAME``, with the looks (see :meth:`look`) that these need.
@@ -242,7 +241,6 @@ class Target(ABC):
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     sent: ClassVar[tuple[str, ...]] = ()
     reads_graph: ClassVar[bool] = False
-    sent_files: ClassVar[tuple[str, ...]] = ()
     sent_back: ClassVar[tuple[str, ...]] = ()
     stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}

@@ -224,7 +224,7 @@ class RemoteRunner:
                 return {"sent_file": digest, "name": Path(value).name}
             return value
 
-        for name in (*target.files, *target.sent_files):
+        for name in target.files:
             values[name] = sent(values[name])
         for name in target.sent_back:
             if values[name] is not None:

@@ -80,7 +80,7 @@ class TensorRtTarget(Target):
     needs = "tensorrt"
     packages = (Package("tensorrt"),)
     reads_graph = True
-    files = ("plugins", "load_timing_cache", "calibration_cache")
+    files = ("plugins", "load_timing_cache", "calibration_cache", "calibration_data", "load_engine")
     sent = (
         "bisect_trt.targets.choices",
         "bisect_trt.targets.trt.log",
@@ -92,7 +92,7 @@ class TensorRtTarget(Target):
         "bisect_trt.targets.trt.session",
         "bisect_trt.targets.trt.runner",
     )
-    sent_files, sent_back = ("load_engine", "calibration_data"), ("save_engine",)
+    sent_back = ("save_engine",)
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
         "save_tactics": NotReproducible("says where a file goes, and changes no engine"),
