@@ -14,7 +14,6 @@ from lowering import (
     HALF_EPSILON,
     INT64,
     LEVELS,
-    SEQUENCE,
     X900,
     Lowering,
     both,
@@ -41,22 +40,6 @@ def test_ir_3_lists_its_weights_as_inputs(lower: Lowering) -> None:
     listed = [("x", FLOAT, (2, 3)), ("w", FLOAT, (1,))]
     lowered = checked(lower, model(nodes, ["y"], [weight("w", [1e5])], inputs=listed, opset=9, ir=3))
     assert np.isposinf(run_as_lowered(lower, lowered, {"x": np.zeros((2, 3), np.float32)})["y"]).all()
-
-
-@both
-def test_omitted_inputs_and_outputs_stay_omitted(lower: Lowering) -> None:
-    """An LSTM without its first output goes by its second; without biases, lengths and initial states, but with peepholes."""
-    gates = [weight(name, np.full((1, 4, size), 0.1)) for name, size in (("W", 3), ("R", 1))]
-    nodes = [
-        helper.make_node("Clip", ["x", "", "high"], ["clipped"]),
-        helper.make_node("LSTM", ["clipped", "W", "R", "", "", "", "", "P"], ["", "last"], hidden_size=1),
-    ]
-    source = model(nodes, ["last"], [weight("high", 0.1), *gates, weight("P", np.zeros((1, 3)))], inputs=[SEQUENCE])
-    feeds = {"x": np.ones((2, 1, 3), np.float32)}
-    full = ort_run(source, feeds)["last"]
-    np.testing.assert_allclose(ort_run(checked(lower, source), feeds)["last"], full, rtol=4 * HALF_EPSILON)
-    kept = checked(lower, source, keep=["last", "clipped"])
-    assert np.array_equal(ort_run(kept, feeds)["last"], full), "kept by its first output that is there"
 
 
 @both
@@ -199,14 +182,6 @@ def test_a_type_that_onnx_cannot_infer_may_be_told(lower: Lowering) -> None:
 
 
 @both
-def test_names_that_are_taken_are_not_taken_again(lower: Lowering) -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["x_fp16"]), helper.make_node("Add", ["x_fp16", "x"], ["x_rounded"])]
-    lowered = checked(lower, model(nodes, ["x_rounded"]))
-    got = ort_run(lowered, {"x": np.zeros((2, 3), np.float32)})["x_rounded"]
-    assert (got == 1).all()
-
-
-@both
 def test_weights_in_another_file_are_not_read(lower: Lowering, tmp_path: Path) -> None:
     source = model([helper.make_node("Add", ["x", "w"], ["y"])], ["y"], [weight("w", np.full((2, 3), 1e5))])
     onnx.save(source, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -225,11 +200,10 @@ def test_an_opset_too_old_is_refused(lower: Lowering) -> None:
         lower(model([helper.make_node("Relu", ["x"], ["y"])], ["y"], opset=5, ir=3))
 
 
-@both
 @pytest.mark.parametrize("name", LIGHT)
-def test_light_models(lower: Lowering, name: str) -> None:
+def test_light_models(name: str) -> None:
     source = onnx.load(light_model(name))
-    lowered = checked(lower, source)
+    lowered = checked(lower_roundtrip, source)
     compute = Counter({op: count for op, count in ops(source).items() if op != "Cast"})
     assert not compute - ops(lowered), "a node was lost"
     if name in ("squeezenet", "shufflenet", "inception_v2"):
@@ -240,5 +214,4 @@ def test_light_models(lower: Lowering, name: str) -> None:
         assert list(got) == [value.name for value in source.graph.output]
         for output, value in got.items():
             assert value.dtype == np.float32
-            if lower is lower_roundtrip:
-                assert np.array_equal(value.astype(np.float16).astype(np.float32), value, equal_nan=True), output
+            assert np.array_equal(value.astype(np.float16).astype(np.float32), value, equal_nan=True), output

@@ -189,27 +189,6 @@ def test_the_first_plugin_of_a_kind_tells_of_all(tmp_path: Path, pool: CountingP
     assert pool.asked < 12
 
 
-def test_nodes_that_fail_each_in_its_own_way(tmp_path: Path, pool: CountingPool) -> None:
-    nodes = [
-        node("Relu", "x", "a"),
-        *failing("a", "P"),
-        node("Exp", "a", "b"),
-        *failing("b", "Q"),
-        *custom("a", "R"),
-        node("Add", "a b", "y"),
-    ]
-    model = onnx.load(str(saved(tmp_path / "model.onnx", nodes, ["y", "P", "Q", "R"])))
-    known = reference(model, tmp_path, pool)
-    assert {nodes[index].name for index in known.missing} == {"<P>", "<Q>", "<R>"}
-    said = {nodes[index].name: why for index, why in known.missing.items()}
-    assert "<P>" in said["<P>"]
-    assert "<Q>" in said["<Q>"]
-    assert "Plugin" in said["<R>"]
-    values = known.select(["a", "b", "y", "x", "P"])
-    assert list(values) == ["a", "b", "y", "x"]
-    np.testing.assert_allclose(values["y"], 1 + np.exp(np.ones((2, 3))), rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN])
 def test_nothing_is_cut_at_a_tensor_that_cannot_be_fed(cli: CommandLine, kind: int) -> None:
     nodes = [

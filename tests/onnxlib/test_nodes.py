@@ -33,12 +33,6 @@ def test_a_constant_holds_its_value_in_each_form_of_numbers(form: str, value: An
     assert numpy_helper.to_array(tensor).dtype == expected.dtype
 
 
-def test_text_another_domain_and_another_node_hold_nothing() -> None:
-    assert held(node("Constant", [], ["c"], value_string="a")) is None
-    assert held(node("Constant", [], ["c"], domain="mine", value_float=1.0)) is None
-    assert held(node("ConstantOfShape", ["s"], ["c"])) is None
-
-
 def test_an_attribute_of_another_type_or_of_the_caller_is_none() -> None:
     assert attribute(node("Softmax", ["x"], ["y"], axis=2), "axis", 1) == 2
     assert attribute(node("Softmax", ["x"], ["y"]), "axis", 1) == 1

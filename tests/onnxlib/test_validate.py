@@ -147,17 +147,6 @@ def test_functions_that_end_are_read(tmp_path: Path) -> None:
     assert Network(load_model(tmp_path / "model.onnx")).constant == [False]
 
 
-def test_a_function_that_draws_random_numbers_through_others_is_no_constant() -> None:
-    names = [f"F{level}" for level in range(60)]
-    functions = [function(name, names[place - 1 : place] * 2) for place, name in enumerate(names)]
-    del functions[0].node[:]
-    functions[0].node.append(node("RandomNormalLike", ["t0"], ["t1"]))
-    calls = [node("F59", ["w"], ["noise"], domain="mine"), node("Add", ["x", "noise"], ["y"])]
-    weights = {"w": np.ones(3, np.float32)}
-    model = model_of(calls, [X], ["y"], weights, domains=["mine"], functions=functions)
-    assert Network(model).constant == [False, False]
-
-
 @settings(deadline=None)
 @given(st.sampled_from(ELEMENTS), st.lists(st.integers(0, 3), max_size=2), st.booleans())
 def test_every_type_of_weight_that_onnx_makes_is_read(element: int, shape: list[int], raw: bool) -> None:
