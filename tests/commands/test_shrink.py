@@ -1,15 +1,154 @@
-"""The tensors of the minimal case get smaller, axis by axis where those of one size do not go together."""
+"""What shrinking leaves: a model that ONNX's checker takes, its parameters as long as their channels, its axes cut one by one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
-from support import arrays
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from support import arrays, examples, node_names
+
+import bisect_trt
+from bisect_trt.onnxlib.shrink import Piece, axis_groups, axis_sizes, cut_axes, is_sound, keep_outputs
+
+node = helper.make_node
+CHANNELS = 32
+
+
+def model_of(nodes: list[NodeProto], weights: dict[str, NDArray[Any]], *, opset: int = 17) -> ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, CHANNELS, 6, 6])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
+    inferred = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    )
+    del inferred.graph.value_info[:]
+    return inferred
+
+
+def floats(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def quantized_conv(element: type = np.int8) -> ModelProto:
+    """As quantization tools write it: the weights of 8 bits and an fp32 bias, or one of 32 bits."""
+    weights: dict[str, NDArray[Any]] = {
+        "q": np.random.default_rng(0).integers(0, 100, (CHANNELS, CHANNELS, 1, 1)).astype(element),
+        "scale": np.full(CHANNELS, 0.01, np.float32),
+        "zero": np.zeros(CHANNELS, element),
+        "b": floats(CHANNELS),
+    }
+    nodes = [
+        node("DequantizeLinear", ["q", "scale", "zero"], ["w"], name="dequantize", axis=0),
+        node("Conv", ["x", "w", "b"], ["y"], name="conv"),
+    ]
+    return model_of(nodes, weights)
+
+
+def plain_conv(op: str = "Conv", group: int = 1) -> ModelProto:
+    shape = (CHANNELS, CHANNELS // group, 3, 3)
+    return model_of(
+        [node(op, ["x", "w", "b"], ["y"], name="conv", group=group)], {"w": floats(*shape), "b": floats(CHANNELS)}
+    )
+
+
+def normalised(op: str, parameters: int) -> ModelProto:
+    weights = {f"p{place}": np.abs(floats(CHANNELS)) + 1 for place in range(parameters)}
+    return model_of([node(op, ["x", *weights], ["y"], name="norm")], weights)
+
+
+def integer_conv() -> ModelProto:
+    rng = np.random.default_rng(0)
+    weights: dict[str, NDArray[Any]] = {
+        "one": np.array(0.05, np.float32),
+        "none": np.array(0, np.uint8),
+        "w": rng.integers(-50, 50, (CHANNELS, CHANNELS, 1, 1)).astype(np.int8),
+        "ws": np.full(CHANNELS, 0.01, np.float32),
+        "wz": np.zeros(CHANNELS, np.int8),
+        "b": rng.integers(-50, 50, CHANNELS).astype(np.int32),
+    }
+    nodes = [
+        node("QuantizeLinear", ["x", "one", "none"], ["xq"], name="quantize"),
+        node("QLinearConv", ["xq", "one", "none", "w", "ws", "wz", "one", "none", "b"], ["yq"], name="conv"),
+        node("DequantizeLinear", ["yq", "one", "none"], ["y"], name="dequantize"),
+    ]
+    return model_of(nodes, weights)
+
+
+MODELS: dict[str, Callable[[], ModelProto]] = {
+    "int8 weights": quantized_conv,
+    "uint8 weights": lambda: quantized_conv(np.uint8),
+    "convolution": plain_conv,
+    "grouped convolution": lambda: plain_conv(group=4),
+    "depthwise convolution": lambda: plain_conv(group=CHANNELS),
+    "transposed convolution": lambda: plain_conv("ConvTranspose"),
+    "batch norm": lambda: normalised("BatchNormalization", 4),
+    "instance norm": lambda: normalised("InstanceNormalization", 2),
+    "integer convolution": integer_conv,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_left_is_sound(name: str, here: Path) -> None:
+    model = here / "model.onnx"
+    onnx.save(MODELS[name](), str(model))
+    last = node_names(model)[-1]
+    result = bisect_trt.reduce(model, lambda path: last in node_names(path), output="out.onnx", run="run")
+    assert result.status == "found"
+    left = onnx.load("out.onnx")
+    assert is_sound(left)
+    golden = arrays("out.golden.npz")
+    assert all(np.isfinite(value).all() and np.abs(value).max() < 1e6 for value in golden.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=examples(25), deadline=None)
+@given(data=st.data())
+def test_a_parameter_of_another_length_is_seen(name: str, data: st.DataObject) -> None:
+    """Each parameter of one axis, made shorter: the checker takes most of them."""
+    model = MODELS[name]()
+    assert is_sound(model)
+    tensor = data.draw(st.sampled_from([t for t in model.graph.initializer if list(t.dims) == [CHANNELS]]))
+    length = data.draw(st.integers(2, CHANNELS - 1))
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:length], tensor.name))
+    assert not is_sound(model)
+
+
+@pytest.mark.parametrize("element", [np.int8, np.uint8])
+def test_the_axes_of_quantized_weights_are_cut_with_the_others(element: type) -> None:
+    model = quantized_conv(element)
+    piece = Piece(model, {"x": floats(1, CHANNELS, 6, 6)})
+    assert CHANNELS in axis_sizes(piece)
+    for group in axis_groups(piece, CHANNELS):
+        piece = cut_axes(piece, dict.fromkeys(group, slice(0, 1)))
+    assert is_sound(piece.proto)
+    assert {tensor.name: list(tensor.dims) for tensor in piece.proto.graph.initializer} == {
+        "q": [1, 1, 1, 1],
+        "scale": [1],
+        "zero": [1],
+        "b": [1],
+    }
+
+
+def test_fewer_outputs_need_fewer_inputs_and_weights() -> None:
+    nodes = [node("Mul", ["x", "a"], ["left"]), node("Add", ["z", "b"], ["y"]), node("Neg", ["left"], ["right"])]
+    model = model_of(nodes, {"a": floats(1), "b": floats(1)})
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1]))
+    model.graph.output.append(helper.make_tensor_value_info("left", TensorProto.FLOAT, None))
+    piece = keep_outputs(Piece(model, {"x": floats(1, CHANNELS, 6, 6), "z": floats(1)}), ["left"])
+    assert (list(piece.inputs), piece.outputs) == (["x"], ["left"])
+    assert [tensor.name for tensor in piece.proto.graph.initializer] == ["a"]
+    assert [each.op_type for each in piece.proto.graph.node] == ["Mul"]
+
 
 SIZE = 16
 
