@@ -22,11 +22,16 @@ def main() -> NoReturn:
         if not words & {"-h", "--help"}:
             _prepare(words)
         gc.disable()  # nothing that is imported is garbage
-        from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
+        from bisect_trt.cli.parser import escape_output, parse  # noqa: PLC0415 - see above
+
+        escape_output()
+        argv = tuple(sys.argv[1:])
+        name, values = parse(argv)
+        from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
         gc.freeze()
         gc.enable()
-        command_line()
+        perform(name, values, argv)
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
         _end(ending.code if isinstance(ending.code, int) else 1)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from light import LIGHT, Light, tag_light
 from support import Ran
 
-from bisect_trt.cli.main import main
+from bisect_trt.cli.app import main
 from bisect_trt.errors import BisectError
 from bisect_trt.targets.trt.runner import tensorrt
 from bisect_trt.worker import worker

@@ -16,7 +16,7 @@ from support import Ran
 UNSTEADY = Path(__file__).parent / "unsteady"
 SERVER = """
 import json, os, sys
-from bisect_trt.cli.main import main
+from bisect_trt.cli.app import main
 from bisect_trt.worker.worker import keep_spare
 
 keep_spare(2)

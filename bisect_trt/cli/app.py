@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import bisect_trt
-from bisect_trt.cli.main import parse
+from bisect_trt.cli.parser import escape_output, parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.commands.record import leave_record
@@ -29,6 +29,13 @@ from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.ci import workflow_commands, write_junit
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+
+
+def main() -> NoReturn:
+    """Run the command line of this process, and end it."""
+    escape_output()
+    words = tuple(sys.argv[1:])
+    perform(*parse(words), words)
 
 
 def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:

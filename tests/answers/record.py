@@ -79,7 +79,7 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
 
 def _call(words: Sequence[str]) -> tuple[int, str]:
     """The exit status of a command line and all that it prints."""
-    from bisect_trt.cli.main import main
+    from bisect_trt.cli.app import main
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     argv, stdin = ["bisect-trt", *words], io.TextIOWrapper(io.BytesIO())

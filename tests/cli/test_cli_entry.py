@@ -20,7 +20,7 @@ from support import COMMANDS, bisect_trt, chain, command_lines, overflowing, rea
 
 import bisect_trt as package
 from bisect_trt.cli.app import said_of_the_system
-from bisect_trt.cli.main import expand, several
+from bisect_trt.cli.parser import expand, several
 from bisect_trt.errors import UnavailableError
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}

@@ -15,7 +15,7 @@ from packaging.version import Version
 from pages import NOT_RUN, OF_EXAMPLES, ROOT, SHELLS, Reader, read_commands, read_fences
 
 from bisect_trt import errors
-from bisect_trt.cli.main import parse
+from bisect_trt.cli.parser import parse
 from bisect_trt.options.spec import Params
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce

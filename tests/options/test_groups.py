@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import examples
 
-from bisect_trt.cli.main import COMMON, IGNORED, RENAMED, expand, parse, several
+from bisect_trt.cli.parser import COMMON, IGNORED, RENAMED, expand, parse, several
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
@@ -202,7 +202,7 @@ def test_what_is_not_given_is_not_shared() -> None:
 
 PARSE = """
 import sys
-from bisect_trt.cli.main import parse
+from bisect_trt.cli.parser import parse
 try:
     parse({words!r})
 finally:

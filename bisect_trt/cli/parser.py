@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -60,16 +60,11 @@ IGNORED = frozenset(
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
-def main() -> NoReturn:
-    """Run the command line."""
+def escape_output() -> None:
+    """Print names of files and tensors with escapes where the terminal's encoding does not have them."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files and tensors need not be text that the terminal has
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    words = tuple(sys.argv[1:])
-    name, values = parse(words)
-    from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
-
-    perform(name, values, words)
 
 
 def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
