@@ -18,7 +18,6 @@ from bisect_trt.commands.minimal_case import by_blame, extract_suspect
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import SearchSettings
 from bisect_trt.commands.workarounds import WorkaroundSettings, add_precision, tell, work_around
-from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.precision import find_fix
 from bisect_trt.options.searches import Workaround
 from bisect_trt.report.result import Result
@@ -32,7 +31,7 @@ def find_workaround(session: Session, settings: WorkaroundSettings, search: Sear
     Raises:
         DoesNotReproduce: The target does not differ from the reference.
         BudgetSpent: No more probes may be made.
-        UsageError: The model with a way around cannot be written; the result has what it is.
+        UsageError: The patched model cannot be written.
         KeyboardInterrupt: The user stops.
     """
     console, result = session.console, session.result
@@ -61,9 +60,6 @@ def find_workaround(session: Session, settings: WorkaroundSettings, search: Sear
     find_fix(session, settings.check, search, answer, folder)
     add_precision(result)
     tell(result, session.console)
-    for way in result.extra["workarounds"]:
-        if way["passes"] and way["file"] is None and way["kind"] != "switch":
-            raise UsageError(f"{way['what']}: {way['why']}")
     passes = any(way["passes"] for way in result.extra["workarounds"])
     why = None if passes or fault.whose in ("reference", "random") else "no way around it was found"
     session.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))

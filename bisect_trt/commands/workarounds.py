@@ -16,7 +16,7 @@ from bisect_trt.commands.arbitration import Fault
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
-from bisect_trt.errors import BisectError, UsageError, first_few, quoted
+from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.precision import MIXED
 from bisect_trt.mixed_precision.validation import in_tolerances
 from bisect_trt.onnxlib.cut import mark_outputs
@@ -121,17 +121,15 @@ def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
 
 
 def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
-    """Write the patched form of the user's file and confirm it as it was read back; unwritten where it cannot be written.
+    """Write the patched form of the user's file and confirm it as it was read back.
 
     The file's shapes may be free, so nothing is made of the shapes of one run.
+
+    Raises:
+        UsageError: It cannot be written.
     """
     subject = session.subject
-    try:
-        save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
-    except UsageError as error:
-        unwritten = _candidate(session, change(subject.network), f"{output.name}, unwritten")
-        tried = _confirmed(session, way, unwritten)
-        return replace(tried, why=f"{tried.why}; {error}")
+    save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
     proto = load_model(output)
     subject.workspace.take_in(proto, output.parent)
     shapes = {info.name: info.shape or () for info in input_infos(subject.network)}

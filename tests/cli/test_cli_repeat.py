@@ -77,15 +77,6 @@ def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> Non
     assert cli("diff", f"{run}/good", f"{run}/bad").status == 0
 
 
-def test_kernels_that_are_wrong_together_only_are_named_together(here: Path) -> None:
-    model = network(here / "model.onnx", "bad1", "b", "bad2", "d")
-    words = ("--unsteady", "--fault", "all:0.4", "--until", "both", "--json", "r.json", "--artifacts-dir", "kept")
-    ran = unsteady("repeat", model, *words)
-    assert ran.status == 0, ran.err
-    assert proven(read_json(Path("r.json"))) == {("bad1", "tactic wrong_kernel"), ("bad2", "tactic wrong_kernel")}
-    assert {path.name for path in Path("kept").iterdir()} == {"good", "bad"}
-
-
 def test_a_check_command_judges_the_engines_that_were_built(here: Path) -> None:
     model = network(here / "model.onnx", "a", "b", "c")
     check = here / "check.py"
@@ -145,37 +136,32 @@ def test_one_build_that_runs_again_and_again(here: Path) -> None:
     assert len({each["verdict"] for each in read_json(Path("r.json"))["builds"]}) == 1
 
 
-def test_a_check_that_is_repeated(cli: CommandLine, here: Path) -> None:
-    model = network(here / "model.onnx", "a")
-    check = here / "check.sh"
-    check.write_text("#!/bin/sh\n[ -e second ] && exit 1\ntouch second\n", encoding="utf-8")
-    check.chmod(0o755)
-    ran = cli("repeat", model, "--until", "bad", "--json", "r.json", "--check", check)
+@pytest.mark.parametrize(
+    ("words", "check", "status", "counts", "said"),
+    [
+        (
+            ["--until", "bad"],
+            "[ -e second ] && exit 1; touch second",
+            0,
+            (1, 1),
+            "says nothing of what its builds choose",
+        ),
+        (["--until", "3"], "exit 0", 1, (3, 0), "It fails in 0 of 3 runs: 0.0%"),
+        (["-n", "2"], "exit 1", 0, (0, 2), "so `bisect-trt reduce` is what finds the reason"),
+        (["-n", "2", "--until", "both"], "exit 1", 3, (0, 2), "Stopped before --until both: no good run was seen in 2"),
+        (["--until", "bad"], "exit 1", 0, (0, 1), "The only run that was judged fails, so whether all do is not known"),
+    ],
+)
+def test_a_check_that_is_repeated(
+    cli: CommandLine, here: Path, words: list[str], check: str, status: int, counts: tuple[int, int], said: str
+) -> None:
+    script = here / "check.sh"
+    script.write_text(f"#!/bin/sh\n{check}\n", encoding="utf-8")
+    script.chmod(0o755)
+    ran = cli("repeat", network(here / "model.onnx", "a"), *words, "--json", "r.json", "--check", script)
     found = read_json(Path("r.json"))
-    assert (ran.status, found["good"], found["bad"], found["until"]) == (0, 1, 1, "bad")
-    assert "says nothing of what its builds choose" in ran.out
-
-
-def test_what_never_fails(cli: CommandLine, here: Path) -> None:
-    ran = cli("repeat", network(here / "model.onnx", "a", "b"), "--onnxrt", "--until", "3", "--json", "r.json")
-    found = read_json(Path("r.json"))
-    assert (ran.status, found["status"], found["runs"], found["rate"]) == (1, "not_reproduced", 3, 0.0)
-    assert "it may still fail in up to" in found["why"]
-
-
-def test_what_always_fails_is_no_matter_of_chance(cli: CommandLine, here: Path) -> None:
-    model = network(here / "model.onnx", "a")
-    ran = cli("repeat", model, "-n", "2", "--json", "r.json", "--check", "false")
-    assert ran.status == 0
-    assert "it fails in every run: that is no matter of chance" in read_json(Path("r.json"))["why"]
-    assert "so `bisect-trt reduce` is what finds the reason" in ran.out
-    ran = cli("repeat", model, "-n", "2", "--until", "both", "--json", "r.json", "--check", "false")
-    assert ran.status == 3
-    assert "Stopped before --until both: no good run was seen in 2; -n allows more." in ran.out
-    # One run is no "every": it was only waited for until it came.
-    ran = cli("repeat", model, "--until", "bad", "--json", "r.json", "--check", "false")
-    assert (ran.status, read_json(Path("r.json"))["bad"]) == (0, 1)
-    assert "The only run that was judged fails, so whether all do is not known; `--until both` goes on" in ran.out
+    assert (ran.status, (found["good"], found["bad"])) == (status, counts)
+    assert said in ran.out
 
 
 def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:

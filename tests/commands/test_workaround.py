@@ -11,13 +11,12 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import NORM_WIDTH, compared, node_names, overflowing, read_json, rest_slow, save, unstable_norm
+from support import compared, node_names, overflowing, read_json, rest_slow, save, unstable_norm
 from test_arbitration import tied
 from truth.networks import generated
 from truth.patterns import PLANTED
 
 from bisect_trt import workaround
-from bisect_trt.onnxlib import save as saving
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
@@ -136,31 +135,3 @@ def test_errors_are_in_units_of_the_tolerance() -> None:
     target = np.array([1.05, 0.0], np.float32)
     comparison = compared("y", np.array([1, 0], np.float32), target, Tolerance(0.1, 0.05))
     assert error_of(comparison) == pytest.approx(0.5)
-
-
-@pytest.mark.slow
-def test_without_room_for_the_model_the_way_is_told(
-    cli: CommandLine, here: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "SINGLE_FILE_LIMIT_BYTES", 1000)
-    model = onnx.load(str(unstable_norm(here / "inside.onnx")))
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(NORM_WIDTH, dtype=np.float32), "eye"))
-    model.graph.node.insert(0, helper.make_node("MatMul", ["x", "eye"], ["same"], name="pass"))
-    model.graph.node[1].input[0] = "same"
-    onnx.save(model, "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=1024)
-    with (small_disk / "else").open("wb") as file:
-        file.write(bytes((1 << 20) - 8192))
-    command = ["workaround", "model.onnx", "--onnxrt", "-o", small_disk / "patched.onnx"]
-    ran = cli(*command, "--json", "r.json")
-    assert ran.status == 2
-    assert "A way around it" in ran.out
-    result = read_json(Path("r.json"))
-    assert result["status"] == "error"
-    assert {node["name"] for node in result["culprits"]}
-    written = [way for way in result["workarounds"] if way["kind"] != "switch" and way["passes"]]
-    assert written
-    for way in written:
-        assert way["file"] is None
-        assert "-rewrite.onnx cannot be written" in way["why"] or "patched.onnx cannot be written" in way["why"]
-        assert "where the weights need no copy" in way["why"]
-    assert [path.name for path in small_disk.iterdir()] == ["else"]
