@@ -215,6 +215,8 @@ class Call:
         settings, exported = source.place(settings, workspace.folder, self.console)
         if exported is not None:
             self.result.extra["export"] = exported
+        if metric is not None:  # inputs in memory are files only now
+            metric = replace(metric, data=settings.data)
         named = [*data_files(data), *compare_files(self[Compare]), *check_files(self[CheckOptions]), *files]
         named += metric_files(self[Metric]) + self[Target].files()
         self._bind(source, settings, named, workspace.folder)

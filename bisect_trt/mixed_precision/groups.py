@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,11 @@ class GroupSpace(Space):
             [find_misfit(subject, self.plain, pair, references) for pair in group.pairs] for group in self.groups
         ]
         self._usual = math.log2(usual_ratio([each for found in self.misfits for each in found]))
-        self._costs: _Costs | None = None
+        self._measured, self._refused = False, False
+        self._everything: float | None = None
+        """The error with all groups quantized."""
+        self._alone: dict[str, list[float | None]] = {}
+        """The errors with each group alone in floats (``removed``), and alone quantized (``quantized``), if measured."""
         ranked = sorted(lowering.units, key=lambda unit: (-self._bits_lost(unit), unit))
         self.suspects = [
             Suspect(unit, LOSES + min(self._bits_lost(unit), 32.0) / 33, *self._reason(unit))
@@ -110,9 +114,7 @@ class GroupSpace(Space):
 
     def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were held against given samples
         """The groups that cost most alone first; where that is not measured, those whose scales fit worst."""
-        costs = [self._bits_lost(unit) for unit in self.lowering.units]
-        if self._costs is not None and self._costs.quantized:
-            costs = [cost or 0.0 for cost in self._costs.quantized]
+        costs = [cost or 0.0 for cost in self._alone.get("quantized", map(self._bits_lost, self.lowering.units))]
         return sorted(self.lowering.units, key=lambda unit: (-costs[unit], unit))
 
     def label(self, unit: int) -> str:
@@ -147,9 +149,8 @@ class GroupSpace(Space):
 
     def extra(self, kept: Subset, minimal: Subset) -> dict[str, Any]:
         """The table of groups, what is right, and whether kernels are to blame."""
-        costs, target = self._costs, self._settings.target
-        written = None if costs is None or target is None else costs.everything
-        to_blame = written is not None and written <= 1 and not self._refused
+        error, target = self._everything, self._settings.target
+        to_blame = target is not None and error is not None and error <= 1 and not self._refused
         sentence = (
             "with graph optimisations off, where Q/DQ is computed in floats as written, the quantized model passes: the failure "
             f"comes from how {target.describe()} computes with integers (on CPUs without VNNI products of uint8 and int8 "
@@ -162,18 +163,16 @@ class GroupSpace(Space):
             "groups": [self._row(unit, kept, minimal) for unit in self.lowering.units],
             "not_lowered": len(self._left),
             "reference": "the model without Q/DQ" if original is None else str(original),
-            "error_all_quantized": None if costs is None else _finite(costs.everything),
-            "kernels": None
-            if costs is None or target is None
-            else {"error_as_written": _finite(written), "to_blame": to_blame, "sentence": sentence},
+            "error_all_quantized": _finite(error),
+            "kernels": {"error_as_written": _finite(error), "to_blame": to_blame, "sentence": sentence}
+            if self._measured and target is not None
+            else None,
         }
 
     def _row(self, unit: int, kept: Subset, minimal: Subset) -> dict[str, Any]:
         """A group of the table."""
-        misfits, costs = self.misfits[unit], self._costs
+        misfits, alone, entry = self.misfits[unit], self._alone, self._entry(unit)
         rule, sentence = self._reason(unit)
-        alone = {} if costs is None else {"removed": costs.removed, "quantized": costs.quantized}
-        entry = self._entry(unit)
         return {
             "id": unit,
             "name": self.groups[unit].name,
@@ -184,8 +183,8 @@ class GroupSpace(Space):
             "minimal": unit in minimal,
             "suspected": any(each.unit == unit for each in self.suspects),
             "bits_lost": round(max((each.bits_lost for each in misfits), default=0.0), 3),
-            "error_alone_removed": _finite(alone["removed"][unit]) if alone and alone["removed"] else None,
-            "error_alone_quantized": _finite(alone["quantized"][unit]) if alone and alone["quantized"] else None,
+            "error_alone_removed": _finite(alone["removed"][unit]) if alone else None,
+            "error_alone_quantized": _finite(alone["quantized"][unit]) if alone else None,
             "rule": rule or None,
             "reason": sentence or None,
             "reasons": [
@@ -204,15 +203,22 @@ class GroupSpace(Space):
         check, self._refused = task.prober.runner.check, task.not_run is not None
         if not isinstance(check, BuiltinCheck):
             return
-        errors, lowering = _Errors(self.subject, check.tolerance), self.lowering
-        removed: list[float | None] = []
-        quantized: list[float | None] = []
+        error, lowering, everything = (
+            _meter(self.subject, check.tolerance),
+            self.lowering,
+            frozenset(self.lowering.units),
+        )
+
+        def each(sets: Iterable[Subset]) -> list[float | None]:
+            return [error(lowering.candidate(units).proto) for units in sets]
+
         if self._settings.options.sensitivity:
             task.console.step("What does each group cost, alone?")
-            everything = frozenset(lowering.units)
-            removed = [errors.of(lowering.candidate(frozenset({unit})).proto) for unit in lowering.units]
-            quantized = [errors.of(lowering.candidate(everything - {unit}).proto) for unit in lowering.units]
-        self._costs = _Costs(removed, quantized, errors.of(lowering.candidate(frozenset()).proto))
+            self._alone = {
+                "removed": each(frozenset({unit}) for unit in lowering.units),
+                "quantized": each(everything - {unit} for unit in lowering.units),
+            }
+        self._everything, self._measured = each([frozenset()])[0], True
 
     def values(self) -> Reference:
         """The values of the tensors of all models that groups are taken out of."""
@@ -231,7 +237,6 @@ class GroupSpace(Space):
         return self._values
 
     _values: Reference | None = None
-    _refused = False
 
     def notes(self) -> Iterator[str]:
         """What is quantized and is neither searched nor taken out of the reference, a sentence each."""
@@ -246,45 +251,27 @@ class GroupSpace(Space):
             yield self.plain.why
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """Errors in units of the tolerance: past 1 the model fails; ``None`` where a model does not run.
+def _meter(subject: Subject, tolerance: ToleranceOptions) -> Callable[[onnx.ModelProto], float | None]:
+    """A function that measures the error of a model on some samples of the search, in units of the tolerance.
 
-    Attributes:
-        removed: By group, with it alone in floats; empty if not measured.
-        quantized: By group, with it alone quantized.
-        everything: With all groups quantized.
+    It is the largest of any output, infinite for a NaN, and ``None`` where the model does not run; past 1 the model fails.
     """
-
-    removed: Sequence[float | None]
-    quantized: Sequence[float | None]
-    everything: float | None
-
-
-class _Errors:
-    """Measures the error of models on the samples of the search."""
-
-    def __init__(self, subject: Subject, tolerance: ToleranceOptions) -> None:
-        self._subject = subject
-        self._tolerance = tolerance
-        references = [subject.reference, *subject.reference.more][:_MEASURED]
-        self._samples = tuple(
-            SampleFiles(
-                subject.models.feed(f"sensitivity-in-{place}", reference.inputs),
-                subject.models.feed(f"sensitivity-out-{place}", reference.select(subject.network.outputs)),
-            )
-            for place, reference in enumerate(references)
+    references = [subject.reference, *subject.reference.more][:_MEASURED]
+    samples = tuple(
+        SampleFiles(
+            subject.models.feed(f"sensitivity-in-{place}", reference.inputs),
+            subject.models.feed(f"sensitivity-out-{place}", reference.select(subject.network.outputs)),
         )
+        for place, reference in enumerate(references)
+    )
 
-    def of(self, model: onnx.ModelProto) -> float | None:
-        """The largest error of any output over its tolerance; infinite for a NaN; ``None`` where the model does not run."""
-        subject = self._subject
+    def error(model: onnx.ModelProto) -> float | None:
         path, names = subject.models.write("sensitivity", model), tuple(subject.network.outputs)
-        request = Compare(reference_settings(), path, self._samples, self._tolerance, names=names, every=True)
+        request = Compare(reference_settings(), path, samples, tolerance, names=names, every=True)
         reply = subject.models.ask(request, here=True)
-        if isinstance(reply, Failed):
-            return None
-        return max((_over(comparison) for comparison in reply.comparisons), default=None)
+        return None if isinstance(reply, Failed) else max(map(_over, reply.comparisons), default=None)
+
+    return error
 
 
 def _over(comparison: TensorComparison) -> float:

@@ -28,6 +28,7 @@ from bisect_trt.mixed_precision.answer import (
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
 from bisect_trt.mixed_precision.lowering import known_types
 from bisect_trt.mixed_precision.nodes import NodeSpace, make_lowering
+from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.mixed_precision.validation import Fresh, Round, hold_against
 from bisect_trt.onnxlib.network import Network
@@ -37,7 +38,7 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf
 from bisect_trt.probe.prober import Check, DoesNotReproduce, Prober, Runner
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 
 _EPILOGUES = (
@@ -67,17 +68,18 @@ def deliver_ladder(task: Task, answer: Answer, progress: Progress) -> Result:
         else:
             result.extra["ladder"] = _ladder(settings.rungs, node_rungs(network, {}, lowered, settings.half, types))
         return result
-    above, upper, why = _climb(task, space, answer, progress)
-    low: set[int] = set()
-    if above is not None and upper is not None:
+    climbed, why = _climb(task, space, answer, progress)
+    half, low = None if climbed is None else settings.half, set[int]()
+    if climbed is not None:
+        above, upper = climbed
         order = above.subject.network.order
         low = {order[unit] for unit in above.lowering.units if unit not in upper.units}
     floats = space.lowering.floats(answer.units)
-    half = None if upper is None else settings.half
     ladder = _ladder(settings.rungs, node_rungs(floats, quantized_nodes(floats), low, half, types))
-    ladder |= {"steps": _steps(task, answer, above, upper), "why": why}
+    searches = [(task, answer)] if climbed is None else [(task, answer), climbed]
+    ladder |= {"steps": _steps(settings, searches), "why": why}
     task.console.step("Written and read back: does it pass?")
-    minimum = write_answer(task, answer) if above is None or upper is None else write_answer(above, upper)
+    minimum = write_answer(*searches[-1])
     extra = task.result.extra
     extra |= space.extra(answer.units, answer.minimum.units) | {
         "ladder": ladder,
@@ -89,19 +91,15 @@ def deliver_ladder(task: Task, answer: Answer, progress: Progress) -> Result:
         outputs = {first_output(network.nodes[index]) for index in space.groups[group["id"]].operators}
         high = settings.half if outputs and outputs <= on_half else "fp32"
         group["rung"] = space.groups[group["id"]].rung if group["id"] not in answer.units else high
-    if upper is not None:
-        minimum = _both(answer.minimum, minimum)
+    if climbed is not None:
+        groups, nodes = answer.minimum, minimum
+        minimum = replace(groups, why=groups.why or nodes.why)
+        if groups.proven and not nodes.proven:
+            minimum = replace(groups, proven=False, why=nodes.why)
     task.conclude(minimum)
     task.result.culprits = space.culprits(answer.minimum.units)
     _tell(task, ladder)
     return task.result
-
-
-def _both(groups: Minimum, nodes: Minimum) -> Minimum:
-    """Two proofs in one."""
-    if groups.proven and not nodes.proven:
-        return replace(groups, proven=False, why=nodes.why)
-    return replace(groups, why=groups.why or nodes.why)
 
 
 def _ladder(rungs: Sequence[str], nodes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,23 +107,20 @@ def _ladder(rungs: Sequence[str], nodes: list[dict[str, Any]]) -> dict[str, Any]
     return {"rungs": [*rungs], "counts": counts, "nodes": nodes}
 
 
-def _steps(task: Task, answer: Answer, above: Task | None, upper: Answer | None) -> list[dict[str, Any]]:
-    """For the result: what moved up from each rung."""
-    settings = task.settings
-    ends = [settings.low, settings.half if upper is not None else settings.rungs[-1], settings.rungs[-1]]
-    steps = []
-    for start, end, each, found in zip(ends, ends[1:], (task, above), (answer, upper), strict=False):
-        if each is not None and found is not None:
-            name = each.space.name
-            steps.append({
-                "from": start,
-                "to": end,
-                "moved": [name(unit) for unit in sorted(found.units)],
-                "minimal": [name(unit) for unit in sorted(found.minimum.units)],
-                "of": len(each.lowering.units),
-                "minimality": "1-minimal" if found.minimum.proven else "unproven",
-            })  # fmt: skip
-    return steps
+def _steps(settings: PrecisionSettings, searches: Sequence[tuple[Task, Answer]]) -> list[dict[str, Any]]:
+    """For the result: the units that moved up from each rung."""
+    ends = [settings.low, *([settings.half] if len(searches) > 1 else []), settings.rungs[-1]]
+    return [
+        {
+            "from": start,
+            "to": end,
+            "moved": [task.space.name(unit) for unit in sorted(found.units)],
+            "minimal": [task.space.name(unit) for unit in sorted(found.minimum.units)],
+            "of": len(task.lowering.units),
+            "minimality": "1-minimal" if found.minimum.proven else "unproven",
+        }
+        for start, end, (task, found) in zip(ends, ends[1:], searches, strict=False)
+    ]
 
 
 def _tell(task: Task, ladder: Mapping[str, Any]) -> None:
@@ -146,22 +141,21 @@ def _tell(task: Task, ladder: Mapping[str, Any]) -> None:
 
 def _climb(
     task: Task, space: GroupSpace, answer: Answer, progress: Progress
-) -> tuple[Task | None, Answer | None, str | None]:
+) -> tuple[tuple[Task, Answer] | None, str | None]:
     """Search the nodes that are in floats with the groups of an answer taken out; with the reason where none are lowered."""
     half = task.settings.half
     if half is None:
-        return None, None, None
+        return None, None
     task.console.step(f"Of what is not in {task.settings.low}: what has to be in fp32 for the rest to be in {half}?")
     try:
         above = _task_above(task, space, answer.units)
         tell_suspects(above)
-        upper = find_answer(above, progress.next(), _Passing(above), nothing_may_pass=True)
+        return (above, find_answer(above, progress.next(), _Passing(above), nothing_may_pass=True)), None
     except (DoesNotReproduce, UsageError) as error:
         why = f"the floats stay in fp32: {error}"
         task.console.say(f"  {why}")
         progress.keep(task, answer)
-        return None, None, why
-    return above, upper, None
+        return None, why
 
 
 def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:

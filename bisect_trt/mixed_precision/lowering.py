@@ -86,7 +86,7 @@ class _ModelLowering(Lowering):
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """The model that was written."""
         proto = load_model(path)
-        self._subject.workspace.take_in(proto, path.parent)
+        self._subject.workspace.weights.take_in(proto, path.parent)
         take_input_shapes(proto, self._subject.network)
         return self._made(proto, keep, f"{path.name}, read back")
 

@@ -1,4 +1,4 @@
-"""How well the scale and zero point of a quantized tensor fit its values, and what is wrong where they do not."""
+"""The fit of scales and zero points to the values of quantized tensors, and the problems of those that do not fit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ from bisect_trt.probe.activations import Reference
 
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""
-_UNEVEN = 8.0
-"""Channels whose largest value is so many times the middle one's are outliers."""
 _LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
 """A scale so many times the fitted one is wrong; so few times; and one that clips this share of the values."""
-_MOST = 1 << 22
-"""Tensors of more elements are not looked at channel by channel."""
 _MOST_VALUES = 4096
 _BYTE, _ENOUGH_DB = 255, 44.0
 """With more steps than these a value past the calibrated range costs many bits, and does no harm as long as 8 bits are left."""
@@ -68,7 +64,7 @@ class Misfit:
     @property
     def bad(self) -> bool:
         """Whether it is wrong, and not just calibrated on other values: a few of these past its range cost bits too."""
-        if any(rule in ("scale", "weight scale") for rule, _ in self.problems):
+        if any(rule == "scale" for rule, _ in self.problems):
             return True
         ratios = self.ratios
         if ratios is None or self.bits_lost <= 1:
@@ -136,7 +132,7 @@ def usual_ratio(misfits: Sequence[Misfit]) -> float:
 
 def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Misfit:
     """Hold the scale and zero point of a pair against the values that the reference has there."""
-    network, grid = subject.network, Grid.of(pair.type_name)
+    grid = Grid.of(pair.type_name)
     scale = constant_of(subject, pair.scale)
     zero = constant_of(subject, pair.zero_point) if pair.zero_point is not None else None
     if scale is None or grid is None or (zero is None and pair.zero_point is not None):
@@ -145,7 +141,7 @@ def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence
     zero = np.zeros_like(scale) if zero is None else np.atleast_1d(zero.astype(np.float64))
     values = list(_values(subject, plain, pair, references))
     if pair.kind == "bias" or not values:
-        return Misfit(pair, scale, zero, problems=tuple(_stored_problems(pair, scale)))
+        return Misfit(pair, scale, zero, problems=() if _is_positive(scale) else (_no_scale(scale),))
     axis = None if scale.size == 1 else pair.axis
     lows, highs = zip(*(ranges(value, axis, pair.block) for value in values), strict=True)
     low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
@@ -166,7 +162,7 @@ def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence
     lost = 0.0 if not signal else min(max((could - own_db) / _BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
     ends = float(low.min()), float(high.max())
     seen = Misfit(pair, scale, zero, fitted, fitted_zero, *ends, clipped, lost, own_db, fit_db)
-    return replace(seen, problems=tuple(_problems(network, seen, grid, values, symmetric=symmetric)))
+    return replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
 
 
 def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:
@@ -214,16 +210,10 @@ def _decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(max(signal, 1e-30) / max(noise, signal * 1e-12, 1e-42))
 
 
-def _problems(
-    network: Network, seen: Misfit, grid: Grid, values: Sequence[NDArray[Any]], *, symmetric: bool
-) -> Iterator[Problem]:
-    """What is wrong with a tensor, the worst first."""
-    scale, zero, fitted = seen.scale, seen.zero, seen.fitted_scale
-    assert scale is not None
-    assert zero is not None
-    assert fitted is not None
-    if not np.isfinite(scale).all() or (scale <= 0).any():
-        yield "scale", f"the scale {_short(scale)} is none: it has to be above 0"
+def _problems(seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array) -> Iterator[Problem]:
+    """The problems of a tensor, the worst first."""
+    if not _is_positive(scale):
+        yield _no_scale(scale)
         return
     bottom, top = grid.ends(scale, zero)
     room, had = f"[{float(bottom.min()):.4g}, {float(top.max()):.4g}]", f"[{seen.low:.4g}, {seen.high:.4g}]"
@@ -243,43 +233,14 @@ def _problems(
         yield "clipping", f"{clips}; {which} is {1 / ratio:.3g} times too small"
     elif seen.clipped > 1e-3:
         yield "clipping", clips
-    yield from _shape_problems(network, seen, grid, values[0], symmetric=symmetric)
 
 
-def _shape_problems(
-    network: Network, seen: Misfit, grid: Grid, value: NDArray[Any], *, symmetric: bool
-) -> Iterator[Problem]:
-    """What no single scale mends."""
-    pair = seen.pair
-    if seen.scale is not None and seen.scale.size == 1 and value.ndim > 1 and value.size <= _MOST:
-        low, high = ranges(value, _channels(network, pair, value))
-        largest = np.maximum(np.abs(low), np.abs(high))
-        middle, place = float(np.median(largest)), int(largest.argmax())
-        if middle > 0 and largest[place] / middle > _UNEVEN:
-            times = f"channel {place} is {largest[place] / middle:.0f} times as large as the middle one"
-            if pair.kind == "weight":
-                yield "per-tensor", f"one scale for all: {times}; a scale for each channel would do"
-            else:
-                yield "outlier channels", f"one scale for all: {times}"
-    if symmetric and seen.low >= 0 and seen.high > 0 and pair.kind == "activation":
-        yield "signed", f"values are never negative, so that half of the steps of {grid.name} are not used"
+def _is_positive(scale: Array) -> bool:
+    return bool(np.isfinite(scale).all() and (scale > 0).all())
 
 
-def _channels(network: Network, pair: Pair, value: NDArray[Any]) -> int:
-    """The axis of a tensor that has its channels."""
-    if pair.kind == "activation":
-        return 1 if value.ndim in (4, 5) else value.ndim - 1
-    names = [network.nodes[index].output[0] for index in pair.dequantize]
-    readers = [network.nodes[i].op_type for name in names for i in network.consumers.get(name, ())]
-    return value.ndim - 1 if "MatMul" in readers else 0
-
-
-def _stored_problems(pair: Pair, scale: Array) -> Iterator[Problem]:
-    """What can be told of a weight that is stored quantized, where its floats are not known."""
-    if not np.isfinite(scale).all() or (scale <= 0).any():
-        yield "scale", f"the scale {_short(scale)} is none: it has to be above 0"
-    elif pair.kind != "bias" and scale.size > 2 and (uneven := float(scale.max() / np.median(scale))) > 4 * _UNEVEN:
-        yield "weight scale", f"the scale of slice {int(scale.argmax())} is {uneven:.0f} times the middle one"
+def _no_scale(scale: Array) -> Problem:
+    return "scale", f"the scale {_short(scale)} is invalid: it has to be above 0"
 
 
 def _short(values: Array) -> str:

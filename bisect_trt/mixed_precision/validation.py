@@ -22,7 +22,7 @@ from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.grow import grow_until_held
+from bisect_trt.search.keep import grow_until_held
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.targets.settings import reference_settings

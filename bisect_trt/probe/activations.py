@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -72,6 +70,8 @@ class Reference:
 
     Attributes:
         inputs: The values of the graph's inputs.
+        inputs_file: The same as a file, ``.npz``.
+        store: The folder of the activations.
         infos: Type and shape of every tensor whose value is known, the inputs too.
         missing: For each node that could not be run, why.
         lost: These nodes and all that depend on them: what they make is not known.
@@ -112,10 +112,10 @@ class Reference:
         self._network = network
         self._models = models
         suffix = "" if number == 1 else f"-{number}"
-        self._inputs = models.feed(f"inputs{suffix}", self.inputs)
-        self._folder = workspace.scratch(f"activations{suffix}")
-        self._store = self._run()
-        self.infos = {name: self._store.info(name) for name in self._store}
+        self.inputs_file = models.feed(f"inputs{suffix}", self.inputs)
+        self.store = workspace.scratch(f"activations{suffix}")
+        self._values = self._run()
+        self.infos = {name: self._values.info(name) for name in self._values}
         self.infos |= {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
 
     def add(self, other: Reference) -> None:
@@ -126,38 +126,18 @@ class Reference:
         self.refused = self.refused or other.refused
         self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
 
-    def aside(self, models: Models) -> Reference:
-        """The same for another thread, with other models run by these."""
-        made = copy.copy(self)
-        made._models = models
-        return made
-
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The values of those of the tensors that are known, in the order asked."""
         return {
-            name: self.inputs[name] if name in self.inputs else self._store.take(name)
+            name: self.inputs[name] if name in self.inputs else self._values.take(name)
             for name in names
             if name in self.infos
         }
 
     def compute(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | None:
-        """Run another model on the reference runtime.
-
-        Returns:
-            Its outputs, or ``None`` if ONNX Runtime does not run it.
-        """
+        """The outputs of another model on the reference runtime; ``None`` if it does not run there."""
         made = self._models.run("piece", model, inputs)
         return None if isinstance(made, Failed) else made
-
-    @property
-    def store(self) -> Path:
-        """The folder of the activations."""
-        return self._folder
-
-    @property
-    def inputs_file(self) -> Path:
-        """The values of the graph's inputs, ``.npz``."""
-        return self._inputs
 
     def _run(self) -> ActivationStore:
         """Run all nodes; where that does not work, all that do not depend on the ones that break it.
@@ -177,7 +157,7 @@ class Reference:
             nodes = _without(self._network, nodes, {broken, *alike})
             problem = self._try(nodes)
         self.lost = frozenset(self._network.order).difference(nodes)
-        return ActivationStore.open(self._folder)
+        return ActivationStore.open(self.store)
 
     def _first_broken(self, nodes: list[int], problem: _Problem) -> tuple[int, _Problem]:
         """The last node of the shortest prefix that does not run, and what is said of it; ``problem`` is of them all."""
@@ -206,7 +186,7 @@ class Reference:
         """Run some nodes, with all that they depend on, and keep all they make; what is wrong if that fails."""
         network = self._network
         if not nodes:
-            with StoreWriter(self._folder):
+            with StoreWriter(self.store):
                 return None
         slices = plan_slices(network, nodes, inferred_infos(network), self._limit)
         if len(slices) > 1:
@@ -222,7 +202,7 @@ class Reference:
         for place, part in enumerate(slices):
             infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
             if place:
-                store = ActivationStore.open(self._folder)
+                store = ActivationStore.open(self.store)
                 infos |= {name: store.info(name) for name in part.inputs if name in store}
             problem = self._collect(slice_model(self._network, part, infos), append=place > 0)
             if problem is not None:
@@ -231,9 +211,9 @@ class Reference:
 
     def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> _Problem | None:
         """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
-        feeds = self._folder if append else None
+        feeds = self.store if append else None
         path = self._models.write("reference", model)
-        failed = self._models.collect(path, self._inputs, self._folder, feeds=feeds, append=append)
+        failed = self._models.collect(path, self.inputs_file, self.store, feeds=feeds, append=append)
         if failed is None:
             return None
         crashed = failed.kind == "crash"

@@ -1,8 +1,8 @@
-"""Who may write where: one process at a time in a run's folder, and at a path that every candidate goes to.
+"""Locks: a run's folder, and a path that every candidate is written to, belong to one process at a time.
 
-Two that go on with one run would take each other's files away and leave the ending of whoever ends last; two whose checks read
-one path would judge each other's candidates. A lock of the system (``flock(2)``) is free whenever its holder ends, however that
-is. Where there are none (some network file systems), and where nothing can be written, nobody is held up.
+Two processes that go on with one run would remove each other's files; two whose checks read one path would judge each other's
+candidates. A lock of the system (``flock(2)``) is free as soon as its holder ends. Where there are none (some network file
+systems), and where nothing can be written, there is no waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -21,17 +21,12 @@ _LOCK = "run.lock"
 
 @contextlib.contextmanager
 def claimed_run(folder: Path) -> Iterator[None]:
-    """Have a run's folder to oneself; waits for the end of what somebody has started there who was killed.
+    """Hold a run's folder; waits for the end of checks that a killed process has started there.
 
     Raises:
-        UsageError: Another process is at work there.
+        UsageError: Another process works there.
     """
-
-    def taken(holder: str) -> str:
-        return (
-            f"the run {folder} is at work in process {holder}, so nothing was done; wait until that ends, or stop it."
-        )
-
+    taken = f"the run {folder} is at work in process {{}}, so nothing was done; wait until that ends, or stop it."
     with _locked(folder / _LOCK, taken), contextlib.ExitStack() as kept:
         # Checks outlive a driver that is killed until its guard has ended them: it has this lock as well.
         with contextlib.suppress(OSError):
@@ -45,31 +40,27 @@ def claimed_run(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed_path(path: Path | None) -> Iterator[None]:
-    """Have a path to oneself that every candidate goes to; ``None`` if there is none.
+    """Hold the path that every candidate is written to; ``None`` if there is none.
 
     Raises:
-        UsageError: The candidates of another run go there.
+        UsageError: The candidates of another run are written there.
     """
-    if path is None:
-        yield
-        return
-
-    def taken(holder: str) -> str:
-        return (
-            f"{path} is rewritten for each probe of a run that is at work in process {holder}; wait until that ends, name "
-            "another with --candidate, or put {model} into the check command."
-        )
-
-    with _locked(path.with_name(path.name + ".lock"), taken):
+    with contextlib.ExitStack() as kept:
+        if path is not None:
+            taken = (
+                f"{path} is rewritten for each probe of a run that is at work in process {{}}; wait until that ends, name "
+                "another with --candidate, or put {model} into the check command."
+            )
+            kept.enter_context(_locked(path.with_name(path.name + ".lock"), taken))
         yield
 
 
 @contextlib.contextmanager
-def _locked(path: Path, taken: Callable[[str], str]) -> Iterator[None]:
-    """A file that is there while the lock is held; it says by whom.
+def _locked(path: Path, taken: str) -> Iterator[None]:
+    """A file that exists while the lock is held, and names the process.
 
     Raises:
-        UsageError: Another has it; ``taken`` says so, of whom it is told.
+        UsageError: Another process holds it: ``taken``, with that process in its braces.
     """
     file = _lock(path, taken)
     try:
@@ -81,11 +72,11 @@ def _locked(path: Path, taken: Callable[[str], str]) -> Iterator[None]:
             os.close(file)
 
 
-def _lock(path: Path, taken: Callable[[str], str]) -> int | None:
+def _lock(path: Path, taken: str) -> int | None:
     while True:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except OSError:  # whoever writes there next says why that is not possible
+        except OSError:  # the next write there says why that is not possible
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,8 +87,8 @@ def _lock(path: Path, taken: Callable[[str], str]) -> int | None:
         except BlockingIOError:
             holder = os.pread(file, 100, 0).decode(errors="replace")
             os.close(file)
-            raise UsageError(taken(holder or "unknown")) from None
-        except FileNotFoundError:  # its holder took it away just now
+            raise UsageError(taken.replace("{}", holder or "unknown", 1)) from None
+        except FileNotFoundError:  # its holder removed it just now
             pass
         except OSError:  # no locks there, or a full disk
             return file

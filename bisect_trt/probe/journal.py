@@ -1,4 +1,4 @@
-"""The record of a run: every probe, before it starts and after it ends, and every decision."""
+"""The record of a run on the disk: every probe, before it starts and after it ends, and every decision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ class Journal:
     """A file of JSON lines, each on the disk before the next thing happens.
 
     Three kinds of line make a probe: ``started`` before it starts, so that a check that takes the machine down is known
-    afterwards; ``outcome`` when it has ended, in whatever order parallel probes end, or ``moot`` when it was ended because
-    nobody needed its answer any more; ``verdict`` when the search has taken it in, in the order in which it asked, which
-    is the same for any number of workers.
+    afterwards; ``outcome`` when it has ended, in whatever order parallel probes end, or ``moot`` when its answer was not
+    needed any more; ``verdict`` when the search has taken it in, in the order in which it asked, which is the same for any
+    number of workers. ``undo`` takes the last answer back.
 
     Attributes:
         path: The file.
@@ -92,36 +92,20 @@ class Journal:
         for entry in read_journal(self.path):
             if entry["event"] == "started":
                 self.unfinished[entry["key"]] = entry["title"]
-            elif entry["event"] == "moot":
+            elif entry["event"] in ("outcome", "moot"):
                 self.unfinished.pop(entry["key"], None)
-            elif entry["event"] == "outcome":
-                self.unfinished.pop(entry["key"], None)
+            if entry["event"] == "outcome":
                 self.outcomes[entry["key"]] = Outcome.from_json(entry["outcome"])
             elif entry["event"] == "undo":
                 self.outcomes.pop(entry["key"], None)
 
-    def started(self, key: str, title: str) -> None:
-        """A probe is about to run."""
-        self._append({"event": "started", "key": key, "title": title})
+    def append(self, event: str, key: str, *, forced: bool = False, **more: Any) -> None:  # noqa: ANN401 - plain values
+        """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies.
 
-    def ended(self, key: str, outcome: Outcome) -> None:
-        """A probe has ended."""
-        self._append({"event": "outcome", "key": key, "outcome": outcome.to_json()}, forced=True)
-
-    def ended_early(self, key: str) -> None:
-        """A probe was ended because nobody needed its answer any more."""
-        self._append({"event": "moot", "key": key})
-
-    def decided(self, record: Record) -> None:
-        """The search has taken a probe in."""
-        self._append({"event": "verdict", **asdict(record), "verdict": record.verdict.value})
-
-    def undone(self, record: Record) -> None:
-        """The user took an answer back."""
-        self._append({"event": "undo", "number": record.number, "key": record.key}, forced=True)
-
-    def _append(self, entry: dict[str, Any], *, forced: bool = False) -> None:
-        """Write a line. If the machine itself dies, no outcome that was paid for is lost; the rest follows from those."""
+        Raises:
+            UsageError: It cannot be written.
+        """
+        entry = {"event": event, "key": key, **more}
         try:
             with self._turn:  # what is begun ahead is begun by threads of its own
                 self._file.write(json.dumps(entry) + "\n")

@@ -1,13 +1,13 @@
-"""What a run knows: outcomes by candidate, and the decisions that the search took of them."""
+"""The memory of a run: outcomes by candidate, and the decisions of the search."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from threading import TIMEOUT_MAX
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
@@ -123,7 +123,7 @@ class Ledger:
             BudgetSpent: It may not.
         """
         self.check_budget()
-        self._journal.started(candidate.key, candidate.title)
+        self._journal.append("started", candidate.key, title=candidate.title)
         self.watcher.started(candidate.key, candidate.title)
 
     def check_budget(self) -> None:
@@ -142,17 +142,17 @@ class Ledger:
 
     def seconds_left(self) -> float | None:
         """How long probes may go on; ``None`` without a limit."""
-        return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), TIMEOUT_MAX)
+        return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
 
     def end(self, candidate: Identity, outcome: Outcome) -> None:
         """A probe has ended."""
         self._outcomes[candidate.key] = outcome
-        self._journal.ended(candidate.key, outcome)
+        self._journal.append("outcome", candidate.key, outcome=outcome.to_json(), forced=True)
         self.watcher.ended(candidate.key)
 
     def end_early(self, candidate: Identity) -> None:
         """A probe was ended because nobody needed its answer any more."""
-        self._journal.ended_early(candidate.key)
+        self._journal.append("moot", candidate.key)
         self.watcher.ended(candidate.key)
 
     def once_more(self, candidate: Identity) -> Identity:
@@ -212,7 +212,7 @@ class Ledger:
         )
         self.records.append(record)
         self._decided[candidate.key] = record
-        self._journal.decided(record)
+        self._journal.append("verdict", **{**asdict(record), "verdict": verdict.value})
         self._listener.probed(record)
         return record
 
@@ -222,7 +222,7 @@ class Ledger:
             return None
         record = self.records[-1]
         self._outcomes.pop(record.key, None)
-        self._journal.undone(record)
+        self._journal.append("undo", record.key, number=record.number, forced=True)
         self.restart()
         return record
 

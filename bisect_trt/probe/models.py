@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,16 +72,6 @@ class Models:
         self._reference_once = reference_settings(target, spinning=False)
         self._scratch = workspace.scratch
         self._workers = workers
-
-    def aside(self, thread: str) -> Models:
-        """The same for another thread: the files that it writes are not those of this one."""
-        made, scratch = copy.copy(self), self._scratch
-
-        def apart(name: str) -> Path:
-            return scratch(f"{thread}-{name}")
-
-        made._scratch = apart
-        return made
 
     def write(self, name: str, model: onnx.ModelProto) -> Path:
         """A file that holds a model; it lies beside the candidates, where the shared weights are."""

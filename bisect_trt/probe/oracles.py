@@ -35,37 +35,34 @@ ENGINE = "model.engine"
 
 
 class EngineShelf:
-    """Holds the engine of the candidate that passed with the fewest nodes in fp32; each one's would fill the disk."""
+    """Keeps the engine of the candidate that passed with the fewest nodes in fp32; those of all would fill the disk."""
 
-    def __init__(self) -> None:
-        """Nothing has passed yet."""
+    def __init__(self, *, every: bool = False) -> None:
+        """``every`` keeps all: each build is another one, and they are to be compared."""
+        self._every = every
         self._lock = threading.Lock()
         self._best: tuple[int, Path] | None = None
 
     def clear(self) -> None:
-        """Take the engine away: from here on it is about another set of nodes, which may be larger."""
+        """Remove the engine: the next one is of another set of nodes, which may be larger."""
         with self._lock:
             if self._best is not None:
                 self._best[1].unlink(missing_ok=True)
             self._best = None
 
     def offer(self, files: CandidateFiles, *, passed: bool) -> None:
-        """Keep a candidate's engine in its folder, or take it away."""
+        """Keep a candidate's engine in its folder, or remove it."""
         engine, count = files.folder / ENGINE, len(files.keep or ())
+        if self._every:
+            return
         with self._lock:
-            if not passed or (self._best is not None and self._best[0] <= count and self._best[1] != engine):
+            best = self._best
+            if not passed or (best is not None and best[0] <= count and best[1] != engine):
                 engine.unlink(missing_ok=True)
                 return
-            if self._best is not None and self._best[1] != engine:
-                self._best[1].unlink(missing_ok=True)
+            if best is not None and best[1] != engine:
+                best[1].unlink(missing_ok=True)
             self._best = count, engine
-
-
-class EveryEngine(EngineShelf):
-    """Keeps them all: each build is another one, and they are to be held against each other."""
-
-    def offer(self, files: CandidateFiles, *, passed: bool) -> None:
-        """Leave it where it is."""
 
 
 CRASHED = "the target crashed"
@@ -193,37 +190,24 @@ def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
 def outcome_of_comparisons(
     reply: Compared, seconds: float, tolerance: ToleranceOptions, *, strict: bool = False
 ) -> Outcome:
-    """What it means how far a candidate's outputs are off; how severe that is counts too, unless any mismatch does."""
+    """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
     comparisons = _worst_sample(reply.comparisons)
     sample = comparisons[0].sample if comparisons else None
     failed = [comparison for comparison in comparisons if not comparison.passed]
     strict = strict or bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
     weight = severity_weight(tolerance.precision)
     severity = None if strict else max((weight * comparison.severity for comparison in comparisons), default=None)
+    known: dict[str, Any] = {"comparisons": tuple(comparisons), "latency_ms": reply.latency_ms, "severity": severity}
     if not failed:
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
         left_out = [f"'{name}': {why}" for name, why in reply.skipped.items()]
         said += f" (not compared: {'; '.join(left_out)})" if left_out else ""
-        known: dict[str, Any] = {
-            "comparisons": tuple(comparisons),
-            "latency_ms": reply.latency_ms,
-            "severity": severity,
-        }
         return Outcome(Ending.PASSED, "match", said, seconds, **known)
     worst = max(failed, key=lambda comparison: comparison.severity)
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     where = "" if sample is None else f"sample {sample}: "
     reason = f"{where}'{worst.name}': {worst.describe()}{more}"
-    return Outcome(
-        Ending.MISMATCHED,
-        worst.kind.value,
-        reason,
-        seconds,
-        comparisons=tuple(comparisons),
-        sample=sample,
-        latency_ms=reply.latency_ms,
-        severity=severity,
-    )
+    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, seconds, sample=sample, **known)
 
 
 def _worst_sample(comparisons: Iterable[TensorComparison]) -> list[TensorComparison]:
@@ -306,21 +290,15 @@ def error_of(comparison: TensorComparison) -> float:
 
 
 def _of_threshold(measured: Measured) -> float:
-    """How far a number for the whole tensor is from perfect, over how far it may be: of decibels the ratio of amplitudes."""
+    """The distance of a number from perfect over that of its threshold; of decibels the ratio of amplitudes."""
     value, threshold = measured.value, measured.threshold
     if math.isnan(value):
         return math.inf
     if measured.name in (Measure.PSNR.value, Measure.SNR.value):
-        return float(10 ** min((threshold - value) / 20, _MOST))
+        return float(10 ** min((threshold - value) / 20, 300))  # as good as infinite
     if measured.name == Measure.COSINE.value:
         value, threshold = 1 - value, 1 - threshold
-    if value <= 0:
-        return 0.0
-    return value / threshold if threshold > 0 else math.inf
-
-
-_MOST = 300
-"""Powers of ten; as good as infinite."""
+    return 0.0 if value <= 0 else value / threshold if threshold > 0 else math.inf
 
 
 FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")
@@ -459,7 +437,7 @@ class RepeatCheck:
     @classmethod
     def of(cls, check: BuiltinCheck | EngineCheck, shared: Path | None) -> RepeatCheck:
         """The same check, told to keep what is built."""
-        target, every = check.target, EveryEngine()
+        target, every = check.target, EngineShelf(every=True)
         if isinstance(check, EngineCheck):
             return cls(replace(check, shelf=every), target, shared)
         shelf = every if target.target.engines is not None and shared is None else None

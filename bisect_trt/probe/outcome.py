@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -126,31 +126,6 @@ class Outcome:
         return cls(**{**known, "severity": None if severity is None else float(severity)})
 
 
-def of_samples(outcomes: Iterable[tuple[int | None, Outcome]]) -> Outcome:
-    """What a check says of a candidate that it saw on one input sample after the other.
-
-    Args:
-        outcomes: The number of each sample, ``None`` if it is the only one, and what the check says; taken only until
-            one fails.
-
-    Returns:
-        The first failure; else the first that neither failed nor passed; else the last pass.
-    """
-    seconds, found = 0.0, None
-    for number, outcome in outcomes:
-        if number is None:
-            return outcome
-        seconds += outcome.seconds
-        if found is None or found.ending is Ending.PASSED or outcome.ending in _FAILURES:
-            named = outcome.reason if outcome.ending is Ending.PASSED else f"sample {number}: {outcome.reason}"
-            found = replace(outcome, reason=named, sample=number)
-        if outcome.cancelled or outcome.ending in _FAILURES:
-            break
-    assert found is not None, "there is always a sample"
-    return replace(found, seconds=seconds)
-
-
-_FAILURES = (Ending.FAILED, Ending.MISMATCHED)
 CANCELLED = "cancelled"
 """The signature of a check that was ended because nobody needed its answer any more."""
 LOST = "lost"

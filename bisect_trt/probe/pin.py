@@ -1,9 +1,8 @@
-"""Builds that are held to what the build that failed chose, so that dropping nodes reshuffles nothing of the rest.
+"""Builds that are held to the choices of the build that failed, so that dropping nodes reshuffles nothing of the rest.
 
-The first build of a search that fails leaves what it chose (:meth:`~bisect_trt.targets.base.Target.recording`). It is built
-once more, held to that: if it still fails, the choices are those to hold all later builds to, and a build that cannot be held
-to them is refused, which says nothing of its candidate. They lie in the run's folder, so that a run that goes on holds to the
-same ones.
+The first build of a search that fails leaves its choices (:meth:`~bisect_trt.targets.base.Target.recording`). It is built once
+more, held to them: if it still fails, all later builds are held to them, and a build that cannot be held to them is refused,
+which says nothing of its candidate. They lie in the run's folder, so that a run that goes on holds to the same ones.
 """
 
 from __future__ import annotations
@@ -103,8 +102,8 @@ class Pin:
     def _seen_again(
         self, target: TargetSettings, outcome: Outcome, ask: Callable[[TargetSettings], Outcome]
     ) -> Outcome:
-        held = self.hold(target)
-        again = ask(held)
+        """The outcome of the failing build, built again and held to its own choices."""
+        again = ask(self.hold(target))
         if again.cancelled:
             shutil.rmtree(self.folder)
             return again
@@ -128,25 +127,22 @@ class Pin:
 
 
 def make_pin(run: Path, target: TargetSettings | None, wanted: bool, others: bool) -> Pin | None:
-    """What builds are held to, if that is asked for.
+    """The choices that builds are held to, if that is asked for.
 
     Args:
         run: The run's folder.
-        target: Whose builds; ``None`` if a command makes them, or a metric of the user's says good or bad.
+        target: Builds the candidates; ``None`` if a command does, or a metric is the check.
         wanted: Whether it is asked for.
         others: Whether other releases build too.
 
     Raises:
-        UsageError: They cannot be held to anything.
+        UsageError: The builds cannot be held to anything.
     """
     if not wanted:
         return None
-    if target is None:
-        why = "a --check command makes its own, and a --metric is about other values"
-    elif others:
-        why = "those of other releases are other builds"
-    elif not target.target.capabilities.pins:
-        why = f"{target.target.title} has none that could be held"
-    else:
+    if target is not None and target.target.capabilities.pins and not others:
         return Pin(run)
+    why = "the builds of a --check command, of a --metric and of other releases cannot be held"
+    if target is not None and not others:
+        why = f"{target.target.title} has none that could be held"
     raise UsageError(f"--pin holds the builds of a target to what one of them chose, and {why}; leave it out.")

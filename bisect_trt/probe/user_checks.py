@@ -1,8 +1,7 @@
-"""Oracles of the user: a command, a Python function, or answers at a prompt."""
+"""Checks of the user: a command, a Python function, or answers at a prompt."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
@@ -12,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import onnx
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.models import ask
-from bisect_trt.probe.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome, of_samples
+from bisect_trt.probe.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -37,21 +36,48 @@ from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Fail
 _TAIL_LINES = 5
 _TAIL_BYTES = 4096
 _SHELL_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+"""A shell reports a command that a signal killed by the exit status 128 and the signal's number."""
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
-_PLACES = ("model", "inputs", "golden", "dir", "engine", "python", "shapes")
-_PLACEHOLDER = re.compile(rf"\{{({'|'.join(_PLACES)})\}}")
-_BRACED = re.compile(r"(?<!\$)\{([A-Za-z]+)\}")
-"""A name in braces, but not a shell's ``${name}``."""
+_PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine|python|shapes)\}")
 PYTHON = "{python}"
-"""Stands for the interpreter that a candidate is probed with: that of its environment, else this one."""
-_ALIKE = 0.75
-"""How much a name is like a placeholder's that is a misspelling of it, as ``difflib`` measures; ``{other}`` is not."""
+"""Placeholder of the interpreter that a candidate is probed with: that of its environment, else this one."""
+_LIMITS = {"time-out": "timed out", "cancelled": "cancelled", "memory": "over memory"}
+"""The limit that a command in a place was past, by the kind of ``Failed``."""
+_THERE = {"model": "model.onnx", "inputs": "inputs.npz", "golden": "golden.npz", "engine": "model.engine"}
+"""The names of a candidate's files in a place, by placeholder."""
+
+
+def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome]) -> Outcome:
+    """Check a candidate on one input sample after the other until it fails on one.
+
+    Returns:
+        The first failure; else the first that neither failed nor passed; else the last pass.
+    """
+    seconds, found = 0.0, None
+    for each in files.samples():
+        outcome = check(each)
+        if each.sample is None:
+            return outcome
+        seconds += outcome.seconds
+        failed = outcome.ending in (Ending.FAILED, Ending.MISMATCHED)
+        if found is None or found.ending is Ending.PASSED or failed:
+            named = outcome.reason if outcome.ending is Ending.PASSED else f"sample {each.sample}: {outcome.reason}"
+            found = replace(outcome, reason=named, sample=each.sample)
+        if outcome.cancelled or failed:
+            break
+    assert found is not None, "there is always a sample"
+    return replace(found, seconds=seconds)
+
+
+def _note_command(files: CandidateFiles, line: str) -> None:
+    """Write the command that repeats a probe by hand."""
+    (files.folder / "command.txt").write_text(f"{line}\n", "utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """A command, and how to read how it ends (docs/checks.md).
+    """A command, and the conditions on how it ends (docs/checks.md).
 
     Attributes:
         argv: The command, with placeholders.
@@ -80,7 +106,7 @@ class CommandCheck:
             away: Whether it runs elsewhere, where other programs are.
 
         Raises:
-            UsageError: It is empty, its quotes do not match, the program does not exist, or a placeholder is misspelt.
+            UsageError: It is empty, its quotes do not match, or the program does not exist.
         """
         try:
             argv = shlex.split(words[0]) if len(words) == 1 else list(words)
@@ -92,7 +118,6 @@ class CommandCheck:
             raise UsageError(
                 f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
             )
-        _check_spelling(argv)
         return tuple(argv)
 
     @property
@@ -107,8 +132,7 @@ class CommandCheck:
 
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
-        paths = {"python": sys.executable, **files.placeholders()}
-        return [_PLACEHOLDER.sub(lambda match: paths.get(match[1], match[0]), word) for word in self.argv]
+        return _filled(self.argv, {"python": sys.executable, **files.placeholders()})
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Run it on a candidate, with one input sample after the other until it fails.
@@ -116,14 +140,16 @@ class CommandCheck:
         Raises:
             UsageError: The program has gone.
         """
-        return of_samples((each.sample, self._run_sample(each, cancel)) for each in files.samples())
+        return _of_samples(files, lambda each: self._run_sample(each, cancel))
 
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
-        if self.workers is not None:
-            return self._run_there(self.workers, files, cancel)
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
-        (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n", "utf-8", "surrogateescape")
+        if self.workers is not None:
+            _note_command(files, shlex.join(argv))
+            files.renew()
+            return self._run_there(self.workers, files, cancel)
+        _note_command(files, f"{copy}{shlex.join(argv)}")
         for number in range(MOST_LOST):
             if number or (files.sample or 1) > 1:
                 files.renew()
@@ -132,22 +158,8 @@ class CommandCheck:
                 break
         return self._read(end, files.log)
 
-    def _run_there(self, workers: WorkerPool, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
-        """Run it on one sample in a place."""
-        (files.folder / "command.txt").write_text(
-            f"{shlex.join(self.command_line(files))}\n", "utf-8", "surrogateescape"
-        )
-        files.renew()
-        end, lost, place = run_in_place(workers, self.argv, _PLACEHOLDER, files, self.timeout, cancel)
-        outcome = Outcome(Ending.SKIPPED, LOST, lost, end.seconds) if lost is not None else self._read(end, files.log)
-        return replace(outcome, place=place)
-
     def _end(self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None) -> tuple[ProcessEnd, bool]:
-        """How the command ends, and whether somebody else may have ended it, or something that it had started.
-
-        That is known only if it ends so again. A shell says of a command that a signal has killed that its exit status is
-        128 and the signal's number.
-        """
+        """How the command ends, and whether another process may have ended it, or something that it had started."""
         kills = oom_kills()
         with gate.turn(cancel):
             try:
@@ -165,9 +177,35 @@ class CommandCheck:
         if end.timed_out or end.cancelled or end.over_memory:
             return end, False
         wanted = end.code in (*self.fail_codes, *self.ignore_fail_codes)
-        return end, end.from_outside or (
-            not wanted and (end.code in _SHELL_KILLED or (end.code != 0 and oom_kills() > kills))
-        )
+        killed = end.code in _SHELL_KILLED or (end.code != 0 and oom_kills() > kills)
+        return end, end.from_outside or (killed and not wanted)
+
+    def _run_there(self, workers: WorkerPool, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        """Run it on a candidate in one of the places.
+
+        On this machine it runs in the user's own working directory. Elsewhere it runs in the candidate's folder, and files
+        here that its words name go along.
+        """
+        local = all(place.local for place in workers.places)
+        sent, known = _of_candidate(files)
+        argv = _filled(self.argv, known)
+        if not local:
+            argv = [_sent(word, place, sent) for place, word in enumerate(argv)]
+        environment = {f"BISECT_TRT_{name.upper()}": path for name, path in known.items() if name != "python"}
+        environment |= {} if files.sample is None else {"BISECT_TRT_SAMPLE": str(files.sample)}
+        request = Execute(TargetSettings(), tuple(argv), sent, environment, Path.cwd() if local else None)
+        places: list[Place] = []
+        files.log.write_bytes(b"")
+        began = time.monotonic()
+        reply = ask(workers, request, self.timeout, cancel, log=files.log, told=places.append)
+        seconds, place = time.monotonic() - began, places[-1].said if places else None
+        if isinstance(reply, Failed) and reply.kind in ("lost", "crash"):
+            return Outcome(Ending.SKIPPED, LOST, reply.message, seconds, place=place)
+        if isinstance(reply, Failed):
+            end = ProcessEnd.past(_LIMITS.get(reply.kind), None, seconds)
+        else:
+            end = ProcessEnd.past(None, reply.code, seconds, reply.left_out)
+        return replace(self._read(end, files.log), place=place)
 
     def _read(self, end: ProcessEnd, log: Path) -> Outcome:  # noqa: PLR0911 - one return a row of the table
         """The table of the check command's contract, its first row that applies."""
@@ -184,9 +222,8 @@ class CommandCheck:
         if end.over_memory:
             return Outcome(Ending.BROKEN, OVER_MEMORY, "it took more memory than --memory-limit", seconds, _tail(log))
         if end.signal_name:
-            return Outcome(
-                Ending.BROKEN, f"signal {end.signal_name}", f"killed by {end.signal_name}", seconds, _tail(log)
-            )
+            name = end.signal_name
+            return Outcome(Ending.BROKEN, f"signal {name}", f"killed by {name}", seconds, _tail(log))
         if self.fail_codes or self.fail_regexes:
             return self._read_conditions(end, log)
         if end.code == 0:
@@ -215,20 +252,13 @@ class CommandCheck:
         return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
 
 
-def _check_spelling(argv: Sequence[str]) -> None:
-    """Refuse what is nearly a placeholder; a word with blanks in it is a program of its own, where braces are syntax."""
-    for word in argv:
-        for name in () if any(map(str.isspace, word)) else _BRACED.findall(word):
-            meant = difflib.get_close_matches(name.lower(), _PLACES, n=1, cutoff=_ALIKE)
-            if meant and name not in _PLACES:
-                known = ", ".join(f"{{{place}}}" for place in _PLACES)
-                raise UsageError(
-                    f"--check: '{{{name}}}' is no placeholder; did you mean {{{meant[0]}}}? The placeholders are {known}."
-                )
+def _filled(words: Iterable[str], known: dict[str, str]) -> list[str]:
+    """The words of a command with the placeholders that are known filled in."""
+    return [_PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), word) for word in words]
 
 
 def _text(log: Path, last: int | None = None) -> str:
-    """What is in a log, or its last bytes; nothing if the check has taken it away."""
+    """The text of a log, or its last bytes; nothing if the check has removed it."""
     try:
         with log.open("rb") as file:
             if last is not None:
@@ -244,81 +274,21 @@ def _tail(log: Path) -> str:
     return "\n".join(lines[-_TAIL_LINES:])
 
 
-_MODEL, _ENGINE = "model.onnx", "model.engine"
-
-
-def run_in_place(
-    workers: WorkerPool,
-    words: Sequence[str],
-    placeholder: re.Pattern[str],
-    files: CandidateFiles,
-    timeout: float | None,
-    cancel: Cancel | None,
-) -> tuple[ProcessEnd, str | None, str | None]:
-    """Run a check command on a candidate in one of the places.
-
-    On this machine it runs in the user's own working directory. Elsewhere it runs in the candidate's folder, and files here
-    that its words name go along.
-
-    Args:
-        workers: With places.
-        words: The command, with placeholders.
-        placeholder: What a placeholder is; its first group is the name.
-        files: The candidate.
-        timeout: Seconds that it may take.
-        cancel: Ends it when set.
-
-    Returns:
-        How it ended; why that says nothing of the candidate, if so; and the place.
-
-    Raises:
-        UsageError: The program is not there.
-    """
-    local = all(place.local for place in workers.places)
-    sent, known = _of_candidate(files)
-    argv = [placeholder.sub(lambda match: known.get(match[1], match[0]), word) for word in words]
-    if not local:
-        argv = [_sent(word, place, sent) for place, word in enumerate(argv)]
-    environment = {f"BISECT_TRT_{name.upper()}": path for name, path in known.items() if name != "python"}
-    if files.sample is not None:
-        environment["BISECT_TRT_SAMPLE"] = str(files.sample)
-    request = Execute(TargetSettings(), tuple(argv), sent, environment, Path.cwd() if local else None)
-    places: list[Place] = []
-    files.log.write_bytes(b"")
-    began = time.monotonic()
-    reply = ask(workers, request, timeout, cancel, log=files.log, told=places.append)
-    seconds, where = time.monotonic() - began, places[-1].said if places else None
-    if isinstance(reply, Failed):
-        ended = ProcessEnd(
-            -signal.SIGKILL,
-            reply.kind == "time-out",
-            reply.kind == "cancelled",
-            seconds,
-            over_memory=reply.kind == "memory",
-        )
-        return ended, reply.message if reply.kind in ("lost", "crash") else None, where
-    return ProcessEnd(reply.code, False, False, seconds, left_out=reply.left_out), None, where
-
-
 def _of_candidate(files: CandidateFiles) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files of a candidate by their names there, and what stands for placeholders."""
-    sent = {_MODEL: files.model, "inputs.npz": files.inputs, "golden.npz": files.golden}
+    """The files of a candidate by their names in a place, and the values of the placeholders there."""
+    here = {"model": files.model, "inputs": files.inputs, "golden": files.golden}
+    here |= {} if files.engine is None else {"engine": files.engine}
+    sent = {_THERE[name]: path for name, path in here.items()}
     if files.kept is not None:
         sent[FIXED_PATH.name] = sent[POLYGRAPHYS_PATH.name] = files.model
-    if files.engine is not None:
-        sent[_ENGINE] = files.engine
     for location in external_files(onnx.load(str(files.model), load_external_data=False)):
         sent[location] = files.model.absolute().parent / location
-    names = {"model": _MODEL, "inputs": "inputs.npz", "golden": "golden.npz"}
-    known = {name: f"{PLACE_FOLDER}/{file}" for name, file in names.items()}
-    known |= {"dir": PLACE_FOLDER, "python": PLACE_PYTHON, "shapes": files.placeholders()["shapes"]}
-    if files.engine is not None:
-        known["engine"] = f"{PLACE_FOLDER}/{_ENGINE}"
-    return sent, known
+    known = {name: f"{PLACE_FOLDER}/{_THERE[name]}" for name in here}
+    return sent, known | {"dir": PLACE_FOLDER, "python": PLACE_PYTHON, "shapes": files.placeholders()["shapes"]}
 
 
 def _sent(word: str, place: int, sent: dict[str, Path]) -> str:
-    """A word of the command, as the path that the file has there which it names here; a program alone is the place's own."""
+    """A word of the command, as the path in the place of the file that it names here; a bare program is the place's own."""
     if (place == 0 and "/" not in word) or not os.path.isfile(word):  # noqa: PTH113 - a word may be longer than any name
         return word
     name = f"check/{place}-{Path(word).name}" if place == 0 else f"check/{Path(word).name}"
@@ -331,7 +301,6 @@ _OUTCOMES = {
     Verdict.PASS: (Ending.PASSED, "pass", "the check says that it passes"),
     Verdict.UNRESOLVED: (Ending.SKIPPED, "skip", "the check cannot judge it"),
 }
-_TAIL_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -353,16 +322,14 @@ class FunctionCheck:
         Raises:
             UsageError: It returns something else.
         """
-        return of_samples((each.sample, self._call(each)) for each in files.samples())
+        return _of_samples(files, self._call)
 
     def _call(self, files: CandidateFiles) -> Outcome:
         began = time.monotonic()
         takes = _parameters(self.function)
         paths = {"inputs": files.inputs, "golden": files.golden}
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
-        (files.folder / "command.txt").write_text(
-            f"{_name(self.function)}({str(files.model)!r})\n", "utf-8", "surrogateescape"
-        )
+        _note_command(files, f"{_name(self.function)}({str(files.model)!r})")
         try:
             said = self.function(files.model, **values)
         except BisectError:
@@ -408,7 +375,13 @@ class Undo(Exception):  # noqa: N818 - a request, not an error
     """The user takes the last answer back."""
 
 
-ANSWERS = ("good", "bad", "skip", "undo", "quit")
+_ANSWERS: dict[str, tuple[Ending, str, str] | type[BaseException]] = {
+    "good": (Ending.PASSED, "good", "you said good"),
+    "bad": (Ending.FAILED, "bad", "you said bad"),
+    "skip": (Ending.SKIPPED, "skip", "you said skip"),
+    "undo": Undo,
+    "quit": KeyboardInterrupt,
+}
 
 
 @dataclass(frozen=True)
@@ -426,37 +399,17 @@ class PromptCheck:
         """
         began = time.monotonic()
         if files.more:
-            print(_samples(files))
+            print(f"It is bad if it is bad on any of the {len(files.more) + 1} input samples in {files.folder}.")
+            second = shlex.quote(str(files.more[0][0]))
+            print(f"To look at one: bisect-trt inspect data {second} --show values")
         while True:
             try:
-                answer = input(f"Is {files.model} good or bad? [{'/'.join(ANSWERS)}] ").strip().lower()
+                answer = input(f"Is {files.model} good or bad? [{'/'.join(_ANSWERS)}] ").strip().lower()
             except EOFError:
                 raise KeyboardInterrupt from None
-            seconds = time.monotonic() - began
-            if answer in ("good", "g"):
-                return Outcome(Ending.PASSED, "good", "you said good", seconds)
-            if answer in ("bad", "b"):
-                return Outcome(Ending.FAILED, "bad", "you said bad", seconds)
-            if answer in ("skip", "s"):
-                return Outcome(Ending.SKIPPED, "skip", "you said skip", seconds)
-            if answer in ("undo", "u"):
-                raise Undo
-            if answer in ("quit", "q"):
-                raise KeyboardInterrupt
-            print(f"'{answer}' is none of {', '.join(ANSWERS)} (or their first letters).")
-
-
-def _samples(files: CandidateFiles) -> str:
-    """Which input samples one answer is about, and how to look at each."""
-    fed = [each.inputs for each in files.samples()]
-    made = [each.golden for each in files.samples()]
-    return (
-        f"Its {len(fed)} input samples are {_first_to_last(fed)} in {files.folder}, and what should come out of each "
-        f"{_first_to_last(made)}. It is bad if it is bad on any of them.\n"
-        f"To look at one: bisect-trt inspect data {shlex.quote(str(fed[1]))} --show values"
-    )
-
-
-def _first_to_last(paths: Sequence[Path]) -> str:
-    names = [path.name for path in paths]
-    return " and ".join(names) if len(names) == 2 else f"{names[0]}, {names[1]} to {names[-1]}"
+            meant = next((end for name, end in _ANSWERS.items() if answer in (name, name[0])), None)
+            if isinstance(meant, tuple):
+                return Outcome(*meant, seconds=time.monotonic() - began)
+            if meant is not None:
+                raise meant
+            print(f"'{answer}' is none of {', '.join(_ANSWERS)} (or their first letters).")

@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.external_data import (
     EMBED_LIMIT_BYTES,
     copy_file,
@@ -49,12 +49,12 @@ _MARK = "bisect-trt.candidate"
 
 
 def _nothing() -> None:
-    """What nobody has written need not be written again."""
+    """Nothing was written, so nothing is written again."""
 
 
 @dataclass(frozen=True)
 class CandidateFiles:
-    """Where one candidate lies.
+    """The files of one candidate.
 
     Attributes:
         folder: Its own folder.
@@ -73,7 +73,7 @@ class CandidateFiles:
         target: How the target is set up for it; see ``Candidate``.
         weights: The folder with its weights, where that is not the model's own.
         shapes: Those of its inputs, a text for each input sample.
-        renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
+        renew: Writes it again, as a check may have changed it; to be called before it is used again.
     """
 
     folder: Path
@@ -104,12 +104,10 @@ class CandidateFiles:
             yield replace(self, inputs=inputs, golden=golden, more=(), sample=number, shapes=shapes)
 
     def placeholders(self) -> dict[str, str]:
-        """What stands for ``{model}`` and the other places: absolute paths, and the inputs' ``{shapes}``."""
+        """The values of ``{model}`` and the other placeholders: absolute paths, and the inputs' ``{shapes}``."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
-        if self.engine is not None:
-            paths["engine"] = self.engine
-        if self.python is not None:
-            paths["python"] = self.python
+        paths |= {"engine": self.engine} if self.engine is not None else {}
+        paths |= {"python": self.python} if self.python is not None else {}
         shapes = {"shapes": self.shapes[0]} if self.shapes else {}
         return {name: str(path.absolute()) for name, path in paths.items()} | shapes
 
@@ -135,15 +133,13 @@ class Workspace:
             fixed_path: Where every candidate goes, if the check reads a fixed path.
 
         Raises:
-            UsageError: The folder cannot be made, or the fixed path holds somebody else's file.
+            UsageError: The folder cannot be made, or the fixed path holds another program's file.
         """
         self.folder = folder
         self.candidates = folder / "candidates"
         self.weights = Weights(self.candidates)
         self.fixed_path = fixed_path
-        self._copied: list[Path] = []
-        self._beside: set[Path] = set()
-        self._shared: dict[Path, _Seal | None] = {}
+        self._beside: dict[Path, bool] = {}  # weights beside the fixed path, and whether they were copied there
         try:
             self.candidates.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -153,7 +149,7 @@ class Workspace:
 
     @classmethod
     def new_folder(cls, command: str, model: Path) -> Path:
-        """A fresh folder for a run, made under ``.bisect-trt`` in the current directory; nobody else gets the same one.
+        """A fresh folder for a run, made under ``.bisect-trt`` in the current directory; no two processes get the same one.
 
         Raises:
             UsageError: It cannot be made.
@@ -173,11 +169,11 @@ class Workspace:
         return folder
 
     def scratch(self, name: str) -> Path:
-        """Where something goes that only this session needs; beside the candidates, where the shared weights lie."""
+        """A path for a file of this session only; beside the candidates, where the shared weights lie."""
         return self.candidates / f"{_SCRATCH}{name}"
 
     def files(self, key: str, *, shared_weights: bool = False) -> CandidateFiles:
-        """Where the files of the candidate with this key lie."""
+        """The files of the candidate with this key."""
         folder = self.candidates / key[:KEY_LENGTH]
         model = folder.with_suffix(".onnx") if shared_weights else folder / "model.onnx"
         return CandidateFiles(folder, model, folder / "inputs.npz", folder / "golden.npz", folder / "output.log")
@@ -193,8 +189,8 @@ class Workspace:
 
         Args:
             candidate: The model.
-            inputs: What it is fed.
-            golden: What should come out.
+            inputs: The values of its inputs.
+            golden: The values of its outputs by the reference.
             more: Both of the input samples after the first.
 
         Raises:
@@ -202,100 +198,82 @@ class Workspace:
         """
         shared = candidate.has_external_data
         files = self.files(candidate.key, shared_weights=shared)
-        files = replace(
-            files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
-        )
-        samples = (inputs, *(fed for fed, _ in more))
-        files = replace(files, packages=candidate.packages, shapes=tuple(map(_said_shapes, samples)))
-        files = replace(files, weights=self.weights.away(candidate.proto) if shared else None)
-        files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
+        folder, path = files.folder, files.model
+        others = [
+            (folder / f"inputs-{number}.npz", folder / f"golden-{number}.npz") for number, _ in enumerate(more, 2)
+        ]
         values = {files.inputs: inputs, files.golden: golden}
-        for paths, sample in zip(files.more, more, strict=True):
+        for paths, sample in zip(others, more, strict=True):
             values |= zip(paths, sample, strict=True)
-        kept = None
-        if self.fixed_path is not None:
-            kept, files = files.model, replace(files, model=self.fixed_path, kept=files.model)
-        seals: dict[Path, _Seal | None] = {}
 
-        def write_changed() -> None:
-            if shared:
-                self._check_shared(candidate.proto)
+        def write() -> None:
             try:
-                files.folder.mkdir(parents=True, exist_ok=True)
-                for path in (kept or files.model, *values):
-                    if path in seals and seals[path] == _seal(path):
-                        continue
-                    if path in values:
-                        save_npz(path, values[path])
-                    else:
-                        path.write_bytes(candidate.content())
-                    seals[path] = _seal(path)
-                if kept is not None:
-                    self._write_fixed(candidate)
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(candidate.content())
+                for file, value in values.items():
+                    save_npz(file, value)
+                if self.fixed_path is not None:
+                    self._write_fixed(candidate, self.fixed_path)
             except OSError as error:
                 raise UsageError(
                     f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
                 ) from error
 
-        write_changed()
-        return replace(files, renew=write_changed)
+        write()
+        return replace(
+            files,
+            model=self.fixed_path or path,
+            kept=None if self.fixed_path is None else path,
+            more=tuple(others),
+            keep=candidate.keep,
+            held=candidate.held,
+            engine=candidate.engine,
+            packages=candidate.packages,
+            target=candidate.target,
+            weights=self.weights.away(candidate.proto) if shared else None,
+            shapes=tuple(_said_shapes(fed) for fed in (inputs, *(fed for fed, _ in more))),
+            renew=write,
+        )
 
     def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
-        """Have a model that was written elsewhere find its weights, to probe what was written; see ``Weights.take_in``.
-
-        Raises:
-            UsageError: The run's folder cannot be written.
-        """
+        """Have a model that was written elsewhere find its weights; see :meth:`Weights.take_in`."""
         self.weights.take_in(proto, folder)
-        for location in external_files(proto):  # written again, maybe
-            self._shared.pop(self.weights.folder_of(proto) / location, None)
 
-    def _check_shared(self, proto: onnx.ModelProto) -> None:
-        """Make sure that nobody has written over the weights that all candidates share."""
-        for location in external_files(proto):
-            path = self.weights.folder_of(proto) / location
-            if self._shared.setdefault(path, _seal(path)) != _seal(path):
-                raise BisectError(
-                    f"{path} holds the weights of all candidates, and a check has changed it; have the check write elsewhere, "
-                    "and start again."
-                )
-
-    def _write_fixed(self, candidate: Candidate) -> None:
-        assert self.fixed_path is not None
-        mark = onnx.ModelProto()
-        mark.metadata_props.add(key=_MARK, value="rewritten for each probe")
-        folder, files = self.fixed_path.parent, external_files(candidate.proto) if candidate.has_external_data else ()
-        for location in files:  # the shared weights, once
-            source, target = self.weights.folder_of(candidate.proto) / location, folder / location
+    def _write_fixed(self, candidate: Candidate, path: Path) -> None:
+        """Write a candidate to the fixed path, and the shared weights beside it, once."""
+        for location in external_files(candidate.proto) if candidate.has_external_data else ():
+            source, target = self.weights.folder_of(candidate.proto) / location, path.parent / location
             if target in self._beside:
                 continue
-            if not target.exists():
+            self._beside[target] = not target.exists()
+            if self._beside[target]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(source, target)
-                self._copied.append(target)
             elif not filecmp.cmp(source, target, shallow=False):
                 raise UsageError(
                     f"{target} exists and holds other weights than the model's, which have to lie there for candidates at "
-                    f"{self.fixed_path}; move it away, or put {{model}} into the check command."
+                    f"{path}; move it away, or put {{model}} into the check command."
                 )
-            self._beside.add(target)
-        temporary = self.fixed_path.with_name(self.fixed_path.name + ".new")
+        mark = onnx.ModelProto()
+        mark.metadata_props.add(key=_MARK, value="rewritten for each probe")
+        temporary = path.with_name(path.name + ".new")
         # A message's bytes behind another's add its fields to that, so none of a search's candidates is parsed for this.
         with temporary.open("wb") as file:
             file.writelines((candidate.content(), mark.SerializeToString()))
-        self.fixed_path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
-        temporary.replace(self.fixed_path)
+        path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
+        temporary.replace(path)
 
     def close(self) -> None:
-        """Take away what only this session needed, the file at the fixed path and the weights beside it too."""
+        """Remove the files of this session, also the one at the fixed path and the weights beside it."""
         if self.fixed_path is not None:
             self.fixed_path.unlink(missing_ok=True)
-        for file in self._copied:
-            file.unlink(missing_ok=True)
+        for file, copied in self._beside.items():
+            if copied:
+                file.unlink(missing_ok=True)
         self.clear()
 
     def clear(self) -> None:
-        """Take away what only a session needed, this one or an earlier one that was killed."""
+        """Remove the files of a session, this one or an earlier one that was killed."""
         for path in self.candidates.glob(f"{_SCRATCH}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -305,25 +283,6 @@ class Workspace:
 
 def _cannot_make(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to.")
-
-
-_Seal = tuple[int, int, int, bytes]
-_HASHED = 1 << 20
-"""Files up to so many bytes are told apart by their content as well, which costs less than a millisecond."""
-
-
-def _seal(path: Path) -> _Seal | None:
-    """Something that is another once a file has been changed, whatever its times were set to; ``None`` if it is gone."""
-    try:
-        seen = path.stat()
-        content = hashlib.sha256(path.read_bytes()).digest() if seen.st_size <= _HASHED else b""
-    except OSError:
-        return None
-    return seen.st_ino, seen.st_size, seen.st_ctime_ns, content
-
-
-def _paths_of_sample(files: CandidateFiles, number: int) -> tuple[Path, Path]:
-    return files.folder / f"inputs-{number}.npz", files.folder / f"golden-{number}.npz"
 
 
 def _said_shapes(inputs: Values) -> str:

@@ -8,7 +8,7 @@ passes at every moment and only shrinks: whoever runs out of time has the smalle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bisect_trt.search.delta_debugging import make_minimal, reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
@@ -146,3 +146,85 @@ def _prove(kept: Kept, steps: list[str]) -> Minimum:
     broken = sum(kept.verdict(chosen - {unit}) is Verdict.UNRESOLVED for unit in chosen)
     why = f"with one of {broken} of its units lowered the check ends in another way, which does not count as passing"
     return Minimum(chosen, proven=True, why=why if broken else None, steps=tuple(steps))
+
+
+_FIRST, _TIMES = 4, 4
+"""Growing adds so many units first, and so many times as many if that is not enough."""
+_COARSE = 8
+"""A chunk of fewer than one in so many of the units added is neither looked for nor lowered again."""
+
+
+def grow_until_held(
+    start: Subset,
+    order: Callable[[], Sequence[int]],
+    draw: Callable[[Subset], bool],
+    ask: Ask,
+    *,
+    rounds: int,
+    most: int,
+) -> Subset:
+    """A set that holds on new samples: a minimal one grows until all failing samples seen so far pass.
+
+    The set that a search ends with is minimal for the samples that it was asked about; others fail on less or on other units.
+
+    Args:
+        start: The set to begin with; it stays part of the answer.
+        order: All units, those to add first at the front. Called once for each growth, as failing samples change it.
+        draw: Holds a set against new samples. Those that fail are among what ``ask`` is about from then on.
+        ask: Whether a set passes on all failing samples seen; with more units added it mostly still does.
+        rounds: How often new samples are drawn.
+        most: How many questions ``ask`` may answer in all.
+
+    Returns:
+        The set that was last held against new samples, which it does not hold on if there is none or no question is left.
+    """
+    units, left = start, most
+    for number in range(rounds):
+        if draw(units) or number == rounds - 1:
+            break
+        ordered = order()
+        rest = [unit for unit in ordered if unit not in units]
+        whole = units.union(rest)
+        limited = Limited(ask, whole, left)
+        try:
+            size = shortest_prefix(rest, lambda prefix: limited(units.union(prefix)) is Verdict.PASS)  # noqa: B023 - here
+            if size is None:
+                break
+            kept = units.union(rest[:size])
+            units = shrink(kept, [unit for unit in ordered if unit in kept - start], limited)
+        except Enough:
+            if limited.best == whole:
+                break
+            units = limited.best
+        left = limited.left or 0
+    return units
+
+
+def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> int | None:
+    """About how many of the first units are enough, in logarithmically many questions; ``None`` if all are not.
+
+    The answer is enough itself, and at most an eighth more than what is needed where more units never hurt.
+    """
+    low, high = 0, min(_FIRST, len(ordered))
+    while not (high and enough(ordered[:high])):
+        if high == len(ordered):
+            return None
+        low, high = high, min(high * _TIMES, len(ordered))
+    while high - low > max(high // _COARSE, 1):
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(ordered[:middle]) else (middle, high)
+    return high
+
+
+def shrink(kept: Subset, added: Sequence[int], ask: Ask) -> Subset:
+    """Leave out chunks of what was added, halves first and the last first, as long as the rest passes."""
+    size, least = len(added) // 2, max(len(added) // _COARSE, 1)
+    left = list(added)
+    while size >= least:
+        for place in range(len(left), 0, -size):
+            chunk = left[max(place - size, 0) : place]
+            if len(chunk) < len(left) and ask(kept.difference(chunk)) is Verdict.PASS:
+                kept = kept.difference(chunk)
+                del left[max(place - size, 0) : place]
+        size //= 2
+    return kept

@@ -199,13 +199,14 @@ class Limited:
 
     Attributes:
         best: The smallest set that was seen to meet the goal.
+        left: How many questions may still be asked; ``None`` for no limit.
     """
 
     def __init__(self, ask: Ask, best: Subset, most: int | None, goal: Verdict = Verdict.PASS) -> None:
         """``best`` is known to meet the ``goal``; ``most`` is the number of questions, if that is limited."""
         self.best = best
+        self.left = most
         self._ask = ask
-        self._left = most
         self._goal = goal
 
     def __call__(self, units: Subset) -> Verdict:
@@ -214,10 +215,10 @@ class Limited:
         Raises:
             Enough: No more questions may be asked.
         """
-        if self._left is not None:
-            if self._left == 0:
+        if self.left is not None:
+            if self.left <= 0:
                 raise Enough
-            self._left -= 1
+            self.left -= 1
         verdict = self._ask(units)
         if verdict is self._goal and len(units) < len(self.best):
             self.best = units

@@ -26,15 +26,13 @@ def shortest_failing_prefix(
     kept: Subset,
     ask: Ask,
     *,
-    empty_odds: float = 0.0,
     guess: int | None = None,
     passing: int = 0,
     again: Callable[[Subset, int], Verdict] | None = None,
 ) -> int:
-    """The least n for which ``kept`` with the first n of ``units`` fails, all of them together being known to fail.
+    """The least n of 1 or more for which ``kept`` with the first n of ``units`` fails, all of them being known to fail.
 
-    Each question halves what is possible, by weight: every length from 1 on counts alike, and length 0 ("``kept`` alone
-    fails") counts for ``empty_odds`` of the whole. For one culprit among N that is ceil(log2 N) questions.
+    Each question halves what is possible. For one culprit among N that is ceil(log2 N) questions.
 
     The end point has always been seen to fail (or is all of them), also where failures are not monotone; the length one
     below has been seen not to.
@@ -43,21 +41,15 @@ def shortest_failing_prefix(
         units: The order to take prefixes of.
         kept: Units that are in every question.
         ask: The oracle.
-        empty_odds: The chance, 0 to under 1, that ``kept`` alone fails; 0 leaves that question out.
         guess: A length that is worth asking first, and the one below it next; they narrow the rest down if it is wrong.
-        passing: So many of the first units are known not to fail together, less than all; taken with ``empty_odds`` of 0 only.
+        passing: So many of the first units are known not to fail together, less than all.
         again: Asked where nothing can be told of a length, and of few others instead: the same, and of how many other
             candidates it may be asked; those may have more units.
-
-    Returns:
-        The length, 0 to ``len(units)``.
     """
-    longest = len(units)
-    passed = -1 if empty_odds > 0 else passing
-    empty_weight = longest * empty_odds / (1 - empty_odds)
+    longest, passed = len(units), passing
     guesses = [] if guess is None else [guess - 1, guess]
     while longest - passed > 1:
-        middle = guesses.pop() if guesses else _middle(passed, longest, empty_weight)
+        middle = guesses.pop() if guesses else (passed + longest) // 2
         if not passed < middle < longest:
             continue
         lengths = list(skipping(middle, range(passed + 1, longest)))
@@ -74,14 +66,6 @@ def shortest_failing_prefix(
         else:
             passed = middle
     return longest
-
-
-def _middle(passed: int, longest: int, empty_weight: float) -> int:
-    """The length to ask next, strictly between the two, that splits the weight of what is possible most evenly."""
-    if passed >= 0:
-        return (passed + longest) // 2
-    half = (empty_weight + longest) / 2
-    return min(max(round(half - empty_weight), 0), longest - 1)
 
 
 def shortest_failing_prefix_by_steps(units: Sequence[int], kept: Subset, ask: Ask) -> int:

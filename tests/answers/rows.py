@@ -96,7 +96,6 @@ def _rows() -> list[Row]:
         ),
         Row("reduce-exists", _chain("a b"), ("reduce m.onnx -o m.onnx --check CHECK a=1",)),
         Row("reduce-no-check", _chain("a b"), (reduce,)),
-        Row("reduce-bad-placeholder", _chain("a b"), (f"{reduce} --check CHECK {{modle}}",)),
         Row("reduce-no-program", _chain("a b"), (f"{reduce} --check no-such-program {{model}}",)),
         Row("reduce-damaged", models.damaged, (f"{reduce} --check CHECK a=1",)),
         Row(

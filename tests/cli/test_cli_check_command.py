@@ -208,16 +208,6 @@ def test_weights_beside_a_fixed_path_are_never_taken_for_ours(cli: CommandLine) 
     assert not Path("w.bin").exists()
 
 
-@pytest.mark.parametrize("word", ["{modle}", "--onnx={Model}", "{input}", "{models}", "{goldn}"])
-def test_a_misspelt_placeholder_is_refused(cli: CommandLine, model: Path, word: str) -> None:
-    check = script(Path("check"), "touch ran; exit 1")
-    ran = cli("reduce", model, "-o", "out.onnx", "--check", f"./{check}", word)
-    assert ran.status == 2
-    assert f"'{word.removeprefix('--onnx=')}' is no placeholder; did you mean {{" in ran.error
-    assert "{model}, {inputs}, {golden}, {dir}, {engine}" in ran.error
-    assert not Path("ran").exists()
-
-
 def test_braces_that_are_no_placeholder_stay(cli: CommandLine, model: Path) -> None:
     words = ["{other}", "{}", "{1}", "{a,b}", "${modle}", "{print $1}", "{ modle = 1 }", "{next}", "{exit}", "{print}"]
     check = script(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -121,12 +120,6 @@ def test_a_check_command_sees_real_nodes(cli: CommandLine, here: Path) -> None:
     check_mixed(Path("mixed.onnx"), ["<7>", "<23>"])
 
 
-def test_bfloat16(cli: CommandLine, here: Path) -> None:
-    assert cli(*LINE, "--bf16", *planted(here, 9, 4)).status == 0
-    assert kept(read_json(Path("r.json"))) == ["<4>"]
-    check_mixed(Path("mixed.onnx"), ["<4>"], BFLOAT16)
-
-
 def test_bfloat16_is_emulated_on_the_cpu_provider(cli: CommandLine) -> None:
     """257 is no bfloat16 and becomes 256."""
     weights = {"zero": 0.0, "start": 256.0, "one": 1.0}
@@ -148,35 +141,6 @@ def test_bfloat16_is_emulated_on_the_cpu_provider(cli: CommandLine) -> None:
     assert kept(result) == ["c", "d"]
     assert "rounded to bf16" in result["measured_on"]
     check_mixed(Path("mixed.onnx"), kept(result), BFLOAT16)
-
-
-def test_any_number_of_workers_finds_the_same(cli: CommandLine, here: Path) -> None:
-    found = []
-    for workers in ("1", "2", "5"):
-        check = planted(here, 30, 4, 5, 21)
-        line = ["precision", "model.onnx", "-o", f"{workers}.onnx", "--json", "r.json", "--workers", workers]
-        assert cli(*line, "--fp16", *check).status == 0
-        result = read_json(Path("r.json"))
-        result["probes"].pop("wasted")
-        log = cli("log", result["artifacts"]["run"]).out.splitlines()
-        decisions = [re.sub(" +[0-9.]+ s ", " ", entry) for entry in log if re.search("FAIL|PASS", entry)]
-        decisions = [entry for entry in decisions if "read back" not in entry]
-        found.append((Path(f"{workers}.onnx").read_bytes(), kept(result), result["probes"], decisions))
-    assert found[0] == found[1] == found[2]
-    assert found[0][1] == ["<4>", "<5>", "<21>"]
-
-
-def test_patterns(cli: CommandLine, here: Path) -> None:
-    check = planted(here, 12, 3, 8)
-    options = ["--exclude", "<8>", "--include", "op:Add", "--overwrite"]
-    assert cli(*LINE, "--fp16", *options, *check).status == 0
-    result = read_json(Path("r.json"))
-    assert kept(result) == ["<3>"]
-    assert (result["lowered"], result["not_lowered"]) == (10, 1)
-    check_mixed(Path("mixed.onnx"), ["<3>", "<8>"])
-    assert cli(*LINE, "--fp16", "--include", "<[0-5]>", "--overwrite", *check).status == 0
-    assert kept(read_json(Path("r.json"))) == ["<3>"]
-    assert read_json(Path("r.json"))["not_lowered"] == 6
 
 
 def test_weights_in_a_file_of_their_own_are_lowered_into_one(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,25 +203,6 @@ def test_what_holds_no_values_stays_out(cli: CommandLine) -> None:
     assert (result["lowered"], result["not_lowered"]) == (2, 4)
 
 
-def test_the_budget_leaves_the_best_so_far(cli: CommandLine, here: Path) -> None:
-    ran = cli(*LINE, "--fp16", "--max-probes", "6", *planted(here, 60, 7, 41))
-    assert ran.status == 3
-    assert "the best so far" in ran.out
-    result = read_json(Path("r.json"))
-    assert {"<7>", "<41>"} < set(kept(result))
-    assert len(kept(result)) < 60
-    check_mixed(Path("mixed.onnx"), kept(result))
-
-
-def test_the_accuracy_of_the_best_so_far_is_known(cli: CommandLine, here: Path) -> None:
-    overflowing(here / "model.onnx")
-    ran = cli(*LINE, *TARGET, "--workers", "1", "--max-probes", "3")
-    assert (ran.status, "the best so far" in ran.out) == (3, True)
-    (accuracy,) = read_json(Path("r.json"))["accuracy"]
-    assert accuracy["passed"]
-    assert f"accuracy: '{accuracy['name']}': max error" in ran.out
-
-
 def test_the_best_so_far_is_told_as_an_answer_is(cli: CommandLine, here: Path) -> None:
     """Which nodes are kept, which suspects are not, and on what that was seen."""
     overflowing(here / "model.onnx", before=12, after=12)
@@ -272,37 +217,6 @@ def test_the_best_so_far_is_told_as_an_answer_is(cli: CommandLine, here: Path) -
             assert f"measured on {result['measured_on']}" in ran.out
             return
     pytest.fail("no budget of these left a best so far")
-
-
-@pytest.mark.parametrize("command", ["precision", "diagnose"])
-def test_how_many_samples_a_fix_was_seen_on_is_said(cli: CommandLine, command: str) -> None:
-    overflowing(Path("model.onnx"))
-    line = [command, "model.onnx", *TARGET, "--overwrite", "-o", "out.onnx"]
-    assert "on 1 input sample only: others may need more nodes in fp32" in cli(*line).out
-    for number in range(2):
-        np.savez(f"{number}.npz", x=np.full(SHAPE, number, np.float32))
-    if command == "diagnose":
-        line[-1] = "other"
-    ran = cli(*line, "--load-inputs", "0.npz", "1.npz")
-    assert "on 2 input samples" in ran.out
-
-
-def test_a_diagnosis_whose_budget_ends_within_the_fix_leaves_the_best_so_far(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"), before=12, after=12)
-    line = ["diagnose", "model.onnx", *TARGET, "--workers", "1", "--overwrite", "-o", "out", "--json", "r.json"]
-    assert cli(*line).status == 0
-    whole = read_json(Path("r.json"))
-    culprits, probes = whole["culprits"], whole["probes"]["run"]
-    ran = cli(*line, "--max-probes", str(probes - 2))
-    result = read_json(Path("r.json"))
-    assert (ran.status, result["culprits"]) == (0, culprits), "what fails is proven all the same"
-    assert "out/mixed.onnx: the best so far" in ran.out
-    assert result["artifacts"]["mixed"] == "out/mixed.onnx"
-    assert kept(result)
-    assert {f"  {node['op']} '{node['name']}': {node['reason']}" for node in result["keep_fp32"]} <= set(
-        ran.out.splitlines()
-    )
-    check_mixed(Path("out/mixed.onnx"), kept(result))
 
 
 def test_an_interrupted_search_goes_on(here: Path) -> None:
@@ -323,23 +237,6 @@ def test_an_interrupted_search_goes_on(here: Path) -> None:
     runs = {each["key"]: each["runs"] for each in decided if each["event"] == "verdict"}
     assert len((here / "seen").read_text().splitlines()) == sum(runs.values()) + 1
     assert (len(runs), sum(each > 1 for each in runs.values())) == (result["probes"]["run"], 2)
-
-
-def test_a_check_that_fails_sometimes(cli: CommandLine, here: Path) -> None:
-    assert cli(*LINE, "--fp16", "--repeat", "3", *planted(here, 8, 2)).status == 0
-    assert read_json(Path("r.json"))["flaky"]["rate"] == 1
-
-
-def test_a_diagnosis_ends_with_the_fix(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    ran = cli("diagnose", "model.onnx", *TARGET, "-o", "out", "--json", "r.json")
-    assert ran.status == 0
-    result = read_json(Path("r.json"))
-    assert [node["name"] for node in result["culprits"]] == ["big"], "what fails is another question"
-    assert kept(result) == ["big", "small"]
-    assert result["artifacts"]["mixed"] == "out/mixed.onnx"
-    assert "Fix: keep 2 of 8 nodes in fp32, as out/mixed.onnx does." in ran.out
-    check_mixed(Path("out/mixed.onnx"), ["big", "small"])
 
 
 def test_a_diagnosis_leaves_the_fix_where_the_budget_ends(cli: CommandLine) -> None:
@@ -387,12 +284,6 @@ def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
     )
     assert settings.words() == random
     assert cli("run", "model.onnx", "--onnxrt", *random).status == 0
-
-
-def test_the_fix_says_what_it_was_measured_on(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    ran = cli("diagnose", "model.onnx", *TARGET, "-o", "out")
-    assert "measured on ONNX Runtime's CPU provider, which does not compute in fp16" in ran.out
 
 
 def test_suspects_that_stay_lowered_are_named(cli: CommandLine, here: Path) -> None:

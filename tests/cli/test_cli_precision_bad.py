@@ -70,28 +70,6 @@ def test_options_that_do_not_fit(cli: CommandLine, said: str) -> None:
     assert said in ran.error
 
 
-def test_nothing_to_say_good_or_bad(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    assert "there is nothing to check with" in cli(*LINE, "--fp16").error
-    assert "--providers is an option of a target" in cli(*LINE, "--fp16", "--providers", "cpu").error
-
-
-def test_bfloat16_needs_an_opset_that_has_it(cli: CommandLine) -> None:
-    model = onnx.load(str(overflowing(Path("model.onnx"))))
-    model.opset_import[0].version = 11
-    onnx.save(model, "model.onnx")
-    ran = cli(*LINE, "--onnxrt", "--bf16")
-    assert ran.status == USAGE
-    assert "bf16 lowering needs 13 or later" in ran.error
-
-
-def test_an_answer_is_not_written_over_a_file(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    Path("mixed.onnx").write_text("somebody else's")
-    assert "mixed.onnx exists" in cli(*LINE, *TARGET).error
-    assert Path("mixed.onnx").read_text() == "somebody else's"
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -127,10 +105,3 @@ def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
     name, *words = command.split()
     assert name == "bisect-trt"
     assert "can't open file" in cli(*words).out
-
-
-def test_a_tolerance_for_what_is_no_output(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    ran = cli(*LINE, *TARGET, "--atol", "nowhere:1")
-    assert ran.status == USAGE
-    assert "nowhere" in ran.error

@@ -211,14 +211,10 @@ def test_one_answer_is_about_all_input_samples(cli: CommandLine, here: Path) -> 
         assert terminal.converse(lambda: says("<1>", here)) == 0
     finally:
         terminal.close()
-    said = re.search(
-        r"Its 3 input samples are inputs.npz, inputs-2.npz to inputs-3.npz in (\S+), and what", terminal.seen
-    )
-    assert said is not None, terminal.seen
-    assert "of each golden.npz, golden-2.npz to golden-3.npz. It is bad if it is bad on any of them." in terminal.seen
+    assert "bad on any of the 3 input samples in " in terminal.seen
     look = re.search(r"To look at one: bisect-trt (inspect data \S+ --show values)", terminal.seen)
     assert look is not None
     words = look[1].split()
-    assert words[2] == f"{said[1]}/inputs-2.npz"
+    assert Path(words[2]).name == "inputs-2.npz"
     shown = cli(*words)
     assert (shown.status, "x: float32 [2, 3]" in shown.out) == (0, True)

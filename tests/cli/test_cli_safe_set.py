@@ -132,13 +132,6 @@ def test_much_is_kept_where_nothing_suspected_is_enough(cli: CommandLine, here: 
     assert len(result["minimal"]) <= 2
 
 
-def test_none_is_asked_for(cli: CommandLine, given_sample: list[str]) -> None:
-    ran = cli(*LINE, *given_sample, "--fresh-samples", "0")
-    result = read_json(Path("r.json"))
-    assert (ran.status, result["validation"], result["not_validated"]) == (0, None, "none were asked for")
-    assert "not held against fresh samples: none were asked for" in ran.out
-
-
 def test_a_check_command_speaks_for_itself(cli: CommandLine, here: Path) -> None:
     chain(here / "model.onnx", 6)
     script(here / "check", """[ "$(grep -oaE 't2_fp16' "$1" | wc -l)" -lt 3 ] || exit 1""")
@@ -171,14 +164,6 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
     rate = Validation(samples, samples - failures, 0, 0.0, "").fails_under
     few = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1))
     assert few == pytest.approx(0.05, abs=1e-6) or rate == failures / samples == 1
-
-
-def test_what_was_mended_on_is_not_counted() -> None:
-    held = Validation(40, 40, 0, 0.5, "from x", learned=10)
-    assert held.fails_under == Validation(30, 30, 0, 0.5, "").fails_under
-    assert "40 of 40 fresh samples, 10 of which it was mended on" in held.describe()
-    assert Validation(5, 3, 2, math.inf, "").to_json()["worst_error"] is None
-    assert "worst error NaN or Inf" in Validation(5, 3, 2, math.inf, "").describe()
 
 
 def test_what_still_fails_in_the_end_is_said(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

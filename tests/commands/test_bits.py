@@ -21,7 +21,7 @@ from support import bisect_trt as command_line
 from support import rest_slow
 
 import bisect_trt
-from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
+from benchmarks.bits import Float, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import find_quantized, has_quantized
@@ -426,41 +426,6 @@ def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str,
     result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)
     assert result.status in ("not_reproduced", "inconclusive")
     assert message in str(result.why)
-
-
-def test_a_number_that_is_stored_quantized(tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer does that with a factor, and with the epsilon of a norm."""
-    nodes = [
-        *PAIR,
-        helper.make_node("DequantizeLinear", ["k", "s", "z"], ["factor"]),
-        helper.make_node("Mul", ["d", "factor"], ["m"], name="scaled"),
-        helper.make_node("Tanh", ["m"], ["y"]),
-    ]
-    model = graph(nodes, {**SCALE, "k": np.asarray(50, np.int8)})
-    onnx.save(model, tmp_path / "model.onnx")
-    result = bisect_trt.precision(
-        tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", atol=1e-7, sensitivity=False
-    )
-    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["scaled"]
-
-
-def test_what_stays_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a branch, and by operators that compute with integers; what is searched beside that is searched as always."""
-    model = inside(*PAIR)
-    model.graph.node.insert(0, helper.make_node("DynamicQuantizeLinear", ["x"], ["dq", "ds", "dz"]))
-    onnx.save(model, tmp_path / "model.onnx")
-    bisect_trt.precision(tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", verbose=1)
-    said = capsys.readouterr().err
-    assert "1 node that quantizes or dequantizes stays as it is, in the reference too: If 'choice'" in said
-    assert "operators that compute with integers stay as they are, in the reference too: DynamicQuantizeLinear" in said
-
-
-def test_scales_of_the_benchmark_are_those_of_activations(tmp_path: Path) -> None:
-    quantize(resnet(0, 1), tmp_path / "model.onnx", samples=2)
-    model = onnx.load(tmp_path / "model.onnx")
-    scales = activation_scales(model)
-    assert scales
-    assert not any(name.endswith(("w_scale", "b_scale")) for name in scales)
 
 
 def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:

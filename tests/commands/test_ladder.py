@@ -14,8 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.ladder import quantized_nodes
-from bisect_trt.onnxlib.network import Network
 from bisect_trt.report.result import Result
 
 WIDTH = 32
@@ -134,16 +132,6 @@ def test_nothing_has_to_leave_8_bits(tmp_path: Path) -> None:
     assert result.minimality == "1-minimal"
 
 
-def test_only_two_rungs(tmp_path: Path) -> None:
-    """Of a model all of whose weights, scales too, lie beside it."""
-    spoiled = layers({1: 30.0}, set(), 3)
-    result = on_ladder(tmp_path, spoiled, "int8,fp32", external=True, fresh_samples=0)
-    assert [group["rung"] for group in result.extra["groups"]] == ["int8", "fp32", "int8"]
-    assert result.extra["ladder"]["counts"] == {"int8": 2, "fp32": 5}
-    with pytest.raises(UsageError, match="is quantized"):
-        on_ladder(tmp_path, spoiled, "fp16,fp32", overwrite=True)
-
-
 def test_nodes_alone(tmp_path: Path) -> None:
     """Without anything quantized it is the search of nodes."""
     result = on_ladder(tmp_path, floating(), "fp16,fp32", fresh_samples=0)
@@ -179,14 +167,6 @@ def test_ladders_that_cannot_be_climbed(tmp_path: Path, options: dict[str, Any],
     with pytest.raises(UsageError) as raised:
         bisect_trt.precision(tmp_path / "model.onnx", target="onnxrt", output=tmp_path / "out.onnx", **options)
     assert message in str(raised.value)
-
-
-def test_what_is_computed_in_integers() -> None:
-    """An operator with Q/DQ, and what follows it up to the next Q; not what only reads its result."""
-    model = layers({}, set(), 2)
-    network = Network(model)
-    found = {network.nodes[index].name for index in quantized_nodes(network) if network.nodes[index].op_type == "Tanh"}
-    assert found == {"tanh0"}
 
 
 @pytest.mark.parametrize("options", [{"low": "int8"}, {"low": "fp16"}])

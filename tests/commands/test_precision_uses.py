@@ -131,15 +131,6 @@ def test_the_original_is_not_built_again_with_everything_lowered(tmp_path: Path)
         assert len(target.asked) == built
 
 
-def test_what_was_written_and_does_not_pass_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with searching(TensorRt(loads=False), tmp_path) as task:
-        find_precision(task, SearchSettings(workers=1))
-        assert task.result.minimality == "unproven"
-    said = " ".join(capsys.readouterr().out.split())
-    assert "seen to pass" not in said
-    assert said.count("does not pass") == 2
-
-
 def test_a_search_that_was_ended_names_the_engine_and_the_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from bisect_trt import UsageError
 from bisect_trt.commands.binding import RUN_FILE
 from bisect_trt.probe.claim import claimed_run
 from bisect_trt.probe.journal import JOURNAL
-from bisect_trt.probe.workspace import Workspace
 
 
 def start(*argv: str | Path) -> subprocess.Popen[bytes]:
@@ -116,13 +114,6 @@ def test_a_run_goes_on_once_all_that_a_killed_driver_had_started_has_ended(here:
     assert after.wait(120) == 0
     assert not Path("two").exists()
     assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["<2>"]
-
-
-def test_no_two_runs_have_one_folder(here: Path) -> None:  # noqa: ARG001 - it is there that they are made
-    with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(lambda _: Workspace.new_folder("reduce", Path("m.onnx")), range(64)))
-    assert len(set(made)) == 64
-    assert all(folder.is_dir() for folder in made)
 
 
 def test_where_nothing_can_be_written_nobody_is_held_up(tmp_path: Path) -> None:

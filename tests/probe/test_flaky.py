@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support import rest_slow
 
 from benchmarks.flaky import simulate
-from bisect_trt.search.oracle import Subset, Verdict, over_units
-from bisect_trt.search.statistics import MOST_PASSES, Flakiness, expected_verdicts
+from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.statistics import MOST_PASSES, Flakiness
 from bisect_trt.search.strategy import minimise
 
 pytestmark = pytest.mark.any_version
@@ -49,14 +49,6 @@ def test_as_many_passes_as_the_posterior_asks_for_and_no_more(flaky: Flakiness) 
     allowed = (1 - flaky.confidence) / flaky.verdicts
     assert needed == MOST_PASSES or missed(flaky, needed) <= allowed * (1 + 1e-9)
     assert missed(flaky, needed - 1) > allowed * (1 - 1e-9)
-
-
-@given(flakiness(), flakiness())
-def test_surer_and_rarer_take_more_passes(one: Flakiness, other: Flakiness) -> None:
-    surer = Flakiness(one.runs, one.failures, max(one.confidence, other.confidence), one.verdicts)
-    rarer = Flakiness(one.runs, max(one.failures - 1, 1), one.confidence, one.verdicts)
-    assert surer.passes_needed >= one.passes_needed
-    assert rarer.passes_needed >= one.passes_needed
 
 
 @given(flakiness(), st.integers(0, 300))
@@ -95,11 +87,6 @@ def test_the_error_is_what_is_promised(confidence: float, verdicts: int) -> None
         assert wrong / total >= bound / 10
 
 
-@given(st.integers(1, 100), st.floats(0.5, 0.999), st.integers(1, 50))
-def test_where_nothing_failed_there_is_no_rate_to_go_by(runs: int, confidence: float, verdicts: int) -> None:
-    assert Flakiness(runs, 0, confidence, verdicts).passes_needed == runs
-
-
 class FlakyCheck(FakeCheck):
     """Sees the failure of a failing candidate only sometimes."""
 
@@ -112,30 +99,6 @@ class FlakyCheck(FakeCheck):
             return Verdict.FAIL if culprit in units and drawn.random() < rate else Verdict.PASS
 
         super().__init__(predicate)
-
-
-def test_a_flaky_failure_is_found() -> None:
-    """A rate of 0.7, one node of 371; a search that believes each run is often wrong."""
-    right = believing = runs = 0
-    searches = 30
-    for seed in range(searches):
-        culprit = random.Random(seed).randrange(371)
-        for repeat in (20, 1):
-            check = FlakyCheck(culprit, 0.7, seed)
-            with scratch() as folder, FakeRun(Path(folder), check) as run:
-                if repeat == 1:
-                    # The original is left out, because that may well pass.
-                    search = over_units(lambda ask: minimise(range(371), ask))
-                    minimum = run.prober.search(search, build)
-                    believing += minimum.units == {culprit}
-                else:
-                    minimum = run.reduce(371, lambda ask: minimise(range(371), ask), repeat)
-                    right += minimum.units == {culprit}
-                    runs += check.runs
-    assert right >= 0.99 * searches
-    assert believing < 0.9 * searches
-    # 20 runs of the original, and for each of about ten questions ten passes, or one or two runs up to a failure.
-    assert runs / searches <= 20 + 10 * 10
 
 
 @pytest.mark.parametrize("required", rest_slow([1, 2]))
@@ -163,11 +126,6 @@ def test_runs_end_with_the_answer_that_ends_them(until: Verdict, fails: list[boo
     ending = (until is Verdict.FAIL) in taken
     assert (record.verdict is until) == ending
     assert record.runs == (taken.index(until is Verdict.FAIL) + 1 if ending else most)
-
-
-@given(st.integers(1, 10**6))
-def test_a_bisection_has_no_more_passing_verdicts_than_counted_with(units: int) -> None:
-    assert expected_verdicts(units) >= math.log2(units) + 2
 
 
 def test_the_failure_rate_is_measured_and_remembered(tmp_path: Path) -> None:

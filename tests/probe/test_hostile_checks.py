@@ -11,20 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import CommandLine
-from support import chain, gone, has, node_names, overflowing, pids, read_json, run_check, script
+from support import chain, gone, has, node_names, pids, read_json, run_check, script
 
-from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib import external_data
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.tensors import kernel_memory as memory
-from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import DataOptions, make_inputs
-from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker import process as module
-from bisect_trt.worker.process import Cancel, MemoryGate, ProcessEnd, run_to_end
+from bisect_trt.worker.process import MemoryGate, ProcessEnd, run_to_end
 
 MB = 1 << 20
 PYTHON = sys.executable
@@ -57,13 +51,6 @@ def test_of_much_output_both_ends_are_kept(
     assert made.endswith(tail)
     assert len(head) + end.left_out + len(tail) == size
     assert kept / 2 <= len(tail) <= 1000 + 65536
-
-
-def test_output_without_end_fills_no_disk(tmp_path: Path) -> None:
-    end = run("yes | head -c 1000000000", tmp_path)
-    assert end.code == 0
-    assert end.left_out > 900_000_000 - 2 * module.LOG_BYTES
-    assert (tmp_path / "log").stat().st_size < 2 * module.LOG_BYTES + MB
 
 
 def test_a_regex_may_match_in_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +88,6 @@ def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, bod
     assert outcome.seconds < 60
 
 
-def test_one_that_takes_less_is_not(tmp_path: Path) -> None:
-    body = " & ".join([HOLD.format(20, 0.5)] * 3) + " & wait; exit 3"
-    assert run_check(tmp_path, body, memory_limit=300 * MB).signature == "exit 3"
-
-
-def test_what_several_share_counts_once(tmp_path: Path) -> None:
-    code = "import os, time; held = bytearray(b'x') * (120 << 20); [os.fork() or (time.sleep(1), os._exit(0)) for _ in 'abcd']"
-    assert run(f'{PYTHON} -c "{code}; time.sleep(1)"', tmp_path, memory_limit=500 * MB).over_memory is False
-
-
 def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> None:
     check = script(here / "check", f"{has('<2>')} && {HOLD.format(300, 100)}; exit 0")
     model = chain(here / "model.onnx", 4)
@@ -123,17 +100,6 @@ def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> N
 
 
 # children
-
-
-def test_a_thousand_children_end_with_their_check(tmp_path: Path) -> None:
-    body = "i=0; while test $i -lt 1000; do sleep 1000 & echo $! >> pids; i=$((i+1)); done; exit 3"
-    assert run(body, tmp_path).code == 3
-    children = pids(tmp_path)
-    assert len(children) == 1000
-    deadline = time.monotonic() + 60
-    while not all(map(gone, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 DAEMON = """
@@ -203,18 +169,6 @@ def test_what_a_check_does_to_files_changes_no_later_answer(cli: CommandLine, he
     assert node_names(Path("out.onnx")) == ["<2>", "<5>"]
 
 
-def test_weights_that_a_check_writes_over_end_the_run_with_a_sentence(
-    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
-    monkeypatch.setattr(external_data, "SHARED_TENSOR_BYTES", 0)
-    model = overflowing(here / "model.onnx")
-    body = f'echo x >> "$(dirname "$1")"/{external_data.WEIGHTS_FILE}; exit 1'
-    ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
-    assert ran.status == 3
-    assert "holds the weights of all candidates, and a check has changed it" in ran.error
-
-
 @pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
 def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
     cli: CommandLine, here: Path, damage: str
@@ -277,20 +231,6 @@ def test_the_limit_of_memory_is_known(
     assert (memory.total_bytes(), memory.free_bytes(), memory.oom_kills()) == (total, free, kills)
 
 
-@pytest.mark.parametrize(
-    ("files", "part", "said"),
-    [({}, 1 << 30, "8.0"), (HOST | V2, 64 << 20, "0.0"), ({"proc/meminfo": ROOM}, 1 << 30, "64.0")],
-    ids=["not said", "a control group", "much room"],
-)
-def test_all_that_ask_for_free_memory_ask_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], part: int, said: str
-) -> None:
-    fake_system(tmp_path, monkeypatch, files)
-    assert swap_limit() == part
-    with pytest.raises(UsageError, match=f"GiB, and {re.escape(said)} are free"):
-        make_inputs([TensorInfo("x", np.dtype(np.float32), (1 << 40,))], DataOptions())
-
-
 def several_at_a_time(gate: MemoryGate, *, alone: bool = False, patience: float = 0.05) -> bool:
     """Whether of eight who go through two meet, where each waits so many seconds for another."""
     running, met, changed = 0, False, threading.Condition()
@@ -326,15 +266,6 @@ def test_fewer_run_at_a_time_when_memory_is_short(tmp_path: Path, monkeypatch: p
 
 def test_what_was_ended_for_the_want_of_memory_runs_alone() -> None:
     assert not several_at_a_time(MemoryGate(), alone=True)
-
-
-def test_who_is_cancelled_does_not_wait_for_memory() -> None:
-    gate, cancel = MemoryGate(), Cancel()
-    with gate.turn():
-        threading.Timer(0.2, cancel.set).start()
-        with gate.turn(cancel, alone=True):
-            assert cancel.is_set
-    cancel.close()
 
 
 def test_the_kernel_ends_a_check_before_its_driver(tmp_path: Path) -> None:

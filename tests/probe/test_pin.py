@@ -84,13 +84,6 @@ def test_the_first_build_that_fails_is_what_others_are_held_to(tmp_path: Path) -
     assert later.asked[0].pins == tuple(CHOSEN)
 
 
-def test_nothing_is_held_while_nothing_fails(tmp_path: Path) -> None:
-    world = World(tmp_path, PASSED, FAILED)
-    assert world.probe() == world.probe() == PASSED
-    assert not any(each.pins for each in world.asked)
-    assert world.pin.to_json() == {"build": None, "choices": []}
-
-
 def test_a_build_that_cannot_be_held_says_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, FAILED, FAILED)
     world.probe()
@@ -116,25 +109,15 @@ def test_a_build_that_says_nothing_cannot_be_held_to(tmp_path: Path, chosen: Seq
         World(tmp_path, FAILED, FAILED, chosen).probe(settings=Settings(can=can))
 
 
-def test_what_is_not_built_chooses_nothing(tmp_path: Path) -> None:
-    refused = Outcome(Ending.BROKEN, "build: no such operator", "the target refuses the model")
-    world = World(tmp_path, refused, FAILED, [])
-    assert world.probe() == refused
-    assert not world.pin.is_held()
-
-
-def test_what_is_said_of_layers_will_do(tmp_path: Path) -> None:
-    layers = ({"name": "a", "tactic": "wrong", "pins": True},)
-    world = World(tmp_path, replace(FAILED, layers=layers), FAILED, [])
-    world.probe()
-    assert world.pin.choices() == CHOSEN[:1]
-
-
 @pytest.mark.parametrize(
     ("target", "others", "why"),
     [
-        (None, False, "a --check command makes its own, and a --metric is about other values"),
-        (TargetSettings("trt"), True, "those of other releases are other builds"),
+        (None, False, "the builds of a --check command"),
+        (
+            TargetSettings("trt"),
+            True,
+            "the builds of a --check command, of a --metric and of other releases cannot be held",
+        ),
         (TargetSettings("onnxrt"), False, "ONNX Runtime has none that could be held"),
     ],
 )

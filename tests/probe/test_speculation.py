@@ -80,21 +80,6 @@ def test_a_budget_ends_at_the_same_probe(case: Case, workers: int, probes: int, 
     assert decisions(part.told.records) == decisions(whole.told.records[:probes])
 
 
-@given(st.integers(2, 200), st.integers(1, 32), st.floats(0.05, 0.95))
-def test_the_certain_question_comes_first(count: int, number: int, failing: float) -> None:
-    algorithm = halving(count)
-    questions = likely_questions(over_units(algorithm), {}, number, failing)
-    assert len(set(questions)) == len(questions) <= number
-    asked: list[Subset] = []
-
-    def ask(units: Subset) -> Verdict:
-        asked.append(units)
-        return Verdict.PASS
-
-    algorithm(ask)
-    assert questions[0] == Units(asked[0])
-
-
 @given(st.integers(1, 4), st.integers(64, 300), st.data())
 def test_so_many_answers_are_learnt_at_a_time(depth: int, count: int, data: st.DataObject) -> None:
     """2^d - 1 workers foresee the next d questions, whatever the answers."""
@@ -108,20 +93,6 @@ def test_so_many_answers_are_learnt_at_a_time(depth: int, count: int, data: st.D
 
     halving(count)(ask)
     assert set(map(Units, asked[:depth])) <= set(foreseen)
-
-
-@given(st.integers(2, 8), st.integers(33, 200))
-def test_looking_ahead_takes_no_longer_near_the_end(count: int, number: int) -> None:
-    """Few questions are left there, but many ways to them."""
-    asked = 0
-
-    def algorithm(ask: Ask) -> Minimum:
-        nonlocal asked
-        asked += 1
-        return minimise(range(count), ask)
-
-    likely_questions(over_units(algorithm), {}, number, 0.5)
-    assert asked <= 8 * number
 
 
 class BrokenCheck(FakeCheck):

@@ -160,10 +160,3 @@ def test_one_culprit_in_each_of_two_branches(model: Model, data: st.DataObject) 
     for workers in (2, data.draw(st.integers(3, 8))):
         again = model.reduce(culprits, workers)
         assert again[1:] == (nodes, decisions)
-
-
-def test_the_first_and_the_last_of_each_branch(model: Model) -> None:
-    """The corners: next to the fork, and next to the join."""
-    one, other = model.branches[0], model.branches[-1]
-    for culprits in ([one[0], other[0]], [one[-1], other[-1]], [one[0], other[-1]], [one[-1], other[0]]):
-        assert sorted(model.reduce(culprits, 4)[1]) == sorted(culprits)

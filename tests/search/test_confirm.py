@@ -63,62 +63,6 @@ def test_a_steady_check_is_asked_a_question_more_than_it_has_culprits(case: tupl
     assert all(question.runs in (1, 2) for question in oracle.again)
 
 
-@given(culprits_among(), st.integers(1, 99))
-def test_a_failure_that_is_not_monotone_is_asked_three_more(case: tuple[int, Subset], least: int) -> None:
-    """Some models that hold the answer pass, and pass again each time: that is how they are."""
-    count, culprits = case
-    allowed = len(culprits) + least
-
-    def first(units: Subset) -> Verdict:
-        return Verdict.FAIL if culprits <= units and (len(units) <= allowed or len(units) == count) else Verdict.PASS
-
-    oracle = Oracle(first)
-    heard = Transcript(oracle)
-    found = minimise(range(count), about_units(heard))
-    minimum = confirm(found, heard, frozenset, None)
-    assert minimum == found
-    if len(minimum.units) > 1:
-        larger = [
-            again
-            for again in oracle.again
-            if isinstance(again.question, Units) and minimum.units <= again.question.units
-        ]
-        assert sum(again.runs or 1 for again in larger) == (
-            3 if any(units >= minimum.units for units in heard.passed) else 0
-        )
-
-
-@given(culprits_among(), st.integers(1, 3))
-def test_a_pass_that_contradicts_a_failure_and_does_not_hold_leaves_no_proof(
-    case: tuple[int, Subset], late: int
-) -> None:
-    """A model that holds the answer passed by chance, and fails within three runs more."""
-    count, culprits = case
-    wrong: list[Subset] = []
-    runs = 0
-
-    def first(units: Subset) -> Verdict:
-        if culprits < units and len(units) < count and (not wrong or units in wrong):
-            wrong.append(units)
-            return Verdict.PASS
-        return needs(culprits)(units)
-
-    def again(question: Question) -> Verdict:
-        nonlocal runs
-        if not isinstance(question, Units) or question.units not in wrong:
-            return first(question.units) if isinstance(question, Units) else Verdict.FAIL
-        runs += oracle.again[-1].runs or 1
-        return Verdict.FAIL if runs >= late else Verdict.PASS
-
-    oracle = Oracle(first, again)
-    heard = Transcript(oracle)
-    minimum = confirm(minimise(range(count), about_units(heard)), heard, frozenset, None)
-    if len(minimum.units) > 1 and any(units >= minimum.units for units in wrong):
-        assert not minimum.proven
-        assert minimum.why is not None
-        assert "a model that holds the answer passed, and failed when asked again" in minimum.why
-
-
 @given(culprits_among(), st.integers(1, 60), st.floats(0.9, 0.999))
 def test_a_measured_check_confirms_each_pass_that_the_proof_rests_on(
     case: tuple[int, Subset], runs: int, confidence: float
@@ -136,16 +80,6 @@ def test_a_measured_check_confirms_each_pass_that_the_proof_rests_on(
     assert parts == ({Units(culprits - {unit}): passes for unit in culprits} if passes else {})
     answers = [question for question in oracle.again if question.until is Verdict.PASS]
     assert answers == ([Again(Units(culprits), runs=failures, until=Verdict.PASS)] if failures else [])
-
-
-@given(culprits_among(), st.integers(2, 60), st.integers(1, 59))
-def test_where_the_failure_is_known_to_be_flaky_nothing_is_asked_again(
-    case: tuple[int, Subset], runs: int, failures: int
-) -> None:
-    count, culprits = case
-    oracle = Oracle(needs(culprits))
-    search(count, oracle, Flakiness(runs, min(failures, runs - 1)))
-    assert not oracle.again
 
 
 @given(culprits_among(), st.sampled_from([None, Flakiness(1, 1), Flakiness(5, 5)]), st.data())
@@ -189,23 +123,6 @@ def test_a_failure_that_does_not_hold_leaves_no_proof(flakiness: Flakiness | Non
     assert "--repeat 20" in minimum.why
 
 
-def test_a_pass_that_holds_for_some_of_the_units_is_no_proof_for_the_rest() -> None:
-    """Two of three seeming units are left, each needed as far as was seen; what was passed wrongly once may be again."""
-    truth: list[Question] = []
-
-    def first(units: Subset) -> Verdict:
-        return needs(frozenset({1, 2}) if truth else frozenset({0, 1, 2}))(units)
-
-    def again(question: Question) -> Verdict:
-        truth.append(question)
-        return first(question.units) if isinstance(question, Units) else Verdict.FAIL
-
-    minimum = search(8, Oracle(first, again), None)
-    assert (minimum.units, minimum.proven) == (frozenset({1, 2}), False)
-    assert minimum.why is not None
-    assert "failed when asked again" in minimum.why
-
-
 @given(st.integers(1, 60), st.integers(1, 40), st.floats(0.5, 0.9999))
 def test_the_confirmations_are_enough_together(runs: int, decisive: int, confidence: float) -> None:
     failures, passes = Flakiness(runs, runs, confidence).confirmations(decisive)
@@ -213,14 +130,6 @@ def test_the_confirmations_are_enough_together(runs: int, decisive: int, confide
     for number in range(passes + 1):
         chance *= (0.5 + number) / (runs + failures + 1 + number)
     assert decisive * chance <= (1 - confidence) * (1 + 1e-9)
-
-
-@given(st.integers(1, 200), st.floats(0.5, 0.9999))
-def test_so_many_failures_bound_the_rate(runs: int, confidence: float) -> None:
-    flakiness = Flakiness(runs, runs, confidence)
-    # A failure as rare as that is seen in every run just as often as the confidence leaves room for.
-    assert flakiness.least_rate**runs == pytest.approx(1 - confidence)
-    assert Flakiness(runs + 1, runs, confidence).least_rate == 0
 
 
 def keep(oracle: Oracle, flakiness: Flakiness) -> Minimum:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.grow import grow_until_held, shortest_prefix, shrink
+from bisect_trt.search.keep import grow_until_held, shortest_prefix
 from bisect_trt.search.oracle import Subset, Verdict
 
 UNITS = range(60)
@@ -34,9 +34,8 @@ class Samples:
 def test_what_is_kept_passes_all_samples_seen(start: Subset, rounds: list[list[Subset]], order: list[int]) -> None:
     samples = Samples(rounds)
     grown = grow_until_held(start, lambda: order, samples.draw, samples.ask, rounds=9, most=999)
-    assert grown.held
-    assert start <= grown.units
-    assert all(needed <= grown.units for needed in samples.seen)
+    assert start <= grown
+    assert all(needed <= grown for needed in samples.seen)
 
 
 @given(SETS, st.lists(SETS, min_size=1, max_size=4), st.integers(0, 12))
@@ -44,14 +43,14 @@ def test_it_asks_no_more_than_it_may(start: Subset, drawn: list[Subset], most: i
     samples = Samples([drawn])
     grown = grow_until_held(start, lambda: list(UNITS), samples.draw, samples.ask, rounds=2, most=most)
     assert samples.asked <= most
-    assert start <= grown.units
+    assert start <= grown
 
 
 def test_few_questions_where_the_order_is_right() -> None:
     """Nothing like the whole is kept for a few, and none of it is asked one by one."""
     samples = Samples([[frozenset({1, 2}), frozenset({3})]])
     grown = grow_until_held(frozenset({0}), lambda: list(range(5000)), samples.draw, samples.ask, rounds=5, most=99)
-    assert grown.units == {0, 1, 2, 3}
+    assert grown == {0, 1, 2, 3}
     assert samples.asked <= 10
 
 
@@ -70,10 +69,3 @@ def test_the_shortest_prefix_is_found_by_halves(needed: int, count: int) -> None
         assert found is not None
         assert max(needed, 1) <= found <= max(needed * 9 // 8 + 1, 4)
     assert len(asked) <= 12
-
-
-@given(SETS)
-def test_shrinking_keeps_what_is_needed(needed: Subset) -> None:
-    added = list(UNITS)
-    left = shrink(frozenset(added), added, lambda units: Verdict.PASS if needed <= units else Verdict.FAIL)
-    assert needed <= left

@@ -99,8 +99,3 @@ def test_what_says_nothing_at_one_end_hides_no_pass(untold: int, passing: int, f
         assert (here.passing is None) == (passing == 0)
         assert passing == 0 or abs(here.failing - (here.passing or 0)) == 1
         assert there.passing is None
-
-
-def test_several_stretches_are_said() -> None:
-    assert find("FFPPFUFPP", every=True).stretches == [(0, 1), (4, 6)]
-    assert find("PUFUPUF", every=True).stretches == [(2, 2), (6, 6)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Sequence
-from statistics import mean
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import partition
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
@@ -103,39 +99,6 @@ def test_any_check_ends_one_minimal(case: tuple[int, Predicate], data: st.DataOb
     assert (f"one of {broken} of its units" in minimum.why) if minimum.why else not broken
 
 
-@given(any_predicate(), st.data())
-def test_the_same_answers_give_the_same_questions(case: tuple[int, Predicate], data: st.DataObject) -> None:
-    count, predicate = case
-    given_hints = data.draw(hints(count))
-    first, second = Oracle(count, predicate), Oracle(count, predicate)
-    assert find_keep(range(count), first, **given_hints) == find_keep(range(count), second, **given_hints)
-    assert first.asked == second.asked
-
-
-def test_most_candidates_that_break_in_other_ways_are_no_reason_to_keep_them() -> None:
-    """Lowering few units works, lowering many breaks the check: found by windows, which stay close to what passes."""
-
-    def predicate(kept: Subset) -> Verdict:
-        if any(len(kept & block) not in (0, 10) for block in (frozenset(range(i, i + 10)) for i in range(0, 100, 10))):
-            return Verdict.UNRESOLVED
-        return Verdict.PASS if {5, 95} <= kept else Verdict.FAIL
-
-    minimum = find_keep(range(100), Oracle(100, predicate))
-    assert predicate(minimum.units) is Verdict.PASS
-    assert minimum.why is not None
-    assert any("most candidates broke in other ways, so delta debugging" in step for step in minimum.steps)
-
-
-def test_more_in_fp32_need_not_help() -> None:
-    """Passes with an even number of some units kept, so that single units look needed and pairs are not."""
-    odd_ones = frozenset(range(0, 80, 2))
-    oracle = Oracle(80, lambda kept: Verdict.PASS if kept and len(kept & odd_ones) % 2 == 0 else Verdict.FAIL)
-    minimum = find_keep(range(80), oracle)
-    assert minimum.proven
-    assert minimum.units in oracle.passed
-    assert {minimum.units - {unit} for unit in minimum.units if len(minimum.units) > 1} <= set(oracle.asked)
-
-
 def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_their_proof() -> None:
     """13 norms of which two nodes each overflow, in a network of 850: known after one question."""
     culprits = [30 * norm + place for place in (3, 4) for norm in range(13)]
@@ -145,14 +108,6 @@ def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_thei
     assert minimum.units == oracle.passed[0] == oracle.asked[0] == frozenset(culprits)
     assert len(oracle.asked) <= 1 + 26 + 2
     assert minimum.steps[0] == "the 26 most suspicious of 850 units in fp32: enough"
-
-
-def test_half_right_suspects_are_completed_by_their_groups() -> None:
-    """Only the Pow of each norm is suspected, and its ReduceMean overflows too."""
-    oracle = Oracle(850, needs([30 * norm + place for place in (3, 4) for norm in range(13)]))
-    groups = [frozenset(range(30 * norm, 30 * norm + 9)) for norm in range(28)]
-    find_keep(range(850), oracle, suspects=[30 * norm + 3 for norm in range(13)], groups=groups)
-    assert oracle.passed[0] == oracle.asked[1] == frozenset().union(*groups[:13])
 
 
 @given(st.frozensets(st.integers(0, 99), min_size=1, max_size=5))
@@ -171,68 +126,3 @@ def test_a_partition_has_each_unit_once(order: list[int], groups: list[frozenset
     assert all(len(part) == 1 or any(part <= group for group in groups) for part in parts)
     firsts = [min(map(order.index, part)) for part in parts]
     assert firsts == sorted(firsts)
-
-
-@given(st.sampled_from([HOT, cold(10), cold(10_000)]), st.data())
-def test_a_group_fits_whatever_was_learnt(weights: dict[float, float], data: st.DataObject) -> None:
-    density = Density(weights)
-    for _ in range(data.draw(st.integers(0, 30))):
-        if data.draw(st.booleans()):
-            density.cleared(data.draw(st.integers(1, 5000)))
-        else:
-            density.hit()
-    width = data.draw(st.integers(2, 10_000))
-    assert 1 <= density.group(width, dirty=True) < width
-    assert 1 <= density.group(width, dirty=False) <= width
-
-
-def test_groups_grow_where_nothing_is_found_and_shrink_where_much_is() -> None:
-    density = Density(cold(1000))
-    before = density.group(1000, dirty=False)
-    density.cleared(500)
-    assert density.group(1000, dirty=False) > before
-    for _ in range(20):
-        density.hit()
-        density.cleared(1)
-    assert density.group(1000, dirty=False) < before
-    density.hit()  # the next is surely none, and all together would be no question
-    assert density.group(2, dirty=True) == 1
-
-
-UNITS, SEEDS = 1000, 60
-
-
-def planted(seed: int, count: int, *, ranked: bool) -> tuple[list[int], list[int]]:
-    """Culprits and suspects: if ranked, 90% of the culprits (rounded up) are somewhere in the top 5% of a ranking."""
-    rng = random.Random(seed)
-    ranking = rng.sample(range(UNITS), UNITS)
-    if not ranked:
-        return ranking[:count], []
-    top = UNITS // 20
-    inside = math.ceil(0.9 * count)
-    return rng.sample(ranking[:top], inside) + rng.sample(ranking[top:], count - inside), ranking
-
-
-@pytest.mark.parametrize(
-    ("count", "ranked", "most"), [(5, False, 60), (20, False, 220), (5, True, 30), (20, True, 100)]
-)
-def test_planted_culprits_cost_no_more_than_the_figures(count: int, ranked: bool, most: int) -> None:
-    """Means of more seeds are in docs/benchmarks.md."""
-    costs = []
-    for seed in range(SEEDS):
-        culprits, suspects = planted(seed, count, ranked=ranked)
-        oracle = Oracle(UNITS, needs(culprits))
-        assert find_keep(range(UNITS), oracle, suspects=suspects).units == frozenset(culprits)
-        costs.append(len(oracle.asked))
-    assert mean(costs) <= most
-
-
-def test_culprits_side_by_side_cost_less_than_scattered_ones() -> None:
-    """13 pairs among 800: the second of a pair is soon looked for first."""
-    costs = []
-    for seed in range(SEEDS):
-        pairs = random.Random(seed).sample(range(400), 13)
-        oracle = Oracle(800, needs([2 * pair + place for pair in pairs for place in (0, 1)]))
-        find_keep(range(800), oracle)
-        costs.append(len(oracle.asked))
-    assert mean(costs) <= 165

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.flaky import simulate
-from bisect_trt.search.delta_debugging import reduce_by_chance
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
@@ -93,24 +92,6 @@ def test_any_number_of_workers_finds_the_same(kind: Kind, workers: int, seed: in
             minimum = run.prober.search(over_units(kind.algorithm), build)
             found.append((minimum, decisions(run.told.records)))
     assert found[0] == found[1]
-
-
-@given(st.integers(1, 300), st.integers(0, 1 << 30), st.data())
-def test_windows_left_out_by_chance_end_at_what_fails(count: int, seed: int, data: st.DataObject) -> None:
-    """However the failure comes and goes: what is left was seen to fail, each set is asked about once."""
-    culprits = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4))
-    asked: dict[Subset, Verdict] = {}
-
-    def ask(units: Subset) -> Verdict:
-        assert units
-        assert units not in asked
-        seen = crc32(f"{seed}{sorted(units)}".encode()) % 3
-        asked[units] = Verdict.FAIL if culprits <= units and seen else Verdict.PASS
-        return asked[units]
-
-    found = reduce_by_chance(range(count), ask)
-    assert culprits <= found
-    assert len(found) == count or asked[found] is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("rate", "most"), [(0.2, 163), (0.5, 59), (1.0, 13)])
