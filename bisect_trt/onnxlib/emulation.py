@@ -135,7 +135,7 @@ class _Emulation(Rewriter):
             if each.HasField("t") and each.t.data_type == self.low:
                 each.t.CopyFrom(widen_tensor(each.t, each.t.name))
         if node.op_type == "Cast" and attribute(node, "to", 0) == self.low:
-            self.round_trip(new.input[0], node.output[0], new)
+            self.round_trip(new.input[0], renamed.get(node.output[0], node.output[0]), new)
             return
         raw: dict[str, str] = {}
         new.output[:] = [renamed.get(name, name) for name in node.output]

@@ -138,7 +138,6 @@ def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine, com
     assert f"`{advised}` gives each node a name of its own." in refused.error
     sanitized = cli(*shlex.split(advised)[1:], "--json", "s.json")
     assert (sanitized.status, node_names(Path("model-named.onnx"))) == (0, ["twin", "twin_1"])
-    assert "1 node(s) renamed, whose name another has too" in sanitized.out
     assert read_json(Path("s.json"))["changes"]["renamed_nodes"] == 1
     assert cli("run", "model-named.onnx", "--onnxrt").status == 0
 
