@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.options.choices import Algorithm, ErrorStat
-from bisect_trt.options.compare import Compare
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.user_checks import CommandCheck
@@ -72,7 +72,7 @@ def read_options(group: type[Group], **words: Any) -> Group:
 
 def tolerances(**words: Any) -> ToleranceOptions:
     """Tolerances from words of a command line."""
-    return tolerance_options(read_options(Compare, **words), None, nonfinite_equal=False)
+    return tolerance_options(read_options(CompareOptions, **words), None, nonfinite_equal=False)
 
 
 def compared(

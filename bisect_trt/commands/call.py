@@ -35,11 +35,10 @@ from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_annotated, check_output
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.metric import Metric
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
-from bisect_trt.options.shared import Check as CheckOptions
-from bisect_trt.options.shared import Data, Places, Search
+from bisect_trt.options.shared import CheckOptions, Data, Places, Search
 from bisect_trt.options.spec import Params, changed
 from bisect_trt.probe.claim import claimed_path, claimed_run
 from bisect_trt.probe.ledger import Budget
@@ -125,8 +124,8 @@ class Call:
         Raises:
             UsageError: As :func:`tolerance_options`, or the comparison gives no numbers.
         """
-        self[Compare].require_numbers()
-        return CheckSettings(target=target, tolerance=tolerance_options(self[Compare], target), timeout=timeout)
+        self[CompareOptions].require_numbers()
+        return CheckSettings(target=target, tolerance=tolerance_options(self[CompareOptions], target), timeout=timeout)
 
     def check(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
         """What decides whether a candidate fails: a function, a command, a target or the user.
@@ -151,7 +150,7 @@ class Call:
             timeout=own.timeout,
             candidate=own.candidate,
             target=target,
-            tolerance=tolerance_options(self[Compare], target),
+            tolerance=tolerance_options(self[CompareOptions], target),
             function=self.function,
             oracle=self.oracle,
             artifacts=tuple(own.artifacts),
@@ -170,7 +169,7 @@ class Call:
         judged = bool(self[CheckOptions].check) or self.function is not None
         if judged and target is not None and (self.function is not None or not used):
             raise UsageError(f"target='{target.runtime}' has no effect beside check; leave one out.")
-        idle = changed(self[Compare]) if judged and target is None else {}
+        idle = changed(self[CompareOptions]) if judged and target is None else {}
         if self.function is not None:
             idle |= {name: 0 for name in changed(self[CheckOptions]) if name not in _FUNCTION_OPTIONS}
         for name in idle:
@@ -207,7 +206,9 @@ class Call:
         data.input_shapes |= input_shapes or {}
         settings = replace(model_settings(source.named, data), shape_inference=shape_inference)
         confidence = self[Search].confidence if Search in self.options else 1.0
-        metric = metric_settings(self[Metric], settings.data, self[Compare], confidence=confidence, bounded=bounded)
+        metric = metric_settings(
+            self[MetricOptions], settings.data, self[CompareOptions], confidence=confidence, bounded=bounded
+        )
         where = open_places(self[Places], self.console)
         fixed_path = None if check is None else check.fixed_path
         self.kept.enter_context(claimed_path(fixed_path))
@@ -217,8 +218,8 @@ class Call:
             self.result.extra["export"] = exported
         if metric is not None:  # inputs in memory are files only now
             metric = replace(metric, data=settings.data)
-        named = [*data_files(data), *compare_files(self[Compare]), *check_files(self[CheckOptions]), *files]
-        named += metric_files(self[Metric]) + self[Target].files()
+        named = [*data_files(data), *compare_files(self[CompareOptions]), *check_files(self[CheckOptions]), *files]
+        named += metric_files(self[MetricOptions]) + self[Target].files()
         self._bind(source, settings, named, workspace.folder)
         settings = replace(settings, shape_inference=shape_inference)
         fresh = self[Target].fresh_process

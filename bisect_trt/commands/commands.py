@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bisect_trt.options import commands, searches
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.metric import Metric
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.shared import Check, Data, General, Places, Plots, Search
+from bisect_trt.options.shared import CheckOptions, Data, General, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded
 from bisect_trt.targets.options import Target
@@ -56,39 +56,44 @@ class Command:
 _HERE = "bisect_trt.commands"
 ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(loaded(ORACLES).values())
 """The oracles of other packages."""
-_CHECKS: tuple[type, ...] = (Check, *ORACLE_GROUPS)
-_TESTED = (Target, Places, Compare)
+_CHECKS: tuple[type, ...] = (CheckOptions, *ORACLE_GROUPS)
+_TESTED = (Target, Places, CompareOptions)
 """Options of commands that compare a target with the reference."""
 _RUN = (Data, Search, General)
 COMMANDS: dict[str, Command] = {
-    "diagnose": Command((searches.Diagnose, *_TESTED, Metric, *_RUN), f"{_HERE}.diagnose:run", output="reproducer"),
+    "diagnose": Command(
+        (searches.Diagnose, *_TESTED, MetricOptions, *_RUN), f"{_HERE}.diagnose:run", output="reproducer"
+    ),
     "reduce": Command(
-        (searches.Reduce, *_CHECKS, *_TESTED, Metric, *_RUN), f"{_HERE}.reduce:run", output="reduced.onnx"
+        (searches.Reduce, *_CHECKS, *_TESTED, MetricOptions, *_RUN), f"{_HERE}.reduce:run", output="reduced.onnx"
     ),
     "precision": Command(
-        (searches.Precision, *_CHECKS, *_TESTED, Metric, *_RUN), f"{_HERE}.precision:run", output="mixed.onnx"
+        (searches.PrecisionOptions, *_CHECKS, *_TESTED, MetricOptions, *_RUN),
+        f"{_HERE}.precision:run",
+        output="mixed.onnx",
     ),
     "cause": Command((searches.Cause, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.cause:run"),
     "workaround": Command((searches.Workaround, *_TESTED, *_RUN), f"{_HERE}.workaround:run", output="patched.onnx"),
     "repeat": Command((searches.Repeat, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.repeat:run"),
-    "layerwise": Command((searches.Layerwise, *_TESTED, Metric, Data, General), f"{_HERE}.layerwise:run"),
+    "layerwise": Command((searches.Layerwise, *_TESTED, MetricOptions, Data, General), f"{_HERE}.layerwise:run"),
     "samples": Command(
         (searches.Samples, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.samples:run", output="minimal-input.npz"
     ),
     "sweep": Command((searches.Sweep, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.sweep:run"),
-    "releases": Command((searches.Releases, *_CHECKS, Target, Compare, *_RUN), f"{_HERE}.releases:run"),
+    "releases": Command((searches.Releases, *_CHECKS, Target, CompareOptions, *_RUN), f"{_HERE}.releases:run"),
     "extract": Command((commands.Extract, Data, General), f"{_HERE}.convert:extract_run"),
     "sanitize": Command((commands.Sanitize, Data, General), f"{_HERE}.sanitize:run"),
     "inspect": Command((commands.Inspect,), f"{_HERE}.inspect:run"),
     "convert": Command((commands.Convert, Target, Data, General), f"{_HERE}.convert:run"),
     "run": Command(
-        (Run, Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data, General), f"{_HERE}.run:run"
+        (Run, Target, Places, MoreTargets, RunOptions, CompareOptions, MetricOptions, Plots, Data, General),
+        f"{_HERE}.run:run",
     ),
     "resume": Command((commands.Resume,), f"{_HERE}.runs:resume"),
-    "log": Command((commands.Log,), f"{_HERE}.runs:log"),
+    "log": Command((commands.LogOptions,), f"{_HERE}.runs:log"),
     "report": Command((commands.Report,), f"{_HERE}.runs:report"),
     "diff": Command((commands.Diff,), f"{_HERE}.build_choices:run"),
-    "view": Command((commands.View,), f"{_HERE}.runs:view"),
+    "view": Command((commands.ViewOptions,), f"{_HERE}.runs:view"),
     "doctor": Command((commands.Doctor, Places), f"{_HERE}.doctor:run"),
 }
 """By name, in the order of ``--help``."""

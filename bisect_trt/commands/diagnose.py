@@ -27,7 +27,7 @@ from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.preflight import keep_worst_samples
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.remaining_failures import failing_rest, look_for_others, search_rest
-from bisect_trt.commands.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
+from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding_error import MOST_QUESTIONS, rounding_alone
 from bisect_trt.commands.self_consistency import diagnose_itself
 from bisect_trt.commands.session import Case, Session, saving_best
@@ -225,7 +225,7 @@ def arbitrated(
     case: Case,
     suspected: Sequence[int] = (),
     step: str | None = None,
-) -> Answer:
+) -> Delivered:
     """Shrink a case, and decide which side is wrong; ``step`` numbers the step that is printed before."""
     whole = needed_dimensions(session, session.settle(case))
     blamed = by_blame(session, whole, suspected)
@@ -237,10 +237,12 @@ def arbitrated(
     check = settings.for_answer(small).check
     assert check.target is not None
     fault = arbitrate(session, session.held(check.target), check.tolerance, small)
-    return Answer(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
+    return Delivered(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
 
 
-def beyond_ties(session: Session, settings: DiagnoseSettings, first: Answer) -> tuple[Answer, Sequence[Answer]]:
+def beyond_ties(
+    session: Session, settings: DiagnoseSettings, first: Delivered
+) -> tuple[Delivered, Sequence[Delivered]]:
     """Search the rest of the model while neither side is wrong about what was found.
 
     Not with a budget, which is for the first answer; once where questions are limited.
@@ -267,7 +269,7 @@ def beyond_ties(session: Session, settings: DiagnoseSettings, first: Answer) -> 
     return answer, [each for each in found if each is not answer]
 
 
-def deliver(session: Session, settings: DiagnoseSettings, answer: Answer) -> Left:
+def deliver(session: Session, settings: DiagnoseSettings, answer: Delivered) -> Left:
     """Step 5: write a folder that shows the failure, and check that it does."""
     console, result = session.console, session.result
     left = leave(session, settings, answer, settings.output)
@@ -288,7 +290,7 @@ def deliver(session: Session, settings: DiagnoseSettings, answer: Answer) -> Lef
     return left
 
 
-def leave(session: Session, settings: DiagnoseSettings, answer: Answer, folder: Path) -> Left:
+def leave(session: Session, settings: DiagnoseSettings, answer: Delivered, folder: Path) -> Left:
     """Write a folder that shows a failure."""
     check, how = settings.for_answer(answer.candidate).check, describe_search(session, answer.case.minimum)
     return leave_reproducer(session, check, answer, how, folder, anonymous=settings.anonymous)
@@ -301,7 +303,7 @@ def save_best(session: Session, settings: DiagnoseSettings) -> None:
         session.save_best(settings.output / MODEL)
 
 
-def deliver_another(session: Session, settings: DiagnoseSettings, answer: Answer, number: int) -> dict[str, Any]:
+def deliver_another(session: Session, settings: DiagnoseSettings, answer: Delivered, number: int) -> dict[str, Any]:
     """Write a folder for another failure beside that of the first; returns its entry in ``failures``."""
     subject, console = session.subject, session.console
     folder = settings.output.parent / f"{settings.output.resolve().name}-{number}"

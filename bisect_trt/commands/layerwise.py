@@ -24,7 +24,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, quoted
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.options.compare import Compare
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
@@ -58,7 +58,7 @@ def run(call: Call) -> Result:
     own, target = call[Layerwise], call[Target].required()
     if own.save_error_plot is not None:
         check_plot(own.save_error_plot, "--save-error-plot")
-    tolerance, job = tolerance_options(call[Compare], target), call.open()
+    tolerance, job = tolerance_options(call[CompareOptions], target), call.open()
     if job.metric is None:
         with job.examined(own.timeout, target) as session:
             result = layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)

@@ -21,7 +21,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.statistics import expected_verdicts
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
-from bisect_trt.worker.protocol import Failed, Series
+from bisect_trt.worker.protocol import Failed, RunEach
 
 _CHUNK = 64
 """Samples that the reference runs in one request: each takes at most what a model may take."""
@@ -68,7 +68,7 @@ def _run_reference(subject: Subject, data: Evaluation) -> None:
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        reply = subject.models.ask(Series(subject.models.reference, model, *files), here=True)
+        reply = subject.models.ask(RunEach(subject.models.reference, model, *files), here=True)
         if isinstance(reply, Failed):
             raise UnavailableError(
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Leave out the samples that it "

@@ -38,7 +38,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.metrics import Evaluation, script_file
 from bisect_trt.worker.process import run_to_end
-from bisect_trt.worker.protocol import Failed, Measure
+from bisect_trt.worker.protocol import Failed, Score
 
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import DiagnoseSettings
@@ -88,7 +88,7 @@ def score(session: Session, settings: CompareSettings, metric: MetricSettings) -
     targets = result.extra["targets"] = []
     for target in settings.targets:
         console.step(f"{target.describe()}, on all {scale.data.count} samples")
-        request = Measure(target, model, scale.scoring(0.0), warm_up=settings.options.warm_up)
+        request = Score(target, model, scale.scoring(0.0), warm_up=settings.options.warm_up)
         measured = subject.models.ask(request, settings.options.timeout)
         if isinstance(measured, Failed):
             raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")

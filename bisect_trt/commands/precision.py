@@ -14,7 +14,7 @@ from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calib
 from bisect_trt.mixed_precision.parameters import BITS, PrecisionSettings, low_precision, precision_files
 from bisect_trt.mixed_precision.precision import find_precision
 from bisect_trt.mixed_precision.search import Task
-from bisect_trt.options.searches import Precision
+from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 
@@ -26,7 +26,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the model cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Precision], call.search
+    own, search = call[PrecisionOptions], call.search
     low, target = low_precision(call[Target], own)
     settings = PrecisionSettings(own, low[0], target, tuple(each for each in low if each in BITS))
     if not call.resumed:

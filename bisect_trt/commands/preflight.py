@@ -15,7 +15,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Series
+from bisect_trt.worker.protocol import Compare, Compared, Failed, RunEach, Sample
 
 MANY, FEW = 16, 8
 """Of more than so many samples, so many are diagnosed: every tensor of each is computed, kept and compared."""
@@ -116,7 +116,7 @@ def _worst_first(subject: Subject, check: CheckSettings, target: TargetSettings)
     inputs = tuple(models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples))
     golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
     try:
-        right = Series(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
+        right = RunEach(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
         if isinstance(models.ask(right, here=True), Failed):
             return []
         samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))

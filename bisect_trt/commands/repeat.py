@@ -19,7 +19,7 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Repeat
-from bisect_trt.options.shared import Check, Search
+from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
@@ -330,7 +330,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search, kept = call[Repeat], call[Search], call[Check]
+    own, search, kept = call[Repeat], call[Search], call[CheckOptions]
     if search.repeat is not None:
         raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
     if search.pin:
@@ -351,6 +351,6 @@ def run(call: Call) -> Result:
             whole = RepeatCheck.of(inner, (folder / _SHARED).absolute() if own.same_engine else None)
             session.prober.runner.check, builder = whole, inner.target
             session.prober.workers = session.prober.workers if whole.parallel else 1
-        if kept.artifacts or kept.artifacts_dir != Check().artifacts_dir:
+        if kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir:
             folder = kept.artifacts_dir
         return repeat(Repetition(session, most, until, own.same_engine, folder, search.confidence, builder))

@@ -31,7 +31,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.prober import passes_needed
-from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Command, Reproducer, Since, Trial, pack
+from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, ToolCommand, Trial, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.messages import mask_message
 from bisect_trt.targets.settings import TargetSettings
@@ -82,7 +82,7 @@ def make_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Delivered:
     """The end of a search, about to be delivered.
 
     Attributes:
@@ -148,7 +148,7 @@ class Left:
 
 
 def leave_reproducer(
-    session: Session, check: CheckSettings, answer: Answer, found: str, folder: Path, *, anonymous: bool = False
+    session: Session, check: CheckSettings, answer: Delivered, found: str, folder: Path, *, anonymous: bool = False
 ) -> Left:
     """Write the folder, read its model back, probe that once more, and run what the folder recommends.
 
@@ -319,7 +319,7 @@ def _ruled_out(session: Session, check: CheckSettings, candidate: Candidate, tar
 def _try_commands(session: Session, case: Reproducer, folder: Path, seconds: float) -> dict[str, Trial]:
     """Run the script as its reader will, and the commands of other tools; returns what came of each, by its name."""
     limit, scratch, cancel = 10 * seconds + _GRACE_SECONDS, session.subject.workspace.scratch, Cancel()
-    commands = [command for command in case.commands() if isinstance(command, Command)]
+    commands = [command for command in case.commands() if isinstance(command, ToolCommand)]
     # Each starts the target anew, which may take ten seconds, so they run beside each other.
     with closing(cancel), ThreadPoolExecutor(len(commands) + 1) as beside:
         try:
@@ -383,7 +383,7 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or (str(beside) if beside.exists() else None)
 
 
-def _try_tool(command: Command, case: Reproducer, folder: Path, log: Path, limit: float, cancel: Cancel) -> Trial:
+def _try_tool(command: ToolCommand, case: Reproducer, folder: Path, log: Path, limit: float, cancel: Cancel) -> Trial:
     """Run another tool's command, and read whether it shows the failure."""
     program = find_tool(command.tool)
     if program is None:
@@ -397,7 +397,7 @@ def _try_tool(command: Command, case: Reproducer, folder: Path, log: Path, limit
     return _read(command, case, end, log.read_text(encoding="utf-8", errors="replace"))
 
 
-def _read(command: Command, case: Reproducer, end: ProcessEnd, text: str) -> Trial:
+def _read(command: ToolCommand, case: Reproducer, end: ProcessEnd, text: str) -> Trial:
     """Whether a tool's run shows the failure; ``None``, with the reason, where that cannot be told."""
     ended, shown, why = end.code == 0, False, f"run here, it breaks for another reason (status {end.code})"
     if end.timed_out:

@@ -21,7 +21,7 @@ from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.external_data import held_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Draws, bodies
-from bisect_trt.onnxlib.rewrites import View, splice_in
+from bisect_trt.onnxlib.rewrites import NetworkView, splice_in
 from bisect_trt.onnxlib.rules import matches
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
@@ -170,7 +170,7 @@ def expected_movement(
 def spelled(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its norms spelled out, so that the rounding inside them is measured too."""
     for name in _SPELLED:
-        view = View(Network(model))
+        view = NetworkView(Network(model))
         if fragments := matches(view, name):
             model = splice_in(view, fragments)
     return model

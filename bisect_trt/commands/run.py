@@ -9,8 +9,8 @@ from bisect_trt.commands.self_consistency import self_check
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.metric import Metric
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
 from bisect_trt.report.plots import check_plots
@@ -40,7 +40,7 @@ def run(call: Call) -> Result:
     if options.self_check:
         why = "does not apply to --self-check, which compares the target with itself; drop it."
         refuse_options(options, _NO_REFERENCE, why)
-    tolerance = tolerance_options(call[Compare], targets[0], nonfinite_equal=False)
+    tolerance = tolerance_options(call[CompareOptions], targets[0], nonfinite_equal=False)
     settings = CompareSettings(tuple(targets), tolerance, options, call[Plots])
     if options.save_onnx is not None:
         check_output(options.save_onnx, overwrite=True)
@@ -80,8 +80,8 @@ def _compare_saved(call: Call) -> Result:
         raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
     why = "needs a model; name one, or drop it."
     refuse_options(options, _NEED_A_MODEL, why)
-    if call[Metric].metric is not None or call[Data].external_data_dir is not None:
-        raise UsageError(f"--{'metric' if call[Metric].metric is not None else 'external-data-dir'} {why}")
-    call[Metric].check(bounded=False)
-    tolerance = tolerance_options(call[Compare], None, nonfinite_equal=False)
+    if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
+        raise UsageError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
+    call[MetricOptions].check(bounded=False)
+    tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
     return compare_saved(options.load_outputs, tolerance, options, call[Plots], console, result)

@@ -11,7 +11,7 @@ from bisect_trt.commands.view import candidate_folder, model_of, read_probes, st
 from bisect_trt.commands.view import view as show
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.commands import Log, Report, Resume, View
+from bisect_trt.options.commands import LogOptions, Report, Resume, ViewOptions
 from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.console import Console
 from bisect_trt.report.page import REPORT_FILE, write_report
@@ -38,7 +38,7 @@ def log(call: Call) -> Result:
     Raises:
         UnavailableError: There is no such run or probe.
     """
-    own = call[Log]
+    own = call[LogOptions]
     run, number = own.run, own.number
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
@@ -118,7 +118,7 @@ def view(call: Call) -> Result:
     Raises:
         UnavailableError: There is no such run, or no port is free.
     """
-    own = call[View]
+    own = call[ViewOptions]
     folder = newest_run() if own.run is None else own.run
     show(folder, call.console, own.port, browser=not own.no_browser)
     return call.result

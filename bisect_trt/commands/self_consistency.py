@@ -31,7 +31,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.inputs import resized
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Failed, Series
+from bisect_trt.worker.protocol import Failed, RunEach
 
 Values = Mapping[str, NDArray[Any]]
 Pairs = list[tuple[Values, Values]]
@@ -173,7 +173,7 @@ def _run(
     to = tuple(path.with_suffix(".made.npz") for path in inputs)
     shared: Literal["one", "shapes", "each"] = "shapes" if able.compiles_shapes else "one"
     shared = shared if trial.one or able.costly else "each"
-    request = Series(target, subject.models.write("self-check", model), inputs, to, shared)
+    request = RunEach(target, subject.models.write("self-check", model), inputs, to, shared)
     if isinstance(reply := subject.models.ask(request, check.timeout), Failed):
         return reply.message
     pairs = trial.pairs([load_npz(path) for path in to])

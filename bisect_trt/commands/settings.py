@@ -12,12 +12,12 @@ import onnx
 
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
-from bisect_trt.options.choices import Algorithm, ErrorStat, Measure, Mode
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.metric import Metric
+from bisect_trt.options.choices import Algorithm, ErrorStat, Mode, OutputStat
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.searches import Reduce
-from bisect_trt.options.shared import Check, Data
+from bisect_trt.options.shared import CheckOptions, Data
 from bisect_trt.probe.ledger import Budget
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
@@ -106,7 +106,7 @@ class MetricSettings:
         confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
     """
 
-    options: Metric
+    options: MetricOptions
     data: DataOptions
     confidence: float = 1.0
 
@@ -279,7 +279,7 @@ def data_options(data: Data) -> DataOptions:
 
 
 def tolerance_options(
-    compare: Compare, target: TargetSettings | None, *, nonfinite_equal: bool = True
+    compare: CompareOptions, target: TargetSettings | None, *, nonfinite_equal: bool = True
 ) -> ToleranceOptions:
     """How far a target may be off.
 
@@ -291,7 +291,7 @@ def tolerance_options(
     compare_files(compare)
     asked = compare.check_error_stat
     stats = {name: stat for name, stat in asked.items() if isinstance(stat, ErrorStat)}
-    measures = {name: measure for name, measure in asked.items() if isinstance(measure, Measure)}
+    measures = {name: measure for name, measure in asked.items() if isinstance(measure, OutputStat)}
     return ToleranceOptions(
         compare.atol,
         compare.rtol,
@@ -313,7 +313,7 @@ def tolerance_options(
     )
 
 
-def _thresholds(compare: Compare, measures: Mapping[str, Measure]) -> dict[str, dict[str, float]]:
+def _thresholds(compare: CompareOptions, measures: Mapping[str, OutputStat]) -> dict[str, dict[str, float]]:
     """What outputs have to reach, by the statistics that are one number.
 
     Raises:
@@ -326,10 +326,10 @@ def _thresholds(compare: Compare, measures: Mapping[str, Measure]) -> dict[str, 
         )
     asked = set(algorithm.measures) | set(measures.values())
     given = {
-        Measure.L2: compare.l2_threshold,
-        Measure.COSINE: compare.cosine_similarity_threshold,
-        Measure.PSNR: compare.psnr_threshold,
-        Measure.SNR: compare.snr_threshold,
+        OutputStat.L2: compare.l2_threshold,
+        OutputStat.COSINE: compare.cosine_similarity_threshold,
+        OutputStat.PSNR: compare.psnr_threshold,
+        OutputStat.SNR: compare.snr_threshold,
     }
     for stat, values in given.items():
         if values and stat not in asked:
@@ -348,7 +348,7 @@ def _coarsest(target: TargetSettings | None) -> Precision:
 
 
 def metric_settings(
-    metric: Metric, data: DataOptions, compare: Compare, *, confidence: float = 1.0, bounded: bool = True
+    metric: MetricOptions, data: DataOptions, compare: CompareOptions, *, confidence: float = 1.0, bounded: bool = True
 ) -> MetricSettings | None:
     """The metric that says good or bad; ``None`` without one.
 
@@ -365,7 +365,7 @@ def metric_settings(
     metric.check(bounded=bounded)
     if metric.metric is None:
         return None
-    if compare != Compare():
+    if compare != CompareOptions():
         raise UsageError(
             "--metric says how good the outputs are, so how far each may be off (--atol, --check-error-stat, --compare and the "
             "like) has no part in that; drop one of both."
@@ -384,7 +384,7 @@ def data_files(data: Data) -> list[Path]:
     return [*(file for path in data.load_inputs for file in files_of(path)), *script]
 
 
-def compare_files(compare: Compare) -> list[Path]:
+def compare_files(compare: CompareOptions) -> list[Path]:
     """The files that the comparison depends on.
 
     Raises:
@@ -393,7 +393,7 @@ def compare_files(compare: Compare) -> list[Path]:
     return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
 
 
-def metric_files(metric: Metric) -> list[Path]:
+def metric_files(metric: MetricOptions) -> list[Path]:
     """The files that a metric depends on.
 
     Raises:
@@ -402,7 +402,7 @@ def metric_files(metric: Metric) -> list[Path]:
     return [] if metric.metric is None else script_file(metric.metric)
 
 
-def check_files(check: Check) -> list[Path]:
+def check_files(check: CheckOptions) -> list[Path]:
     """The files that the check's words name, its program too if that is given by its path.
 
     Raises:

@@ -30,7 +30,7 @@ from bisect_trt.onnxlib.shapes import (
     take_input_shapes,
     to_info,
 )
-from bisect_trt.onnxlib.units import Patterns, Units
+from bisect_trt.onnxlib.units import NetworkUnits, Patterns
 from bisect_trt.probe.activations import Constants, Reference, nothing_special
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.models import Models
@@ -315,9 +315,9 @@ class Subject:
         return known if self.freed is None else self.freed.infos(known)
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> NetworkUnits:
         """What searches keep or drop."""
-        return Units(self.network, self.reference.infos, self.infos, self.reference.lost)
+        return NetworkUnits(self.network, self.reference.infos, self.infos, self.reference.lost)
 
     @cached_property
     def patterns(self) -> Patterns:

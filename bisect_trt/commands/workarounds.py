@@ -22,7 +22,7 @@ from bisect_trt.mixed_precision.validation import in_tolerances
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import Fragment, View, can_bar, splice_in, with_barriers
+from bisect_trt.onnxlib.rewrites import Fragment, NetworkView, can_bar, splice_in, with_barriers
 from bisect_trt.onnxlib.rules import RULES, matches
 from bisect_trt.onnxlib.save import check_output, said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
@@ -172,7 +172,7 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
         everywhere: Whether to look at all tensors where those of the culprit do not do.
     """
     subject = session.subject
-    network, opset = subject.network, View(subject.network).opset
+    network, opset = subject.network, NetworkView(subject.network).opset
 
     def mark(names: Collection[str]) -> Change:
         return lambda network: mark_outputs(network, list(dict.fromkeys([*network.outputs, *names])), subject.infos)
@@ -214,7 +214,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
     ``ranged`` are those alone that keep within a precision's range.
     """
     subject = session.subject
-    view = View(Network(subject.settings.load()))
+    view = NetworkView(Network(subject.settings.load()))
     found = {name: matches(view, name) for name in RULES if RULES[name].ranges or not ranged}
     near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
     if not near:
@@ -235,7 +235,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
     for name, some in plans[:most]:
 
         def change(network: Network, some: list[Fragment] = some) -> onnx.ModelProto:
-            return splice_in(View(network), some)
+            return splice_in(NetworkView(network), some)
 
         tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
         candidate = _candidate(session, change(subject.network), tried[-1])

@@ -37,7 +37,7 @@ ENDED = "the search did not come to its end"
 
 
 @dataclass(frozen=True)
-class Answer:
+class PrecisionAnswer:
     """The end of a search.
 
     Attributes:
@@ -62,7 +62,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.answer: Answer | None = None
+        self.answer: PrecisionAnswer | None = None
         self._written: Subset | None = None
 
     def next(self) -> Progress:
@@ -70,7 +70,7 @@ class Progress:
         self._written = None
         return Progress()
 
-    def keep(self, task: Task, answer: Answer) -> None:
+    def keep(self, task: Task, answer: PrecisionAnswer) -> None:
         """Write an answer, unless its set is written already: an engine that is built again is another one.
 
         Raises:
@@ -92,7 +92,7 @@ class Progress:
         self._written = answer.units
 
 
-def find_answer(task: Task, progress: Progress, fresh: Fresh, *, nothing_may_pass: bool = False) -> Answer:
+def find_answer(task: Task, progress: Progress, fresh: Fresh, *, nothing_may_pass: bool = False) -> PrecisionAnswer:
     """The minimal set, and the set that holds on fresh samples; both are written as soon as they are known.
 
     Raises:
@@ -104,14 +104,14 @@ def find_answer(task: Task, progress: Progress, fresh: Fresh, *, nothing_may_pas
     for step in minimum.steps:
         task.console.say(f"  {step}")
     task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
-    progress.keep(task, Answer(minimum, Safe(minimum.units, why=ENDED)))
+    progress.keep(task, PrecisionAnswer(minimum, Safe(minimum.units, why=ENDED)))
     task.space.measure(task)
-    answer = Answer(minimum, find_safe(task, minimum, fresh))
+    answer = PrecisionAnswer(minimum, find_safe(task, minimum, fresh))
     progress.keep(task, answer)
     return answer
 
 
-def write_answer(task: Task, answer: Answer) -> Minimum:
+def write_answer(task: Task, answer: PrecisionAnswer) -> Minimum:
     """Read back what was written, probe it, and fill in the result.
 
     Returns:
@@ -137,7 +137,7 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
     return minimum
 
 
-def deliver(task: Task, answer: Answer) -> Result:
+def deliver(task: Task, answer: PrecisionAnswer) -> Result:
     """Probe what was written, conclude, and print the answer."""
     task.console.step("Written and read back: does it pass?")
     task.conclude(write_answer(task, answer))
@@ -158,7 +158,7 @@ def leave_best(task: Task, progress: Progress) -> Subset | None:
         best = _smallest_passing(task)
         if best is None:
             return None
-        answer = Answer(Minimum(best, proven=False, why=ENDED), Safe(best, why=ENDED))
+        answer = PrecisionAnswer(Minimum(best, proven=False, why=ENDED), Safe(best, why=ENDED))
     answer = replace(answer, minimum=replace(answer.minimum, proven=False, why=ENDED))
     progress.keep(task, answer)
     task.result.artifacts["mixed"] = str(task.settings.output)
@@ -194,7 +194,7 @@ def _checked(path: Path) -> str | None:
     return None
 
 
-def kept_units(task: Task, answer: Answer, units: Subset) -> list[dict[str, Any]]:
+def kept_units(task: Task, answer: PrecisionAnswer, units: Subset) -> list[dict[str, Any]]:
     """Units for the result: name, operator, outputs, the rule that applies, and the reason."""
     suspects, broken = {entry.unit: entry for entry in task.space.suspects}, task.broken_without(answer.minimum)
     nodes = task.space.describe(units)
@@ -235,7 +235,7 @@ def measured_on(task: Task) -> str:
     return f"{settings.target.describe()}, on {seen}"
 
 
-def fill_in(task: Task, answer: Answer, outcome: Outcome | None, written: Record | None) -> None:
+def fill_in(task: Task, answer: PrecisionAnswer, outcome: Outcome | None, written: Record | None) -> None:
     """Put an answer into the result.
 
     Args:

@@ -18,7 +18,7 @@ from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit, usual_ratio
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.plain import make_plain
-from bisect_trt.mixed_precision.search import Space, Task
+from bisect_trt.mixed_precision.search import PrecisionSpace, Task
 from bisect_trt.mixed_precision.suspicion import LOSES, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
@@ -50,7 +50,7 @@ _INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNB
 """How the names of operators begin that compute with integers themselves: ONNX's and ONNX Runtime's own."""
 
 
-class GroupSpace(Space):
+class GroupSpace(PrecisionSpace):
     """The Q/DQ groups of the types that are asked for.
 
     Attributes:

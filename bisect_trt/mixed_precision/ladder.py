@@ -16,7 +16,7 @@ from bisect_trt.commands.marking import engine_layers
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import (
-    Answer,
+    PrecisionAnswer,
     Progress,
     deliver,
     find_answer,
@@ -50,7 +50,7 @@ _CHOSEN = {"int8": "int8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp
 """The rung of each type that TensorRT's engines name."""
 
 
-def deliver_ladder(task: Task, answer: Answer, progress: Progress) -> Result:
+def deliver_ladder(task: Task, answer: PrecisionAnswer, progress: Progress) -> Result:
     """Search the rungs above the first one, and deliver the answer of all.
 
     Raises:
@@ -107,7 +107,7 @@ def _ladder(rungs: Sequence[str], nodes: list[dict[str, Any]]) -> dict[str, Any]
     return {"rungs": [*rungs], "counts": counts, "nodes": nodes}
 
 
-def _steps(settings: PrecisionSettings, searches: Sequence[tuple[Task, Answer]]) -> list[dict[str, Any]]:
+def _steps(settings: PrecisionSettings, searches: Sequence[tuple[Task, PrecisionAnswer]]) -> list[dict[str, Any]]:
     """For the result: the units that moved up from each rung."""
     ends = [settings.low, *([settings.half] if len(searches) > 1 else []), settings.rungs[-1]]
     return [
@@ -140,8 +140,8 @@ def _tell(task: Task, ladder: Mapping[str, Any]) -> None:
 
 
 def _climb(
-    task: Task, space: GroupSpace, answer: Answer, progress: Progress
-) -> tuple[tuple[Task, Answer] | None, str | None]:
+    task: Task, space: GroupSpace, answer: PrecisionAnswer, progress: Progress
+) -> tuple[tuple[Task, PrecisionAnswer] | None, str | None]:
     """Search the nodes that are in floats with the groups of an answer taken out; with the reason where none are lowered."""
     half = task.settings.half
     if half is None:

@@ -22,7 +22,7 @@ from bisect_trt.mixed_precision.lowering import (
     refuse_lowered,
 )
 from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionSettings
-from bisect_trt.mixed_precision.search import Space
+from bisect_trt.mixed_precision.search import PrecisionSpace
 from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.probe.activations import Reference
@@ -39,7 +39,7 @@ _NEAR = 1 / 64
 """A node is added first from this share of fp16's largest number on."""
 
 
-class NodeSpace(Space):
+class NodeSpace(PrecisionSpace):
     """The nodes that compute in fp32 and may be lowered."""
 
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:

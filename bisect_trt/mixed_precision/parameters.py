@@ -9,7 +9,7 @@ from typing import Literal
 
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.searches import Precision
+from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.saved import files_of
@@ -38,7 +38,7 @@ class PrecisionSettings:
         tolerance: The tolerance on fresh samples; ``None`` for that of the search.
     """
 
-    options: Precision
+    options: PrecisionOptions
     precision: Low
     target: TargetSettings | None = None
     bits: tuple[Low, ...] = ()
@@ -81,7 +81,7 @@ class PrecisionSettings:
         check_output(self.output, overwrite=self.options.overwrite)
 
 
-def precision_files(own: Precision) -> list[Path]:
+def precision_files(own: PrecisionOptions) -> list[Path]:
     """The files of ``--validation-data`` and ``--reference``.
 
     Raises:
@@ -93,7 +93,7 @@ def precision_files(own: Precision) -> list[Path]:
     return found
 
 
-def low_precision(target: Target, own: Precision) -> tuple[tuple[Low, ...], TargetSettings | None]:
+def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
     """What a search for precision lowers to, and the target without it: the search lowers the model itself.
 
     A target that has quantized types of its own keeps them: to it, Q/DQ in a model says where, and the option that it may.
@@ -129,7 +129,7 @@ def low_precision(target: Target, own: Precision) -> tuple[tuple[Low, ...], Targ
     return bits, target.but(**unable).settings()
 
 
-def _on_ladder(target: Target, own: Precision, ladder: Sequence[str]) -> tuple[Target, Precision]:
+def _on_ladder(target: Target, own: PrecisionOptions, ladder: Sequence[str]) -> tuple[Target, PrecisionOptions]:
     """The options for the first search of a ladder.
 
     Raises:

@@ -13,7 +13,7 @@ from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
 from bisect_trt.mixed_precision.answer import (
-    Answer,
+    PrecisionAnswer,
     Progress,
     deliver,
     find_answer,
@@ -34,7 +34,7 @@ from bisect_trt.mixed_precision.parameters import Low, PrecisionSettings
 from bisect_trt.mixed_precision.search import Task, refusal
 from bisect_trt.mixed_precision.validation import Fresh, refuse_validation
 from bisect_trt.onnxlib.nodes import first_output
-from bisect_trt.options.searches import Precision
+from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
@@ -114,7 +114,7 @@ def find_fix(session: Session, check: CheckSettings, search: SearchSettings, cas
     precision: Low = "fp16" if target.fp16 else "bf16"
     capabilities = target.target.capabilities
     by_layer = capabilities.lowers_layers and lowers_by(subject, target) == "layer"
-    own = Precision(subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True)
+    own = PrecisionOptions(subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True)
     settings = PrecisionSettings(
         own,
         precision,
@@ -150,7 +150,7 @@ def find_fix(session: Session, check: CheckSettings, search: SearchSettings, cas
     _tell_fix(task, answer, minimum, command)
 
 
-def _tell_fix(task: Task, answer: Answer, minimum: Minimum, command: str) -> None:
+def _tell_fix(task: Task, answer: PrecisionAnswer, minimum: Minimum, command: str) -> None:
     result, console, count = task.result, task.console, len(task.lowering.units)
     use, kept = recommended(result.extra["uses"]), len(answer.units)
     if use is None:

@@ -33,7 +33,7 @@ _BROKEN_RULES = {
 """The rule for each of ``BROKEN_PREFIXES``."""
 
 
-class Space(ABC):
+class PrecisionSpace(ABC):
     """The units of a search: nodes of a float model, or Q/DQ groups of a quantized one.
 
     Attributes:
@@ -112,7 +112,7 @@ class Task(Session):
         settings: The parameters.
     """
 
-    space: Space
+    space: PrecisionSpace
     settings: PrecisionSettings
 
     @property

@@ -31,7 +31,7 @@ from bisect_trt.tensors.inputs import DataOptions, Sample, make_inputs, validate
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.scripts import is_script
 from bisect_trt.tensors.tolerance import Precision
-from bisect_trt.worker.protocol import Failed, Series
+from bisect_trt.worker.protocol import Failed, RunEach
 from bisect_trt.worker.protocol import Sample as SampleFiles
 
 CONFIDENCE = 0.95
@@ -213,7 +213,7 @@ class Fresh:
 
         def run(some: Sequence[SampleFiles]) -> bool:
             inputs, golden = tuple(each.inputs for each in some), tuple(each.golden for each in some)
-            reply = models.ask(Series(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
+            reply = models.ask(RunEach(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
             return not isinstance(reply, Failed)
 
         def usable(golden: Path) -> bool:

@@ -101,7 +101,7 @@ def model_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """Where in a file a weight lies.
 
     Attributes:
@@ -115,11 +115,11 @@ class Place:
     length: int
 
 
-def place_of(tensor: TensorProto) -> Place:
+def place_of(tensor: TensorProto) -> WeightPlace:
     """Where an external weight lies; without a stated length, the length follows from its shape."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     length = int(entries.get("length", 0)) or tensor_bytes(tensor)
-    return Place(entries["location"], int(entries.get("offset", 0)), length)
+    return WeightPlace(entries["location"], int(entries.get("offset", 0)), length)
 
 
 def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:

@@ -50,7 +50,7 @@ class Match:
         return self.tensors[name]
 
 
-class View:
+class NetworkView:
     """A network as patterns see it.
 
     Attributes:
@@ -204,7 +204,7 @@ class Fragment:
         constants: The new initializers.
     """
 
-    view: View
+    view: NetworkView
     anchor: int
     matched: frozenset[int] = frozenset()
     aliases: dict[str, str] = field(default_factory=dict)
@@ -269,11 +269,11 @@ class Fragment:
         return name
 
 
-Rule = Callable[[View, int], "Fragment | None"]
+Rule = Callable[[NetworkView, int], "Fragment | None"]
 """Given a node at which its pattern may end: what takes the pattern's place."""
 
 
-def splice_in(view: View, fragments: Iterable[Fragment]) -> onnx.ModelProto:
+def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelProto:
     """The model with fragments in the place of what they match; no two may redefine the same tensor.
 
     Messages of all other nodes are the original's own.

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute
-from bisect_trt.onnxlib.rewrites import Fragment, Rule, View
+from bisect_trt.onnxlib.rewrites import Fragment, NetworkView, Rule
 from bisect_trt.onnxlib.shapes import element_dtype
 
 _FP16_MAX, _MASKED = 65504.0, 6e4
@@ -27,7 +27,7 @@ _ROOT = f"Sqrt({_PLUS}) | Pow({_PLUS}, 0.5) | (t := ReduceL2(v))"
 _NORM = f"Div(v := Sub(x, m := ReduceMean(x)), Sqrt(Add(t := ReduceMean({_SQUARE}), k) | (t := ReduceMean({_SQUARE}))))"
 
 
-def _softmax(view: View, index: int) -> Fragment | None:
+def _softmax(view: NetworkView, index: int) -> Fragment | None:
     """``exp(x) / sum(exp(x))`` as ``Softmax``, which takes the maximum out."""
     match = view.match(index, "Div(Exp(x), t := ReduceSum(Exp(x)))") if view.opset >= _SOFTMAX_SINCE else None
     axes = view.axes(match["t"]) if match else None
@@ -38,7 +38,7 @@ def _softmax(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _log_softmax(view: View, index: int) -> Fragment | None:
+def _log_softmax(view: NetworkView, index: int) -> Fragment | None:
     """``log(softmax(x))`` as ``LogSoftmax``, which does not round to 0 on the way."""
     match = view.match(index, "Log(s := Softmax(x))") if view.opset >= _SOFTMAX_SINCE else None
     if match is None:
@@ -48,7 +48,7 @@ def _log_softmax(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _log_sum_exp(view: View, index: int) -> Fragment | None:
+def _log_sum_exp(view: NetworkView, index: int) -> Fragment | None:
     """``log(sum(exp(x)))``, spelled out or one operator, the maximum taken out: no exponential past 1."""
     match = view.match(index, "Log(t := ReduceSum(Exp(x))) | (t := ReduceLogSumExp(x))")
     axes = view.axes(match["t"], kept=False) if match else None
@@ -66,7 +66,7 @@ def _log_sum_exp(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _softplus(view: View, index: int) -> Fragment | None:
+def _softplus(view: NetworkView, index: int) -> Fragment | None:
     """``log(1 + exp(x))`` as ``Softplus``, which does not overflow."""
     match = view.match(index, "Log(Add(1, Exp(x)))")
     if match is None:
@@ -76,7 +76,7 @@ def _softplus(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _mask(view: View, index: int) -> Fragment | None:
+def _mask(view: NetworkView, index: int) -> Fragment | None:
     """Constants past fp16's largest number, as they mask what a softmax reads, within it: -1e9 as -6e4.
 
     Where the difference of two masked values matters it is no equivalent; behind a softmax it makes none.
@@ -98,7 +98,7 @@ def _mask(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _scaled_square(view: View, index: int) -> Fragment | None:
+def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
     """The root of a sum or mean of squares, of values divided by the largest of them: ``s * sqrt(mean((x/s)^2) + e/s^2)``.
 
     What is squared is at most 1 then, so nothing overflows where the root itself does not (as ``hypot`` is computed; J. Blue,
@@ -124,7 +124,7 @@ def _scaled_square(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _layer_norm(view: View, index: int) -> Fragment | None:
+def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
     """A ``LayerNormalization`` that is spelled out over the last axes, as the operator (opset 17 and later)."""
     match = view.match(index, _NORM) if view.opset >= 17 else None
     shape = view.shape(match["x"]) if match else None
@@ -142,7 +142,7 @@ def _layer_norm(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _mean_of_parts(view: View, index: int) -> Fragment | None:
+def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
     """A sum that is divided by a constant, or a mean, as the sum of what was divided before: no sum is past its mean."""
     match = view.match(index, "Div(t := ReduceSum(x), k) | Mul(t := ReduceSum(x), k) | (t := ReduceMean(x))")
     axes = view.axes(match["t"]) if match else None
@@ -166,7 +166,7 @@ def _mean_of_parts(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _redundant(view: View, index: int) -> Fragment | None:
+def _redundant(view: NetworkView, index: int) -> Fragment | None:
     """A node that hands on what it is given is left out."""
     node, outputs = view.node(index), view.network.outputs
     if not node.input or not node.output or node.output[0] in outputs or not _does_nothing(view, node):
@@ -178,7 +178,7 @@ def _redundant(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _does_nothing(view: View, node: onnx.NodeProto) -> bool:
+def _does_nothing(view: NetworkView, node: onnx.NodeProto) -> bool:
     value, more = node.input[0], len(node.input) > 1
     if node.op_type == "Transpose":
         perm = attribute(node, "perm")
@@ -195,7 +195,7 @@ def _does_nothing(view: View, node: onnx.NodeProto) -> bool:
     return node.op_type == "Identity" or (node.op_type == "Dropout" and (len(node.input) < 3 or not node.input[2]))
 
 
-def _gemm(view: View, index: int) -> Fragment | None:
+def _gemm(view: NetworkView, index: int) -> Fragment | None:
     """``Gemm`` as ``MatMul`` and ``Add``."""
     node = view.node(index)
     if node.op_type != "Gemm" or not view.is_float(node.input[0]):
@@ -215,7 +215,7 @@ def _gemm(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _kernel_shape(view: View, index: int) -> Fragment | None:
+def _kernel_shape(view: NetworkView, index: int) -> Fragment | None:
     """A convolution whose kernel's shape is inferred, with that and its other sizes written out.
 
     Parsers infer it of stored weights alone: onnx-tensorrt 8.6 (``convMultiInput``) of none that a node makes.
@@ -236,7 +236,7 @@ def _kernel_shape(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _batch_norm(view: View, index: int) -> Fragment | None:
+def _batch_norm(view: NetworkView, index: int) -> Fragment | None:
     """``BatchNormalization`` as a product and a sum, with constants that are computed here in float64."""
     node = view.node(index)
     shape = view.shape(node.input[0]) if node.op_type == "BatchNormalization" else None
@@ -254,7 +254,7 @@ def _batch_norm(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _power(view: View, index: int) -> Fragment | None:
+def _power(view: NetworkView, index: int) -> Fragment | None:
     """``Pow`` by a small constant as products, a root or a reciprocal."""
     match = view.match(index, "Pow(x, k)")
     if match is None or not view.is_float(match["x"]):
@@ -274,7 +274,7 @@ def _power(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _spelled_norm(view: View, index: int) -> Fragment | None:
+def _spelled_norm(view: NetworkView, index: int) -> Fragment | None:
     """``LayerNormalization`` or ``InstanceNormalization`` spelled out, centred before it is squared."""
     node = view.node(index)
     shape = view.shape(node.input[0]) if node.op_type.endswith("Normalization") and node.input else None
@@ -298,16 +298,16 @@ def _spelled_norm(view: View, index: int) -> Fragment | None:
     return fragment
 
 
-def _spelled_layer_norm(view: View, index: int) -> Fragment | None:
+def _spelled_layer_norm(view: NetworkView, index: int) -> Fragment | None:
     return _spelled_norm(view, index) if view.node(index).op_type == "LayerNormalization" else None
 
 
-def _spelled_instance_norm(view: View, index: int) -> Fragment | None:
+def _spelled_instance_norm(view: NetworkView, index: int) -> Fragment | None:
     node = view.node(index)
     return _spelled_norm(view, index) if node.op_type == "InstanceNormalization" else None
 
 
-def _spelled_softmax(view: View, index: int) -> Fragment | None:
+def _spelled_softmax(view: NetworkView, index: int) -> Fragment | None:
     """``Softmax`` spelled out, the maximum taken out."""
     node = view.node(index)
     if node.op_type != "Softmax" or view.opset < _SOFTMAX_SINCE or not view.is_float(node.input[0]):
@@ -354,7 +354,7 @@ RULES: dict[str, Rewrite] = {
 }
 
 
-def matches(view: View, name: str) -> list[Fragment]:
+def matches(view: NetworkView, name: str) -> list[Fragment]:
     """Where a rule's pattern is found, in topological order; no two that overlap in what they redefine."""
     if view.opset < _SINCE:
         return []

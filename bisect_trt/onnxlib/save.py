@@ -19,7 +19,7 @@ from bisect_trt.errors import UsageError, quoted
 from bisect_trt.onnxlib.external_data import (
     ALIGNMENT,
     SHARED_TENSOR_BYTES,
-    Place,
+    WeightPlace,
     align,
     copy_file,
     copy_range,
@@ -111,7 +111,7 @@ def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
         OSError: They cannot be read or written.
     """
     temporary = data.with_name(f".{data.name}.new")
-    written: dict[Place, int] = {}
+    written: dict[WeightPlace, int] = {}
     try:
         with ExitStack() as stack, temporary.open("wb") as writer:
             readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}

@@ -122,7 +122,7 @@ STORED_LIMIT_BYTES = 1 << 20
 """A weight whose value is larger keeps the node that makes it: storing it would make the model larger, not smaller."""
 
 
-class Units:
+class NetworkUnits:
     """The units of a network: its nodes, numbered in topological order (unit ``u`` is node ``network.order[u]``).
 
     A search walks the units that depend on a graph input. The others only make weights: they come along with whoever

@@ -18,7 +18,7 @@ class ErrorStat(str, Enum):
     """As ``max``, but of the errors without the largest few: their quantile, 0.99 unless said otherwise."""
 
 
-class Measure(str, Enum):
+class OutputStat(str, Enum):
     """One number for a whole output, with a threshold of its own; ``--check-error-stat`` takes these too."""
 
     L2 = "l2"
@@ -48,15 +48,15 @@ class Algorithm(str, Enum):
     """``psnr`` and ``snr``."""
 
     @property
-    def measures(self) -> tuple[Measure, ...]:
+    def measures(self) -> tuple[OutputStat, ...]:
         """The measures that it is made of; none for numbers and indices."""
         names = {
-            self.L2: (Measure.L2,),
-            self.COSINE_SIMILARITY: (Measure.COSINE,),
-            self.DISTANCE_METRICS: (Measure.L2, Measure.COSINE),
-            self.PSNR: (Measure.PSNR,),
-            self.SNR: (Measure.SNR,),
-            self.QUALITY_METRICS: (Measure.PSNR, Measure.SNR),
+            self.L2: (OutputStat.L2,),
+            self.COSINE_SIMILARITY: (OutputStat.COSINE,),
+            self.DISTANCE_METRICS: (OutputStat.L2, OutputStat.COSINE),
+            self.PSNR: (OutputStat.PSNR,),
+            self.SNR: (OutputStat.SNR,),
+            self.QUALITY_METRICS: (OutputStat.PSNR, OutputStat.SNR),
         }
         return names.get(self, ())
 

@@ -127,7 +127,7 @@ class Resume:
 
 
 @dataclass
-class Log:
+class LogOptions:
     """Show every probe of a run with its reason, or one with its candidate, its command and its output."""
 
     run: RunFolder = None
@@ -145,7 +145,7 @@ class Report:
 
 
 @dataclass
-class View:
+class ViewOptions:
     """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone."""
 
     run: Annotated[

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
+from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 from bisect_trt.options.spec import Option, option, switch
 
@@ -27,7 +27,7 @@ def threshold(stem: str, unit: str, help: str, read: Callable[[Any], Any]) -> Op
 
 
 @dataclass
-class Compare:
+class CompareOptions:
     """How far the target may be off."""
 
     atol: Annotated[
@@ -42,7 +42,7 @@ class Compare:
         option(
             metavar="[OUT:]STAT",
             help="elemwise (the default), max, mean, median, quantile, l2, cosine, psnr or snr.",
-            read=one_of(ErrorStat, Measure),
+            read=one_of(ErrorStat, OutputStat),
         ),
     ] = field(default_factory=dict)
     error_quantile: Annotated[

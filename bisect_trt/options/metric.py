@@ -44,7 +44,7 @@ finite = number(-1e300, 1e300, "a number")
 
 
 @dataclass
-class Metric:
+class MetricOptions:
     """A metric over a whole set of samples says good or bad."""
 
     metric: Annotated[

@@ -97,7 +97,7 @@ def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
 
 
 @dataclass
-class Precision:
+class PrecisionOptions:
     """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model.
 
     With --int8, --fp8 or --int4: of a quantized model (QuantizeLinear/DequantizeLinear) the fewest groups that have to go back to

@@ -55,7 +55,7 @@ class General:
 
 
 @dataclass
-class Check:
+class CheckOptions:
     """What says good or bad."""
 
     check: Annotated[

@@ -16,7 +16,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.pieces import Slice, plan_slices, slice_model
 from bisect_trt.onnxlib.shapes import inferred_infos
-from bisect_trt.onnxlib.units import Units
+from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.models import Models
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
@@ -29,7 +29,7 @@ from bisect_trt.worker.protocol import Failed
 class Constants:
     """Computes weights that nodes make, each once, on the reference runtime."""
 
-    def __init__(self, network: Network, units: Units, models: Models) -> None:
+    def __init__(self, network: Network, units: NetworkUnits, models: Models) -> None:
         """Nothing is computed yet."""
         self._network = network
         self._units = units

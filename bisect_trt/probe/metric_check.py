@@ -24,7 +24,7 @@ from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.metrics import Evaluation, Metric
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import Failed, Measure, Measured, Scoring
+from bisect_trt.worker.protocol import Failed, Score, Scored, Scoring
 
 SIGNATURE = "metric"
 Rest = Callable[[onnx.ModelProto], "tuple[onnx.ModelProto | None, onnx.ModelProto | None]"]
@@ -61,7 +61,7 @@ class Scale:
         """How sure it is that so many verdicts are all those of the whole set, which a metric that is no mean always takes."""
         return 1.0 if self.metric.of_sample is None else max(1 - verdicts * self.error, 0.0)
 
-    def describe(self, measured: Measured) -> str:
+    def describe(self, measured: Scored) -> str:
         """A sentence without its end."""
         said = f"{self.metric.name} is {self.metric.say(measured.value)}"
         if self.bound is not None:
@@ -72,7 +72,7 @@ class Scale:
             return f"{said} (decided by {measured.samples} of {self.data.count} samples)"
         return f"{said} (of all {self.data.count} samples)"
 
-    def to_json(self, measured: Measured) -> dict[str, Any]:
+    def to_json(self, measured: Scored) -> dict[str, Any]:
         """What the result has of it."""
         return {
             **self._by_sample(measured.gains),
@@ -168,7 +168,7 @@ class MetricCheck:
         count = self.scale.data.count
         return f"with {sure:g}% confidence all {verdicts} verdicts are those of the whole set of {count} samples"
 
-    def measure(self, files: CandidateFiles, error: float, cancel: Cancel | None = None) -> Measured | Failed:
+    def measure(self, files: CandidateFiles, error: float, cancel: Cancel | None = None) -> Scored | Failed:
         """What a candidate scores.
 
         Args:
@@ -177,7 +177,7 @@ class MetricCheck:
             cancel: Ends it early.
         """
         before, after = self._rest(files)
-        request = Measure(
+        request = Score(
             self.runs.built(files),
             files.model,
             self.scale.scoring(error),

@@ -17,7 +17,7 @@ from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import Build, Collect, Failed, Lower, R_co, Request
+from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower, R_co, Request
 from bisect_trt.worker.worker import WorkerDied
 
 
@@ -150,7 +150,7 @@ class Models:
         timeout: float | None = None,
     ) -> Failed | None:
         """Write the engine that a target makes of a model; why it is not built, if so."""
-        request = Build(target, self.write(name, model), self.feed(name, values), to.absolute())
+        request = BuildEngine(target, self.write(name, model), self.feed(name, values), to.absolute())
         reply = self.ask(request, timeout)
         return reply if isinstance(reply, Failed) else None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.options.choices import Measure
+from bisect_trt.options.choices import OutputStat
 from bisect_trt.probe.models import ask
 from bisect_trt.probe.outcome import CANCELLED, Ending, Outcome
 from bisect_trt.probe.pin import Pin
@@ -28,7 +28,7 @@ from bisect_trt.worker.environments import Environment, interpreter
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import Build, Compare, Compared, Failed, Sample
+from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, Sample
 
 ENGINE = "model.engine"
 """A candidate's engine, in its folder."""
@@ -294,9 +294,9 @@ def _of_threshold(measured: Measured) -> float:
     value, threshold = measured.value, measured.threshold
     if math.isnan(value):
         return math.inf
-    if measured.name in (Measure.PSNR.value, Measure.SNR.value):
+    if measured.name in (OutputStat.PSNR.value, OutputStat.SNR.value):
         return float(10 ** min((threshold - value) / 20, 300))  # as good as infinite
-    if measured.name == Measure.COSINE.value:
+    if measured.name == OutputStat.COSINE.value:
         value, threshold = 1 - value, 1 - threshold
     return 0.0 if value <= 0 else value / threshold if threshold > 0 else math.inf
 
@@ -338,7 +338,7 @@ class EngineCheck:
         engine = files.folder / ENGINE
         target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
         began = time.monotonic()
-        request = Build(target, files.model, files.inputs, engine)
+        request = BuildEngine(target, files.model, files.inputs, engine)
         reply = ask(self.workers, request, self.command.timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, time.monotonic() - began)

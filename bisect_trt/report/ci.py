@@ -24,7 +24,7 @@ _TEXT_LENGTH = 2000
 
 
 @dataclass(frozen=True)
-class Case:
+class TestCase:
     """One thing that was tried.
 
     Attributes:
@@ -42,25 +42,25 @@ class Case:
     file: str | None = None
 
 
-def cases_of(result: Mapping[str, Any]) -> list[Case]:
+def cases_of(result: Mapping[str, Any]) -> list[TestCase]:
     """The test cases of a result: one an output where outputs were compared, else one in all."""
     command, status = str(result["command"]), result["status"]
     why = str(result["why"] or "")
     if status in ("error", "interrupted", "inconclusive"):
-        return [Case(command, "error", why or f"it ended as '{status}'", _details(result))]
+        return [TestCase(command, "error", why or f"it ended as '{status}'", _details(result))]
     seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
     if command == "run" and seen and (status == "found") == all(each.passed for each in seen):
         return [
-            Case(_name(each), "pass" if each.passed else "failure", "" if each.passed else each.describe())
+            TestCase(_name(each), "pass" if each.passed else "failure", "" if each.passed else each.describe())
             for each in seen
         ]
     wrong = status == "found" if command in _SEARCHES else status != "found"
     if not wrong:
-        return [Case(command, "pass")]
+        return [TestCase(command, "pass")]
     answers = _answers(result)
     source = next((each for each in map(_source, result["culprits"]) if each), None)
     message = next(iter(answers), "") or why or "the target differs from the reference"
-    return [Case(command, "failure", message, [*answers[1:], *_details(result)], source)]
+    return [TestCase(command, "failure", message, [*answers[1:], *_details(result)], source)]
 
 
 def _name(comparison: TensorComparison) -> str:

@@ -87,7 +87,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Command:
+class ToolCommand:
     """Another tool's command.
 
     Attributes:
@@ -227,9 +227,9 @@ class Reproducer:
             name: Path(_RAW) / f"input_{number}.bin" for number, (name, value) in values if not is_string(value.dtype)
         }
 
-    def commands(self) -> list[Command | NotReproducible]:
+    def commands(self) -> list[ToolCommand | NotReproducible]:
         """Return the commands of other tools that show the failure on this target, or why a tool has none."""
-        found: list[Command | NotReproducible] = []
+        found: list[ToolCommand | NotReproducible] = []
         for tool, title in _TOOLS.items():
             said = self.target.target.said_to(tool, self.target, self.minimal)
             if isinstance(said, NotReproducible):
@@ -237,7 +237,7 @@ class Reproducer:
                 found.append(NotReproducible(f"{name} cannot be asked for it: {said.reason}."))
             elif said is not None:
                 words = self._polygraphy(said) if tool == "polygraphy" else self._trtexec(said)
-                found.append(Command(tool, title, tuple(words)))
+                found.append(ToolCommand(tool, title, tuple(words)))
         return found
 
     def _polygraphy(self, said: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from bisect_trt.targets.runtime import (
     LocalRuntime,
     Lowering,
     Runtime,
-    Session,
+    RuntimeSession,
 )
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line
@@ -44,8 +44,8 @@ __all__ = [
     "OwnSettings",
     "Package",
     "Runtime",
+    "RuntimeSession",
     "Script",
-    "Session",
     "ShapeRange",
     "Target",
     "Value",
@@ -385,7 +385,7 @@ class Target(ABC):
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """Have each build write its choices (``choices.RECORD``), and what else is worth keeping, to an existing folder.
 
-        A target that reports no more than ``Session.layers`` returns the settings as they are.
+        A target that reports no more than ``RuntimeSession.layers`` returns the settings as they are.
         """
         return settings
 

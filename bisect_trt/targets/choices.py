@@ -49,7 +49,7 @@ class Choice:
 
 
 def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
-    """What is said of the layers of an engine: see ``Session.layers``.
+    """What is said of the layers of an engine: see ``RuntimeSession.layers``.
 
     Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a build can be held to its tactic.
     """

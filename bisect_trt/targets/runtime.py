@@ -1,10 +1,10 @@
-"""What runs models: :class:`Runtime`, its ``Session``, and :class:`LocalRuntime`, which drives a target's ``runner.py``.
+"""What runs models: :class:`Runtime`, its ``RuntimeSession``, and :class:`LocalRuntime`, which drives a target's ``runner.py``.
 
 A ``runner.py`` is plain: it imports NumPy, its runtime's package and the modules that are sent with it, and defines
 ``make(settings)``. That returns an object with
 
 - ``facts``: plain values, among them ``version`` and ``lowers_by``,
-- ``load(path, feed, hints, unfused)``: a :class:`Session`, or ``None`` where it cannot show unfused tensors,
+- ``load(path, feed, hints, unfused)``: a :class:`RuntimeSession`, or ``None`` where it cannot show unfused tensors,
 - ``trace(path, feed, hints)``, ``build(path, to, feed, hints)`` and ``describe_engine()``, where it has such,
 - ``gpu_memory()``: bytes of GPU memory in use.
 
@@ -62,7 +62,7 @@ class EngineLayer:
     formats: tuple[str, ...] = ()
 
 
-class Session(Protocol):
+class RuntimeSession(Protocol):
     """A model, ready to run."""
 
     @property
@@ -105,7 +105,7 @@ class Runtime:
         """Return the form of a model that really runs; ``None`` if that is the model itself."""
         return None
 
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession:
         """Prepare a model.
 
         Args:
@@ -117,7 +117,7 @@ class Runtime:
         """
         raise NotImplementedError
 
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession | None:
         """Prepare a model that returns all tensors that are not fused away; ``None`` if that is not possible.
 
         Raises:
@@ -190,14 +190,14 @@ class LocalRuntime(Runtime):
         changes = self._target.changes_model(self._settings, self.facts)
         return self._target.lower(self._settings, model, self.facts) if changes else None
 
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession:
         """Prepare a model; see :class:`Runtime`."""
-        session: Session = self.runner.load(model, feed or {}, self._hints(model), False)
+        session: RuntimeSession = self.runner.load(model, feed or {}, self._hints(model), False)
         return session
 
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession | None:
         """Prepare a model that returns all tensors that are not fused away; see :class:`Runtime`."""
-        session: Session | None = self.runner.load(model, feed or {}, self._hints(model), True)
+        session: RuntimeSession | None = self.runner.load(model, feed or {}, self._hints(model), True)
         return session
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:

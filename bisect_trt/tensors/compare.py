@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
+from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.comparison import RULES, ComparisonKind, Details, TensorComparison, WorstElement, judge
 from bisect_trt.tensors.info import is_extension, is_string
@@ -148,7 +148,7 @@ def compare_tensor(
     return replace(comparison, passed=False, kind=kind, reason=invalid)
 
 
-def _thresholds(name: str, options: ToleranceOptions) -> dict[Measure, float]:
+def _thresholds(name: str, options: ToleranceOptions) -> dict[OutputStat, float]:
     given = options.measures_of(name)
     found = {measure: RULES[measure].threshold if value is None else value for measure, value in given.items()}
     return {measure: value for measure, value in found.items() if value is not None}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.options.choices import ErrorStat, Measure
+from bisect_trt.options.choices import ErrorStat, OutputStat
 from bisect_trt.tensors.stats import cosine_similarity, peak_signal_to_noise, signal_to_noise, to_float
 from bisect_trt.tensors.tolerance import THRESHOLDS, Precision
 
@@ -357,7 +357,7 @@ class Rule:
     at_least: bool = False
     unit: str = ""
 
-    def judge(self, stat: Measure, value: float, threshold: float) -> Measured:
+    def judge(self, stat: OutputStat, value: float, threshold: float) -> Measured:
         """A number beside its threshold."""
         passed = value >= threshold if self.at_least else value <= threshold
         must = f"{'' if passed else 'and must be '}{'at least' if self.at_least else 'at most'}"
@@ -365,16 +365,19 @@ class Rule:
         return Measured(stat.value, value, threshold, passed, said)
 
 
-RULES: Mapping[Measure, Rule] = {
-    Measure.L2: Rule("L2 norm of the error", 1e-5, lambda r, s: np.sqrt(np.square(s - r).sum())),
-    Measure.COSINE: Rule("cosine similarity", 0.997, cosine_similarity, at_least=True),
-    Measure.PSNR: Rule("PSNR", 30.0, peak_signal_to_noise, at_least=True, unit=" dB"),
-    Measure.SNR: Rule("SNR", 20.0, signal_to_noise, at_least=True, unit=" dB"),
+RULES: Mapping[OutputStat, Rule] = {
+    OutputStat.L2: Rule("L2 norm of the error", 1e-5, lambda r, s: np.sqrt(np.square(s - r).sum())),
+    OutputStat.COSINE: Rule("cosine similarity", 0.997, cosine_similarity, at_least=True),
+    OutputStat.PSNR: Rule("PSNR", 30.0, peak_signal_to_noise, at_least=True, unit=" dB"),
+    OutputStat.SNR: Rule("SNR", 20.0, signal_to_noise, at_least=True, unit=" dB"),
 }
 
 
 def judge(
-    comparison: TensorComparison, reference: NDArray[Any], target: NDArray[Any] | None, wanted: Mapping[Measure, float]
+    comparison: TensorComparison,
+    reference: NDArray[Any],
+    target: NDArray[Any] | None,
+    wanted: Mapping[OutputStat, float],
 ) -> TensorComparison:
     """An elementwise comparison, with the verdict of measures in place of its own.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
+from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.stats import finite_rms
@@ -237,7 +237,7 @@ class ToleranceOptions:
     quantile: Mapping[str, float] = field(default_factory=dict)
     infinities_equal: bool = False
     method: Method = field(default_factory=Method)
-    measures: Mapping[str, Measure] = field(default_factory=dict)
+    measures: Mapping[str, OutputStat] = field(default_factory=dict)
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class ToleranceOptions:
         method["top_k"] = {name: TopK(**value) for name, value in method["top_k"].items()}
         known = {
             "stat": {name: ErrorStat(value) for name, value in plain["stat"].items()},
-            "measures": {name: Measure(value) for name, value in plain["measures"].items()},
+            "measures": {name: OutputStat(value) for name, value in plain["measures"].items()},
             "precision": Precision(plain["precision"]),
             "method": Method(**method),
         }
@@ -274,7 +274,7 @@ class ToleranceOptions:
         tolerance = Tolerance(self.atol.get(name, self.atol.get("")), self.rtol.get(name, self.rtol.get("")))
         return tolerance, self.stat.get(name, self.stat.get("", ErrorStat.ELEMWISE))
 
-    def measures_of(self, name: str) -> dict[Measure, float | None]:
+    def measures_of(self, name: str) -> dict[OutputStat, float | None]:
         """The measures of an output with the threshold given for each; none where a statistic is checked."""
         one = self.measures.get(name, None if name in self.stat else self.measures.get(""))
         asked = self.method.algorithm.measures or (() if one is None else (one,))

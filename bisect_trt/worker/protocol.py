@@ -1,7 +1,7 @@
 """Requests to a worker and their replies: frozen dataclasses, each request with its type of reply.
 
 A worker on this machine runs the same interpreter and the same package as its driver, so an :class:`Order` and its
-:class:`Answer` are pickled. What goes to another machine is JSON; see :mod:`bisect_trt.worker.remote`.
+:class:`Answered` are pickled. What goes to another machine is JSON; see :mod:`bisect_trt.worker.remote`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Compared:
     Attributes:
         comparisons: Of each tensor, on every input sample that was run.
         skipped: Outputs that the target does not return, with the reason.
-        layers: The layers of the engine; see ``Session.layers``.
+        layers: The layers of the engine; see ``RuntimeSession.layers``.
         latency_ms: The median of several runs, where that was asked for.
         unsupported: Whether the target cannot return the tensors that were asked for.
     """
@@ -63,14 +63,14 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Scored:
     """The score of a model.
 
     Attributes:
         value: The metric: of the whole set, or as estimated by the samples that were run.
         samples: How many samples were run.
         passed: Whether it is within its bound; ``None`` without one.
-        layers: The layers of the engine; see ``Session.layers``.
+        layers: The layers of the engine; see ``RuntimeSession.layers``.
         latency_ms: The median of several runs, where that was asked for.
         gains: By how much each sample adds more to the metric than the reference does, in the order in which they are run;
             of the whole set alone, where the metric is of that form.
@@ -114,7 +114,7 @@ class About(Request[Literal["cast", "layer"]]):
 
 
 @dataclass(frozen=True)
-class Build(Request[None]):
+class BuildEngine(Request[None]):
     """Write the engine of a model.
 
     Attributes:
@@ -148,7 +148,7 @@ class Collect(Request[None]):
 
 
 @dataclass(frozen=True)
-class Series(Request[None]):
+class RunEach(Request[None]):
     """Run a model on one input after the other, and keep the outputs of each.
 
     Attributes:
@@ -240,7 +240,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Measure(Request[Measured]):
+class Score(Request[Scored]):
     """Score a model on a set of samples.
 
     Attributes:
@@ -339,7 +339,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answered:
     """A reply on its way back.
 
     Attributes:

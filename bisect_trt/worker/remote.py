@@ -294,7 +294,7 @@ def _write(path: Path, content: bytes | bytearray) -> None:
 
 
 class RemoteModel:
-    """A model that is loaded in a place; a :class:`~bisect_trt.targets.base.Session`.
+    """A model that is loaded in a place; a :class:`~bisect_trt.targets.base.RuntimeSession`.
 
     Attributes:
         inputs: The inputs that it has to be fed.

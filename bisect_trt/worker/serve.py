@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
-from bisect_trt.targets.base import Runtime, Session, make_runtime
+from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.runtime import LocalRuntime
 from bisect_trt.targets.settings import TargetSettings
@@ -33,8 +33,8 @@ from bisect_trt.worker.protocol import (
     BEGUN,
     READY,
     About,
-    Answer,
-    Build,
+    Answered,
+    BuildEngine,
     Collect,
     Compare,
     Compared,
@@ -44,16 +44,16 @@ from bisect_trt.worker.protocol import (
     Failed,
     Look,
     Lower,
-    Measure,
-    Measured,
     Order,
     Request,
-    Series,
+    RunEach,
+    Score,
+    Scored,
     Trace,
 )
 from bisect_trt.worker.sessions import (
+    FedPiece,
     Feed,
-    Piece,
     compare_sample,
     feed_of,
     measure,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from bisect_trt.worker.remote import Connection
 
 _MOST_RUNTIMES = 16
-_RUN = (Build, Collect, Compare, Measure, Series)
+_RUN = (BuildEngine, Collect, Compare, Score, RunEach)
 """The requests that run or build a model."""
 
 
@@ -79,22 +79,22 @@ class Worker:
         self._place = place
         self._ready = ready
         self._runtimes: dict[TargetSettings, Runtime] = {}
-        self._last: tuple[object, Session] | None = None
+        self._last: tuple[object, RuntimeSession] | None = None
         self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
             About: lambda request: self._runtime(request.target).lowers_by,
-            Build: self._build,
+            BuildEngine: self._build,
             Collect: self._collect,
             Compare: self._compare,
             Describe: lambda request: self._runtime(request.target).describe_engine(),
             Execute: self._execute,
             Look: self._look,
             Lower: self._lower,
-            Measure: self._measure,
-            Series: self._series,
+            Score: self._measure,
+            RunEach: self._series,
             Trace: self._trace,
         }
 
-    def serve(self, order: Order) -> Answer:
+    def serve(self, order: Order) -> Answered:
         """Answer one request; any error is an answer too."""
         reply: Any
         try:
@@ -125,13 +125,13 @@ class Worker:
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
         if self._place is None:
             gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-            return Answer(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
+            return Answered(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
         sys.stdout.write(self._place.printed)
         sys.stdout.flush()
         self._place.printed = ""
         memory, own = self._place.memory, status_bytes("VmHWM:")
         peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
-        return Answer(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
+        return Answered(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
 
     def close(self) -> None:
         """Leave the place."""
@@ -152,7 +152,7 @@ class Worker:
 
         return LocalRuntime(settings, RemoteRunner(settings, self._place))
 
-    def _build(self, request: Build) -> None:
+    def _build(self, request: BuildEngine) -> None:
         self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
 
     def _look(self, request: Look) -> Seen:
@@ -190,9 +190,9 @@ class Worker:
             for name, value in outputs.items():
                 writer.add(name, value)
 
-    def _series(self, request: Series) -> None:
+    def _series(self, request: RunEach) -> None:
         runtime = self._runtime(request.target)
-        sessions: dict[object, Session] = {}
+        sessions: dict[object, RuntimeSession] = {}
         for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
             feed = load_npz(inputs)
             key = {"one": 0, "each": number, "shapes": shapes_of(feed)}[request.sessions]
@@ -216,7 +216,7 @@ class Worker:
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
-    def _measure(self, request: Measure) -> Measured:
+    def _measure(self, request: Score) -> Scored:
         from bisect_trt.tensors.metrics import Evaluation  # noqa: PLC0415 - few workers score
 
         first = load_npz(Evaluation.open(request.scoring.data).inputs(0))
@@ -224,14 +224,14 @@ class Worker:
         before, after = (
             None if rest is None or path is None else rest.load(path, first) for path in (request.before, request.after)
         )
-        piece = Piece(before, after)
+        piece = FedPiece(before, after)
         fed = piece.feed(first)
         session = self._runtime(request.target).load(request.model, fed)
         measured = measure(lambda feed: piece.run(session, feed), request.scoring)
         latency = None if request.warm_up is None else median_ms(session, fed, request.warm_up)
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
-    def _prepare(self, request: Compare) -> Session | None:
+    def _prepare(self, request: Compare) -> RuntimeSession | None:
         runtime, first = self._runtime(request.target), request.samples[0]
         if request.unfused:
             return runtime.load_unfused(request.model, load_npz(first.inputs))

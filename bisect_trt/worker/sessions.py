@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.targets.base import Session
+from bisect_trt.targets.base import RuntimeSession
 from bisect_trt.targets.messages import RunError
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 from bisect_trt.tensors.tolerance import Precision, Step
-from bisect_trt.worker.protocol import Compare, Measured, Sample, Scoring
+from bisect_trt.worker.protocol import Compare, Sample, Scored, Scoring
 
 if TYPE_CHECKING:
     from bisect_trt.tensors.metrics import Evaluation, Metric, Outputs
@@ -38,7 +38,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
     return feed
 
 
-def run(session: Session, feed: Mapping[str, Any], feeds: Path | None = None) -> Feed:
+def run(session: RuntimeSession, feed: Mapping[str, Any], feeds: Path | None = None) -> Feed:
     """Run a model on values, of which there may be more than it takes, and on those of a store where one is named."""
     if feeds is not None:
         store = ActivationStore.open(feeds)
@@ -52,7 +52,7 @@ def shapes_of(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(sorted((name, value.shape) for name, value in feed.items()))
 
 
-def median_ms(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float | None:
+def median_ms(session: RuntimeSession, feed: Feed, warm_up: int, timed_for: float | None = None) -> float | None:
     """Milliseconds of one run, with inputs copied to the target and outputs back: the median of :data:`TIMED_RUNS` runs.
 
     Args:
@@ -83,7 +83,7 @@ def median_ms(session: Session, feed: Feed, warm_up: int, timed_for: float | Non
     return 1000 * statistics.median(seconds)
 
 
-def compare_sample(session: Session, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
+def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
     """Run a model on one sample, keep of its outputs what is asked for, and compare them with the reference's."""
     from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
     from bisect_trt.tensors.saved import Selected  # noqa: PLC0415 - as above
@@ -122,7 +122,7 @@ def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[
 
 
 @dataclass(frozen=True)
-class Piece:
+class FedPiece:
     """A piece of a model, of which the reference runs the rest: what it is fed, and what comes of what it makes.
 
     Attributes:
@@ -130,20 +130,20 @@ class Piece:
         after: Makes the model's outputs; ``None`` if the piece makes them.
     """
 
-    before: Session | None
-    after: Session | None
+    before: RuntimeSession | None
+    after: RuntimeSession | None
 
     def feed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """What the piece is fed, of a sample; there may be more in it."""
         return {**sample, **({} if self.before is None else run(self.before, sample))}
 
-    def run(self, session: Session, sample: Mapping[str, Any]) -> Outputs:
+    def run(self, session: RuntimeSession, sample: Mapping[str, Any]) -> Outputs:
         """The model's outputs, with the piece on the target."""
         made = run(session, self.feed(sample))
         return {**made, **({} if self.after is None else run(self.after, {**sample, **made}))}
 
 
-def measure(run: Run, asked: Scoring) -> Measured:
+def measure(run: Run, asked: Scoring) -> Scored:
     """Score a model.
 
     Raises:
@@ -170,15 +170,15 @@ def measure(run: Run, asked: Scoring) -> Measured:
             break
     value = known.estimate(test.mean)
     passed = test.decided if asked.bound is not None else None
-    return Measured(value, test.seen, passed, gains=() if asked.error > 0 else tuple(gains))
+    return Scored(value, test.seen, passed, gains=() if asked.error > 0 else tuple(gains))
 
 
-def _measure_whole(run: Run, asked: Scoring, metric: Metric, data: Evaluation) -> Measured:
+def _measure_whole(run: Run, asked: Scoring, metric: Metric, data: Evaluation) -> Scored:
     places = range(data.count)
     seen = [run(load_npz(data.inputs(place))) for place in places]
     assert metric.of_set is not None, "it is one or the other"
     value = metric.of_set(seen, [data.reference(place) for place in places], [data.labels(place) for place in places])
-    return Measured(value, data.count, None if asked.bound is None else is_within(metric, value, asked.bound))
+    return Scored(value, data.count, None if asked.bound is None else is_within(metric, value, asked.bound))
 
 
 def is_within(metric: Metric, value: float, bound: float) -> bool:

@@ -20,7 +20,7 @@ from bisect_trt.worker.channel import HEAD, HEAD_SIZE, ChannelLost, Closed, Proc
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Limits, ProcessEnd, gate, kill_group, module_command
-from bisect_trt.worker.protocol import READY, Answer, Build, Compare, Failed, Order
+from bisect_trt.worker.protocol import READY, Answered, BuildEngine, Compare, Failed, Order
 
 _LAST_WORDS_SECONDS = 60.0
 _TIDY_SECONDS = 2.0
@@ -96,7 +96,7 @@ class WorkerProcess:
         with contextlib.suppress(Closed):  # the first request finds that it is gone
             send(self._request_write, {}, [pickle.dumps((tuple(modules), place, {"memory_limit": memory_limit}))])
 
-    def ask(self, order: Order, limits: Limits) -> Answer:
+    def ask(self, order: Order, limits: Limits) -> Answered:
         """Send a request and wait for the answer.
 
         Raises:
@@ -120,7 +120,7 @@ class WorkerProcess:
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills)) from None
         self._busy = False
         self.served += 1
-        answer: Answer = pickle.loads(content)
+        answer: Answered = pickle.loads(content)
         reply, seconds = answer.reply, time.monotonic() - began
         if isinstance(reply, ChannelLost):
             self.close()
@@ -130,13 +130,13 @@ class WorkerProcess:
             end = ProcessEnd.past("over memory" if reply.over_memory else None, reply.code, seconds)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
-        if isinstance(order.request, Build | Compare):
+        if isinstance(order.request, BuildEngine | Compare):
             gate.saw(answer.peak_bytes)
         if isinstance(reply, BisectError):
             raise reply
         return answer
 
-    def _see_wear(self, answer: Answer) -> None:
+    def _see_wear(self, answer: Answered) -> None:
         """The first answers load libraries and warm caches up; what is added for long after them is lost."""
         memory = answer.host_bytes, answer.gpu_bytes
         if self.served <= 2:

@@ -10,8 +10,8 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import Command
 from bisect_trt.commands.space import Space
 from bisect_trt.onnxlib.save import save_model
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.shared import Check, Data, General, Model, Places, Search, to_file
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.shared import CheckOptions, Data, General, Model, Places, Search, to_file
 from bisect_trt.options.spec import switch
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum
@@ -55,5 +55,7 @@ def run(call: Call) -> Result:
 
 
 COMMAND = Command(
-    (Prefix, Check, Target, Places, Compare, Data, Search, General), "prefix_command:run", output="prefix.onnx"
+    (Prefix, CheckOptions, Target, Places, CompareOptions, Data, Search, General),
+    "prefix_command:run",
+    output="prefix.onnx",
 )

@@ -67,7 +67,7 @@ class InProcessWorker:
                     self.alive, hang = False, met.kind == "hang"
                     raise worker.WorkerDied(process.ProcessEnd(-9 if hang else -11, hang, False, 0.01))
                 if met.kind == "refuse":
-                    return protocol.Answer(protocol.Failed("build", met.message, f"build: {met.message}"))
+                    return protocol.Answered(protocol.Failed("build", met.message, f"build: {met.message}"))
                 if met.model is not None:
                     order = replace(order, request=replace(request, model=met.model))
             self._worker = self._worker or serve.Worker(self._connection())

@@ -13,7 +13,7 @@ from support import Ran, chain, read_json
 
 from bisect_trt.cli.parser import parse as parse_words
 from bisect_trt.commands.settings import tolerance_options
-from bisect_trt.options.compare import Compare
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.spec import entries, make_group
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
 from bisect_trt.targets.options import Target
@@ -250,4 +250,4 @@ def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
 )
 def test_tolerances_are_those_of_what_rounds_most(low: str, precision: str) -> None:
     target = TargetSettings.from_json({**TargetSettings("trt").to_json(), **dict.fromkeys(low.split(), True)})
-    assert tolerance_options(Compare(), target).precision.value == precision
+    assert tolerance_options(CompareOptions(), target).precision.value == precision

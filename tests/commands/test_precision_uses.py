@@ -24,7 +24,7 @@ from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.precision import find_fix, find_precision
 from bisect_trt.mixed_precision.search import Task
-from bisect_trt.options.searches import Precision
+from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.ledger import Budget, BudgetSpent
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
@@ -34,7 +34,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.npz import load_npz
-from bisect_trt.worker.protocol import About, Build, Compare, Compared
+from bisect_trt.worker.protocol import About, BuildEngine, Compare, Compared
 
 FP16 = TargetSettings("trt", fp16=True)
 NEEDED = {"big_out", "small_out"}
@@ -63,7 +63,7 @@ class TensorRt:
         if isinstance(request, About):
             return "layer"
         own = settings.of(TrtSettings)
-        if isinstance(request, Build):
+        if isinstance(request, BuildEngine):
             request.to.write_text(json.dumps(set(settings.keep) >= NEEDED))
             return None
         assert isinstance(request, Compare)
@@ -92,7 +92,7 @@ def searching(target: TensorRt, folder: Path, budget: Budget | None = None) -> I
     console = Console(0)
     with Subject(ModelSettings(model), Workspace(folder / "run"), console) as subject:
         subject.workers.ask = target.ask  # type: ignore[method-assign]  # who answers here
-        options = Precision(model, folder / "mixed.onnx", overwrite=True)
+        options = PrecisionOptions(model, folder / "mixed.onnx", overwrite=True)
         settings = PrecisionSettings(options, "fp16", FP16, by_layer=True)
         check = built_in_check(CheckSettings(target=FP16, by_layer=True), subject, "fp16")
         prober = make_prober(check, SearchSettings(workers=1, budget=budget or Budget()), subject, console)

@@ -13,7 +13,7 @@ from conftest import CommandLine
 from support import read_json
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import View, splice_in
+from bisect_trt.onnxlib.rewrites import NetworkView, splice_in
 from bisect_trt.onnxlib.rules import matches
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vit_overflow" / "make_model.py"
@@ -30,7 +30,7 @@ def vit(here: Path) -> Path:
 def test_scaled_squares_pass_in_fp16(cli: CommandLine, vit: Path) -> None:
     """The shortest way to it: two builds."""
     assert cli("run", vit, "--trt", "--fp16").status == 1
-    view = View(Network(onnx.load(str(vit))))
+    view = NetworkView(Network(onnx.load(str(vit))))
     onnx.save(splice_in(view, matches(view, "scaled-square")), "patched.onnx")
     ran = cli("run", "patched.onnx", "--trt", "--fp16", "--json", "r.json")
     assert ran.status == 0, ran.out

@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from bisect_trt.onnxlib.cut import Cut, cut
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.units import Units
+from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.tensors.info import TensorInfo
 
 Values = dict[str, Any]
@@ -86,7 +86,7 @@ class Cutter:
         self.values = values
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
         self.infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in arrays.items()}
-        self.units = Units(self.network, arrays, self.infos)
+        self.units = NetworkUnits(self.network, arrays, self.infos)
 
     def stored(self, name: str) -> TensorProto:
         return numpy_helper.from_array(self.values[name], name)

@@ -18,7 +18,7 @@ from bisect_trt.onnxlib.cut import Cut, cut
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import inferred_infos, input_infos
-from bisect_trt.onnxlib.units import Units
+from bisect_trt.onnxlib.units import NetworkUnits
 
 
 class Whole:
@@ -28,7 +28,7 @@ class Whole:
         self.path = tag_light(name, folder).path
         self.network = Network(load_model(self.path))
         self.infos = inferred_infos(self.network)
-        self.units = Units(self.network, self.network.computed, self.infos)
+        self.units = NetworkUnits(self.network, self.network.computed, self.infos)
 
     def cut(self, units: Iterable[int]) -> tuple[Cut, frozenset[int]]:
         nodes = self.units.to_nodes(self.units.with_weights(units))

@@ -16,7 +16,7 @@ from support import examples
 
 from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import View, splice_in
+from bisect_trt.onnxlib.rewrites import NetworkView, splice_in
 from bisect_trt.onnxlib.rules import RULES, matches
 
 SHAPE = (2, 4, 6)
@@ -210,7 +210,7 @@ def computed(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 
 def rewritten(model: onnx.ModelProto, rule: str) -> onnx.ModelProto:
-    view = View(Network(model))
+    view = NetworkView(Network(model))
     fragments = matches(view, rule)
     assert fragments, "the pattern is found"
     new = splice_in(view, fragments)
@@ -282,7 +282,7 @@ def test_look_alikes_are_left() -> None:
         node("Add", "p small", "y"),
     ]
     model = made(nodes, {"by": scalar(1.7), "small": scalar(-1e4)}, 17)
-    view = View(Network(model))
+    view = NetworkView(Network(model))
     assert not [name for name in RULES if matches(view, name)]
 
 

@@ -18,7 +18,7 @@ from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import ProcessEnd
-from bisect_trt.worker.protocol import Build, Compare, Compared, Failed
+from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
 from bisect_trt.worker.worker import WorkerDied
 
 TARGET = TargetSettings(runtime="trt", fp16=True)
@@ -30,16 +30,16 @@ class Builder(WorkerPool):
     def __init__(self, folder: Path, answer: Failed | Exception | None = None) -> None:
         super().__init__(folder)
         self.answer = answer
-        self.requests: list[Build | Compare] = []
+        self.requests: list[BuildEngine | Compare] = []
 
     def ask(self, request: Any, *_: object, **__: object) -> Any:
         self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        to = request.to if isinstance(request, Build) else request.target.of(TrtSettings).save_engine
+        to = request.to if isinstance(request, BuildEngine) else request.target.of(TrtSettings).save_engine
         if to is not None:
             Path(to).write_text(" ".join(request.target.keep))
-        return self.answer or (None if isinstance(request, Build) else Compared())
+        return self.answer or (None if isinstance(request, BuildEngine) else Compared())
 
 
 @pytest.fixture

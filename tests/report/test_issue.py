@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.report.reproducer import ISSUE, Command, Reproducer, Since
+from bisect_trt.report.reproducer import ISSUE, Reproducer, Since, ToolCommand
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -59,7 +59,7 @@ def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
 
 
 def words_for(tool: str, case: Reproducer) -> list[str]:
-    (command,) = [c for c in case.commands() if isinstance(c, Command) and c.tool == tool]
+    (command,) = [c for c in case.commands() if isinstance(c, ToolCommand) and c.tool == tool]
     return list(command.words)
 
 

@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from support import save
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.targets.base import Session, make_runtime
+from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers
@@ -36,7 +36,7 @@ def overflowed(root: NDArray[np.float32]) -> bool:
 X = np.full((2, 3), 900, np.float32)
 
 
-def load(path: Path, settings: TargetSettings | None = None) -> Session:
+def load(path: Path, settings: TargetSettings | None = None) -> RuntimeSession:
     return make_runtime(settings or reference_settings()).load(path)
 
 

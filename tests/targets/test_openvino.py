@@ -20,7 +20,7 @@ from support import examples, read_json
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.emulation import lower_roundtrip
-from bisect_trt.targets.base import Session, make_runtime
+from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.openvino import OpenVinoSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -51,7 +51,7 @@ def save(
     return path
 
 
-def load(path: Path, target: TargetSettings = PLAIN) -> Session:
+def load(path: Path, target: TargetSettings = PLAIN) -> RuntimeSession:
     return make_runtime(target).load(path)
 
 

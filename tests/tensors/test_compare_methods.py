@@ -18,7 +18,7 @@ from support import compared, examples, read_options, tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
-from bisect_trt.options.compare import Compare
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.compare import compare_all, match_shape, postprocess, top_k
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
@@ -205,7 +205,7 @@ def test_postprocessing_before_comparison() -> None:
 def test_malformed_values(option: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}"):
-            read_options(Compare, **{option: [text]})
+            read_options(CompareOptions, **{option: [text]})
 
 
 def test_without_shape_check() -> None:

@@ -210,7 +210,7 @@ def make_listener(trt: Any, cuda: Cuda) -> Any:
     """
     base: Any = trt.IDebugListener
 
-    class Listener(base):  # type: ignore[misc]  # TensorRT ships no types
+    class DebugListener(base):  # type: ignore[misc]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
             self.tensors: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def make_listener(trt: Any, cuda: Cuda) -> Any:
                 self.unread[name] = f"it cannot be read while the engine runs ({error!r})"
             return True
 
-    return Listener()
+    return DebugListener()
 
 
 def _address(pointer: Any) -> int:
