@@ -18,7 +18,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.precision import MIXED
-from bisect_trt.mixed_precision.validation import in_tolerances
+from bisect_trt.mixed_precision.validation import Fresh, in_tolerances, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
@@ -28,7 +28,7 @@ from bisect_trt.onnxlib.save import check_output, said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
-from bisect_trt.probe.oracles import error_of
+from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -37,6 +37,8 @@ from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.tensors.comparison import to_plain
 
 PATCHED = "patched.onnx"
+FRESH_INPUTS = 20
+"""The number of fresh inputs that a patched model has to pass on."""
 _IN_A_DIAGNOSIS = 8
 """So many questions are asked for each way in a diagnosis; the command that goes on is said."""
 _SHOWN = 3
@@ -90,6 +92,7 @@ class Way:
         line: A line to paste, where that is all it takes.
         worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
         why: What was seen, or why nothing was.
+        fresh: The number of fresh inputs that it was run on, and of those that pass.
     """
 
     kind: str
@@ -99,10 +102,12 @@ class Way:
     line: str | None = None
     worst_error: float | None = None
     why: str = ""
+    fresh: tuple[int, int] = (0, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        plain: dict[str, Any] = to_plain(vars(self))
+        samples, passed = self.fresh
+        plain: dict[str, Any] = to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}})
         return plain
 
 
@@ -118,6 +123,29 @@ def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
         return replace(way, passes=False, why=believed.record.reason)
     worst = max(map(error_of, session.outcome(believed.record).comparisons), default=None)
     return replace(way, passes=True, worst_error=worst, why=believed.seen)
+
+
+def _held(session: Session, way: Way, candidate: Candidate) -> Way:
+    """A way that passes on the inputs given, run on fresh ones; it passes no more if one of them fails."""
+    check, fresh = session.prober.runner.check, Fresh(session.subject, FRESH_INPUTS)
+    assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
+    none = fresh.why_none
+    samples = None if none is not None else fresh.round(0)
+    if samples is None:
+        return replace(way, why="; ".join(filter(None, (way.why, f"no fresh inputs: {none or 'the reference fails'}"))))
+    what = f"{len(samples.files)} fresh inputs"
+    outcome = probe_on(session.prober, session.subject, candidate, samples, check.tolerance, what)
+    if not outcome.errors:
+        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(len(samples.files), 0))
+    passed = sum(error <= 1 for error in outcome.errors)
+    seen = f"{passed} of {what} pass"
+    return replace(
+        way,
+        passes=passed == len(samples.files),
+        worst_error=max(way.worst_error or 0.0, *outcome.errors),
+        why=f"{way.why}; {seen}" if way.why else seen,
+        fresh=(len(samples.files), passed),
+    )
 
 
 def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
@@ -137,7 +165,10 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
         proto = free_inputs(proto, shapes, forget=False)
     else:
         fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
-    tried = _confirmed(session, replace(way, file=str(output)), _candidate(session, proto, f"{output.name}, read back"))
+    candidate = _candidate(session, proto, f"{output.name}, read back")
+    tried = _confirmed(session, replace(way, file=str(output)), candidate)
+    if tried.passes:
+        tried = _held(session, tried, candidate)
     if not tried.passes:
         output.unlink(missing_ok=True)
         return replace(tried, file=None)
@@ -282,6 +313,7 @@ def add_precision(result: Result) -> None:
         result.artifacts["mixed"],
         worst_error=seen.get("worst_error"),
         why=f"{seen['passed']} of {seen['samples']} fresh inputs pass" if seen else "",
+        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
     )
     ways.append(way.to_json())
 

@@ -199,6 +199,12 @@ def _checked(check: Check, target: TargetSettings | None, *, by_layer: bool) -> 
 class _Passing(Fresh):
     """Fresh samples on which the model passes with all floats in fp32: others say nothing of fp16."""
 
+    def __init__(self, task: Task) -> None:
+        """Those that the options of the search ask for."""
+        options = task.settings.options
+        super().__init__(task.subject, options.fresh_samples, options.validation_data, task.space.ways)
+        self._task = task
+
     def round(self, number: int) -> Round | None:
         """Those of a round that do."""
         samples, task = super().round(number), self._task

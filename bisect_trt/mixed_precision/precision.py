@@ -86,7 +86,7 @@ def _find(task: Task, search: SearchSettings, progress: Progress) -> Result:
     )
     if search.repeat is not None or search.pin:
         _measure_lowered(task, search)
-    answer = find_answer(task, progress, Fresh(task), nothing_may_pass=ladder)
+    answer = find_answer(task, progress, Fresh.of(task), nothing_may_pass=ladder)
     return deliver_ladder(task, answer, progress) if task.settings.rungs else deliver(task, answer)
 
 
@@ -134,7 +134,7 @@ def find_fix(session: Session, check: CheckSettings, search: SearchSettings, cas
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
         task = Task(subject, console, session.result, fixer, make_nodes(subject, settings), settings)
-        answer = find_answer(task, progress, Fresh(task))
+        answer = find_answer(task, progress, Fresh.of(task))
         minimum = write_answer(task, answer)
     except BudgetSpent as error:
         if task is not None:

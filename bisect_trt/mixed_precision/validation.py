@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import with_metadata
 from bisect_trt.mixed_precision.search import Reason, Task
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -30,7 +32,7 @@ from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import DataOptions, Sample, make_inputs, validate_sample
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.scripts import is_script
-from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed, RunEach
 from bisect_trt.worker.protocol import Sample as SampleFiles
 
@@ -150,27 +152,41 @@ class Fresh:
         given: Whether they are the user's.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(
+        self, subject: Subject, count: int, given: Sequence[str] = (), ways: tuple[str, ...] | None = None
+    ) -> None:
         """Read the user's samples, or learn the distribution of those of the search.
+
+        Args:
+            subject: The model, with the samples of the search.
+            count: The number of samples of a round.
+            given: The user's files and scripts; see :func:`user_samples`.
+            ways: The ways of drawing samples; see :class:`~bisect_trt.tensors.fresh.FreshSamples`.
 
         Raises:
             UsageError: The user's do not fit the model.
         """
-        self._task = task
+        self._subject = subject
+        self._count = count
         self._next = 0
-        subject, data = task.subject, task.settings.options.validation_data
         law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
-        self._law = law if task.space.ways is None else replace(law, ways=task.space.ways)
-        self._given = user_samples(task)
-        self.given = bool(data)
-        self.drawn = f"from {', '.join(data)}" if data else self._law.describe()
+        self._law = law if ways is None else replace(law, ways=ways)
+        self._given = user_samples(subject, given)
+        self.given = bool(given)
+        self.drawn = f"from {', '.join(given)}" if given else self._law.describe()
+
+    @classmethod
+    def of(cls, task: Task) -> Fresh:
+        """Those that the options of a search ask for."""
+        options = task.settings.options
+        return cls(task.subject, options.fresh_samples, options.validation_data, task.space.ways)
 
     @property
     def why_none(self) -> str | None:
         """Why there are none, if so."""
         if self.given:
             return None
-        if not self._task.settings.options.fresh_samples:
+        if not self._count:
             return "none were asked for"
         return None if self._law.varies else "every value of the inputs may be none but the one given"
 
@@ -185,8 +201,8 @@ class Fresh:
         if self.given:
             found = self._predicted(f"validation-{number}", self._given)
             return found if found.samples else None
-        each = sum(value.nbytes for value in (*self._task.subject.samples[0].values(), *self._first().values()))
-        wanted = max(min(self._task.settings.options.fresh_samples, _MOST_BYTES // max(each, 1)), 1)
+        each = sum(value.nbytes for value in (*self._subject.samples[0].values(), *self._first().values()))
+        wanted = max(min(self._count, _MOST_BYTES // max(each, 1)), 1)
         found = Round()
         for attempt in range(3):
             missing = wanted - len(found.samples)
@@ -198,12 +214,12 @@ class Fresh:
 
     def _first(self) -> dict[str, Any]:
         """What the reference gives on the first sample of the search."""
-        subject = self._task.subject
+        subject = self._subject
         return subject.reference.select(subject.network.outputs)
 
     def _predicted(self, name: str, samples: Sequence[Sample]) -> Round:
         """Those samples on which the reference is as finite as on the first of the search."""
-        subject = self._task.subject
+        subject = self._subject
         models, workspace = subject.models, subject.workspace
         files = tuple(
             SampleFiles(models.feed(f"{name}-{place}", sample), workspace.scratch(f"{name}-{place}.golden.npz"))
@@ -239,18 +255,18 @@ def refuse_validation(task: Task) -> None:
             "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, and "
             "use these samples there."
         )
-    user_samples(task)
+    user_samples(task.subject, task.settings.options.validation_data)
 
 
-def user_samples(task: Task) -> list[Sample]:
+def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
     """The samples of ``--validation-data``: files as for ``--load-inputs``, or scripts as for ``--data-loader-script``.
 
     Raises:
         UsageError: A file does not exist or does not fit the model.
     """
-    infos = input_infos(task.subject.network)
+    infos = input_infos(subject.network)
     found: list[Sample] = []
-    for entry in task.settings.options.validation_data:
+    for entry in given:
         data = DataOptions(data_loader_script=entry) if is_script(entry) else DataOptions(load_inputs=(Path(entry),))
         found += [
             validate_sample(infos, sample, f"sample {number} of {entry}")
@@ -393,16 +409,28 @@ def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcom
         tolerance = check.tolerance
     else:
         tolerance = replace(tolerance, precision=Precision(task.settings.precision))
-    runner = Runner(FreshCheck(check, samples.files, tolerance), task.subject.workspace, task.subject.reference)
-    runner.flakiness = task.prober.runner.flakiness
     candidate = task.lowering.candidate(units)
     engine = task.subject.workspace.files(candidate.key).folder / ENGINE
-    candidate = replace(
-        candidate, title=f"{candidate.title}, on {what}", engine=engine if engine.exists() else candidate.engine
-    )
+    candidate = replace(candidate, engine=engine if engine.exists() else candidate.engine)
+    return probe_on(task.prober, task.subject, candidate, samples, tolerance, what)
+
+
+def probe_on(
+    prober: Prober, subject: Subject, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, what: str
+) -> Outcome:
+    """Probe a candidate of the whole model on some samples, ``what`` in words; ``Outcome.errors`` has one number for each.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    check = prober.runner.check
+    assert isinstance(check, BuiltinCheck)
+    runner = Runner(FreshCheck(check, samples.files, tolerance), subject.workspace, subject.reference)
+    runner.flakiness = prober.runner.flakiness
+    candidate = replace(candidate, title=f"{candidate.title}, on {what}")
     names = " ".join(each.inputs.name for each in samples.files)  # the same set is another candidate on other samples
     candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
-    record = Prober(runner, task.prober.ledger, 1).probe(candidate)
-    outcome = task.prober.ledger.outcome(record.key)
+    record = Prober(runner, prober.ledger, 1).probe(candidate)
+    outcome = prober.ledger.outcome(record.key)
     assert outcome is not None, "it was probed"
     return outcome

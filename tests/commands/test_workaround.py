@@ -22,7 +22,7 @@ from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
 from bisect_trt.tensors.tolerance import Tolerance
 
-KEYS = {"kind", "what", "file", "passes", "worst_error"}
+KEYS = {"kind", "what", "file", "passes", "fresh", "worst_error"}
 
 
 def ways_of(cli: CommandLine, *argv: str | Path) -> tuple[dict[str, Any], str]:
@@ -51,6 +51,7 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
     assert result["artifacts"]["patched"] == barrier["file"] == "patched.onnx"
     assert "A way around it" in said
     for way in (barrier, rewrite):
+        assert way["fresh"] == {"samples": 20, "passed": 20}
         assert 0 <= way["worst_error"] <= 1
         onnx.checker.check_model(way["file"], full_check=True)
         assert cli("run", way["file"], "--onnxrt", "--seed", "5").status == 0
