@@ -28,12 +28,13 @@ TENSOR = "TENSOR"
 """The metavar of values that are names of the model's tensors."""
 COMMON = frozenset(
     {
-        *("onnxrt", "trt", "fp16", "bf16", "int8", "keep_fp32", "providers", "trt_max_shapes", "pool_limit", "plugins"),
-        *("on", "atol", "rtol", "check_error_stat", "metric", "max_drop", "input_shapes", "load_inputs", "val_range"),
-        *("workers", "max_time", "check", "fail_regex", "fail_code", "timeout", "json", "report", "verbose", "quiet"),
+        *("onnxrt", "trt", "fp16", "bf16", "int8", "on", "atol", "rtol", "input_shapes", "load_inputs", "val_range"),
+        *("workers", "max_time", "check", "fail_regex", "timeout", "json", "verbose"),
     }
 )
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
+RARE = frozenset({"annotate", "calibration_cache", "sensitivity"})
+"""The options of single commands that only ``--help-all`` shows."""
 RENAMED = {
     "--art-dir": "--artifacts-dir",
     "--compare-func": "--compare",
@@ -167,7 +168,7 @@ def _parameter(entry: Entry, group: type, own: type) -> inspect.Parameter:
     known |= {"count": entry.option.count} if entry.option.count else {}
     if one is int and not entry.several:
         known |= {"min": entry.option.min, "max": entry.option.max}
-    known["hidden"] = group is not own and entry.name not in COMMON
+    known["hidden"] = entry.name in RARE or (group is not own and entry.name not in COMMON)
     known["rich_help_panel"] = None if group is own else title(group)
     return _keyword(entry.name, Annotated[kind, typer.Option(*entry.flags, **known)], default)
 
