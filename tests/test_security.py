@@ -128,7 +128,7 @@ def test_nothing_is_written_through_a_link(link: str, cli: CommandLine, here: Pa
     path.symlink_to(here / "precious")
     ran = cli(*DIAGNOSE)
     assert ran.status == 2
-    assert f"{Path('reproducer', link)} is a link, and what it leads to would be written over" in ran.err
+    assert f"{Path('reproducer', link)} is a link" in ran.err
     assert (here / "precious").read_text() == "mine"
 
 

@@ -155,7 +155,7 @@ def test_extract(cli: CommandLine, inputs: list[str], outputs: list[str], nodes:
     [
         ("<2>", "'<2>' is a node (Add), not a tensor; name what it makes: 't2'."),
         ("t22", "the model has no tensor 't22'; close to it: 't2'"),
-        ("nobody", "the model has no tensor 'nobody'; `bisect-trt inspect model FILE --show layers` lists all."),
+        ("nobody", "the model has no tensor 'nobody'. `bisect-trt inspect model FILE --show layers` lists all."),
     ],
 )
 def test_extract_names_that_are_no_tensor(cli: CommandLine, option: str, name: str, said: str) -> None:
