@@ -93,17 +93,11 @@ def test_the_ladder_on_tensorrt(cli: CommandLine, here: Path) -> None:
     print(ran.out)
     assert ran.status == 0, ran.out + ran.err
     result = read_json(Path("r.json"))
-    ladder = result["ladder"]
     assert result["minimality"] == "1-minimal", result["why"]
     rungs = {group["name"]: group["rung"] for group in result["groups"]}
-    if "int8" in ladder["cost"]["chosen"]:
-        assert [name for name, rung in rungs.items() if rung != "int8"] == ["conv3"]
-    assert ladder["cost"]["by"] == "latency"
-    times = {each["name"]: each["latency_ms"] for each in ladder["cost"]["assignments"]}
-    assert all(times.values())
-    assert times[ladder["cost"]["chosen"]] <= 1.02 * min(times.values())
+    assert [name for name, rung in rungs.items() if rung != "int8"] == ["conv3"]
     assert result["validation"]["severe"] == 0
-    assert any(use["passed"] for use in result.get("uses", [])) or ladder["cost"]["chosen"] == "int8 and fp32"
+    assert any(use["passed"] for use in result["uses"])
 
 
 def floats(path: Path) -> None:
