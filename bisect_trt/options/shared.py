@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from bisect_trt.errors import UsageError
 from bisect_trt.options.reading import shape, size, value_range
 from bisect_trt.options.spec import Option, argument, option, seconds, switch
 
@@ -26,7 +27,18 @@ def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Opt
 
 def to_file(help: str, metavar: str = "FILE") -> Option:  # noqa: A002 - as every command line library calls it
     """Declare where the result goes."""
-    return option("-o", "--output", metavar=metavar, help=help)
+    return option("-o", "--output", metavar=metavar, help=help, check=_named if metavar == "FILE" else None)
+
+
+def _named(path: Path) -> Path:
+    """A path with a name, beside which other files can be named.
+
+    Raises:
+        UsageError: It is ``.`` or the root.
+    """
+    if not path.name:
+        raise UsageError(f"{path} is a folder; name a file to write.")
+    return path
 
 
 @dataclass
