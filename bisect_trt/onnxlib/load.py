@@ -19,6 +19,8 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.external_data import element_bits, external_files, model_tensors, tensor_bytes
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, inner_nodes, label
 
+EXPANDED_NODES = 250_000
+"""The most nodes that a model's functions may make, written out where they are called: shape inference does that."""
 _IR_WITH_ATTRIBUTE_TYPES, _IR_WITH_OPSETS = 2, 3
 """The versions that brought the type of an attribute, and operator sets."""
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
@@ -185,17 +187,31 @@ def _check_text(what: str, names: Iterable[object]) -> None:
 
 
 def _check_functions(model: ModelProto) -> None:
-    """Make sure that no function is there twice, or leads to itself, which shape inference would follow without end."""
+    """Make sure that no function is there twice or calls itself, and that all of them written out are not too many."""
     calls = {}
     for function in model.functions:
         key = (function.domain, function.name, _overload(function))
         if key in calls:
             raise _invalid(f"the function '{function.name}' is there twice")
-        calls[key] = [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(function.node)]
+        calls[key] = _calls(function.node)
+    sizes: dict[tuple[str, str, str], int] = {}
     try:
-        TopologicalSorter(calls).prepare()
+        for key in TopologicalSorter(calls).static_order():  # what a function calls comes before it
+            sizes[key] = sum(sizes[call] for call in calls[key]) if key in calls else 1
     except CycleError as error:
         raise _invalid(f"the function '{error.args[1][0][1]}' calls itself") from None
+    whole = sum(sizes.get(call, 1) for call in _calls(model.graph.node))
+    if calls and whole > EXPANDED_NODES:
+        amount = f"{whole:,}" if whole < 10**12 else f"about 1e{len(str(whole)) - 1}"
+        raise UnavailableError(
+            f"its functions, written out where they are called, make {amount} nodes, more than the {EXPANDED_NODES:,} "
+            "that are read; export it without nested functions."
+        )
+
+
+def _calls(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
+    """The operator or function of each node, those in bodies too."""
+    return [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(nodes)]
 
 
 def _overload(message: NodeProto | FunctionProto) -> str:

@@ -48,6 +48,11 @@ def calling(functions: list[FunctionProto]) -> ModelProto:
     return model_of(calls, [X], ["y"], domains=["mine"], functions=functions)
 
 
+def doubling(levels: int) -> ModelProto:
+    names = [f"F{level}" for level in range(levels + 1)]
+    return calling([function(name, names[place - 1 : place] * 2) for place, name in enumerate(names)])
+
+
 def nested(depth: int) -> ModelProto:
     names = [f"F{level}" for level in range(depth)]
     return calling([function(name, names[place - 1 : place]) for place, name in enumerate(names)])
@@ -90,6 +95,8 @@ BROKEN = {
     ),
     "a function twice": (calling([function("F", []), function("F", [])]), "the function 'F' is there twice"),
     "a function calls itself": (calling([function("F", ["F"])]), "the function 'F' calls itself"),
+    "functions that double": (doubling(30), "make 1,073,741,824 nodes, more than the 250,000"),
+    "functions that double often": (doubling(400), "make about 1e120 nodes"),
     "functions in a circle": (calling([function("F", ["G"]), function("G", ["F"])]), "the function '[FG]' calls itself"),
     "a weight without a type": (
         changed(lambda model: model.graph.initializer[0].ClearField("data_type")),
