@@ -221,7 +221,6 @@ class Call:
         named = [*data_files(data), *compare_files(self[CompareOptions]), *check_files(self[CheckOptions]), *files]
         named += metric_files(self[MetricOptions]) + self[Target].files()
         self._bind(source, settings, named, workspace.folder)
-        settings = replace(settings, shape_inference=shape_inference)
         fresh = self[Target].fresh_process
         return Job(settings, workspace, self.console, self.result, fresh, annotation, where, metric)
 

@@ -94,14 +94,6 @@ def _command_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     return command
 
 
-def check_settings(settings: CheckSettings) -> None:
-    """Find mistakes in the check before anything else is done; see :func:`make_check`."""
-    for text in settings.fail_regexes:
-        _compile(text)
-    if settings.argv:
-        CommandCheck.parse(settings.argv, away=True)
-
-
 def _compile(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
