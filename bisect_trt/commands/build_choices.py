@@ -18,15 +18,13 @@ from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Branch
-from bisect_trt.targets.choices import RECORD, REPLAY, TACTIC, Choice, choices_of_layers, read_choices
+from bisect_trt.targets.choices import RECORD, TACTIC, Choice, choices_of_layers, read_choices
 from bisect_trt.worker.guard import scratch
 
 ENGINES = (".engine", ".plan", ".trt")
 """The suffixes of engines."""
 _SHOWN = 20
 _NUMBERED = re.compile(r"^(\d+)_")
-_BEST = (RECORD, REPLAY)
-"""Of the files that one build left, those that say most, first."""
 _FILES = (
     "a file of `bisect-trt repeat`, a tactic replay of Polygraphy (--save-tactics), layers of trtexec (--exportLayerInfo), or "
     "an engine"
@@ -175,17 +173,19 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
         number = _NUMBERED.match(file.name)
         groups.setdefault((file.parent, number[1] if number else file.name), []).append(file)
 
-    def rank(file: Path) -> int:
-        name = _NUMBERED.sub("", file.name)
-        return _BEST.index(name) if name in _BEST else len(_BEST)
+    def is_record(file: Path) -> bool:
+        return _NUMBERED.sub("", file.name) == RECORD
 
-    told = [[file for file in sorted(files, key=rank) if file.suffix == ".json"] for files in groups.values()]
+    told = [
+        sorted((file for file in files if file.suffix == ".json"), key=lambda file: not is_record(file))
+        for files in groups.values()
+    ]
     found = []
     for files in [files for files in told if files] or groups.values():  # engines where nothing else says it
         read = next(((file, choices) for file in files if (choices := _read_file(file)) is not None), None)
         if read is not None:
             found.append(read)
-        elif rank(files[0]) < len(_BEST):
+        elif is_record(files[0]):
             warn(f"{files[0]} is left out: it is no whole file of what a build chose")
     return found
 

@@ -30,7 +30,6 @@ from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
-    REPLAY,
     TIMINGS,
     Choice,
     choices_of_layers,
@@ -45,7 +44,7 @@ FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unres
 _WANTED = {"good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _SHARED = "build"
 """The folder of the one build that is run again and again."""
-_LEFT = (RECORD, REPLAY, LAYERS, TIMINGS, ENGINE)
+_LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)
 _TRIED, _TRIED_COSTLY = 10, 2
 """How many builds are pinned to what was found and to nothing else; as many are kept from it."""
 

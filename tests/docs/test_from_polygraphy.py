@@ -93,7 +93,7 @@ READ = (
     "run model.onnx --trt --trt-min-shapes x:[2,3] --trt-opt-shapes x:[2,3] --trt-max-shapes x:[2,3] --trt-outputs mark all",
     "run model.onnx --trt --bf16 --strongly-typed --load-timing-cache a.npz --plugins a.npz --onnx-outputs t0",
     "run model.onnx --trt --fp8 --load-engine a.npz",
-    "run model.onnx --trt --load-tactics tactics.json --save-tactics t.json",
+    "run model.onnx --trt --pin-tactic conv=1:2",
     "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision --layer-precisions a:float32",
     "convert model.onnx -o m.engine --builder-set engine_capability=standard --pool-limit workspace:1G",
     "layerwise model.onnx --trt --int8",
@@ -131,7 +131,6 @@ def files(here: Path) -> None:
     script(here / "check", f"echo left > left.txt; {has('<1>')} && echo wrong && exit 1; exit 0")
     values = np.array([[1.0, 5.0, 3.0]], np.float32)
     np.savez("a.npz", t1=values)
-    Path("tactics.json").write_text('{"replay": {"conv": {"implementation": 1, "tactic": 2}}}')
     np.savez("b.npz", t1=np.array([[1.0, 4.0, 4.5]], np.float32))
     np.savez("flat.npz", t1=values.ravel())
     np.savez("inf.npz", t1=np.array([np.inf]))

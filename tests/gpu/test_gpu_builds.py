@@ -170,16 +170,3 @@ def test_each_option_builds_and_runs_or_is_refused_in_a_sentence(name: str, tmp_
     right = dict(make_runtime(PLAIN).load(path, values).run(values))
     for tensor, value in right.items():
         np.testing.assert_allclose(made[tensor], value, atol=0.3 if settings.int8 else 1e-3)
-
-
-def test_tactics_are_saved_as_polygraphy_reads_them(tmp_path: Path) -> None:
-    needs_selector()
-    polygraphy = pytest.importorskip("polygraphy.backend.trt")
-    path, file = convolutions(tmp_path / "m.onnx"), tmp_path / "tactics.json"
-    make_runtime(PLAIN.with_own(save_tactics=str(file))).load(path, feed())
-    found = polygraphy.TacticReplayData.load(str(file))
-    assert len(found) >= 4
-    pins = tuple(f"{name}={each.implementation}:{each.tactic}" for name, each in found.items())
-    folder = tmp_path / "again"
-    again = tactics(recorded(path, PLAIN.with_own(pin_tactics=pins), folder))
-    assert {f"{name}={tactic}" for name, tactic in again.items()} <= set(pins)

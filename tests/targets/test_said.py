@@ -46,7 +46,6 @@ SAMPLES: dict[str, Any] = {
     "save_timing_cache": "timings",
     "load_engine": "model.engine",
     "save_engine": "model.engine",
-    "save_tactics": "tactics.json",
     "calibration_cache": "files/1-ranges",
     "calibration_data": ("inputs.npz",),
 }

@@ -95,7 +95,6 @@ class TensorRtTarget(Target):
     sent_back = ("save_engine",)
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
-        "save_tactics": NotReproducible("says where a file goes, and changes no engine"),
         "save_engine": NotReproducible("says where a file goes, and changes no engine"),
         "pin_timings": NotReproducible("timings are of one machine and one version; tactics that are pinned are said"),
         "record": NotReproducible("says where files go, and changes no engine"),

@@ -19,7 +19,6 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
-    REPLAY,
     TIMINGS,
     choices_of_layers,
     write_choices,
@@ -42,7 +41,7 @@ from bisect_trt.targets.trt.engine import (
 from bisect_trt.targets.trt.log import Log, is_out_of_memory
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
 from bisect_trt.targets.trt.session import TrtSession
-from bisect_trt.targets.trt.tactics import PIN_MISSED, TimingEditor, pin_refused, replay_json, tactic_chooser
+from bisect_trt.targets.trt.tactics import PIN_MISSED, TimingEditor, pin_refused, tactic_chooser
 
 _OLDEST, _FIRST_UNFUSED = (8, 6, 0), (10, 12, 0)
 """The oldest version that is supported; the first whose debug tensors are chosen after fusion."""
@@ -128,14 +127,12 @@ class Built:
         plan: The engine.
         parsed: The network that it was built of.
         took: The tactics that layers took, as far as they were recorded: name, ``LAYER=TACTIC``, the number of choices.
-        replay: The tactics as Polygraphy replays them, as far as there is such.
         timings: The timing cache.
     """
 
     plan: Any
     parsed: ParsedNetwork
     took: list[list[Any]]
-    replay: dict[str, Any]
     timings: Any
 
 
@@ -202,7 +199,7 @@ def build_engine(
     if not isinstance(chooser, TimingEditor) and settings["pin_tactics"] and (taken := chooser.missed()):
         raise pin_refused(", ".join(taken))
     took = [] if chooser is None else chooser.took
-    return Built(plan, parsed, took, getattr(chooser, "replay", {}), timings)
+    return Built(plan, parsed, took, timings)
 
 
 class TrtRunner:
@@ -330,7 +327,7 @@ class TrtRunner:
 
     def _leave(self, built: Built, session: TrtSession | None) -> None:
         """Write the files that are asked for of a build."""
-        folder, replay = self._settings["record"], replay_json(built.replay).encode()
+        folder = self._settings["record"]
 
         def timings() -> bytes:
             return bytes(memoryview(built.timings.serialize()))
@@ -339,15 +336,11 @@ class TrtRunner:
             write_file(self._settings["save_engine"], bytes(memoryview(built.plan)))
         if self._settings["save_timing_cache"] is not None:
             write_file(self._settings["save_timing_cache"], timings())
-        if self._settings["save_tactics"] is not None:
-            write_file(self._settings["save_tactics"], replay)
         if folder is None or session is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
             return
         to = pathlib.Path(folder)
         write_file(to / LAYERS, inspect_engine(self._process.trt, session.engine).encode())
         write_file(to / TIMINGS, timings())
-        if built.replay:
-            write_file(to / REPLAY, replay)
         try:
             write_choices(to / RECORD, choices_of_layers(session.layers()))
         except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -51,7 +50,6 @@ class TrtSettings(OwnSettings):
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
         load_timing_cache: A timing cache to start from.
         save_timing_cache: Where the timing cache goes.
-        save_tactics: Where the tactics of a build go, as Polygraphy replays them.
         load_engine: A prebuilt engine to run instead of the model.
         save_engine: Where the engine goes.
         calibration_cache: The file that ranges for INT8 are read from, if it exists, and else written to.
@@ -76,7 +74,6 @@ class TrtSettings(OwnSettings):
     record: str | None = None
     load_timing_cache: str | None = None
     save_timing_cache: str | None = None
-    save_tactics: str | None = None
     load_engine: str | None = None
     save_engine: str | None = None
     calibration_cache: str | None = None
@@ -173,12 +170,6 @@ class TrtOptions(OwnOptions):
     ] = field(default_factory=list)
     load_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Timings to start from (T).")] = None
     save_timing_cache: Annotated[Path | None, option(metavar="FILE", help="File for timings (T).")] = None
-    load_tactics: Annotated[
-        Path | None, option(metavar="FILE", help="Tactics that layers have to take, as Polygraphy saves them (T).")
-    ] = None
-    save_tactics: Annotated[
-        Path | None, option(metavar="FILE", help="File for the tactics of layers, as Polygraphy saves them (T).")
-    ] = None
     load_engine: Annotated[
         Path | None, option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).")
     ] = None
@@ -195,7 +186,7 @@ class TrtOptions(OwnOptions):
         for flag, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
             if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
                 raise UsageError(f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each.")
-        for name in ("plugins", "load_tactics", "load_timing_cache", "load_engine"):
+        for name in ("plugins", "load_timing_cache", "load_engine"):
             given = getattr(self, name)
             for path in [given] if isinstance(given, Path) else given or ():
                 if not path.is_file():
@@ -216,7 +207,7 @@ class TrtOptions(OwnOptions):
             builder_flags=tuple(dict.fromkeys(name.upper() for name in self.builder_flag)),
             builder_settings=tuple(self.builder_set),
             avoid_tactics=tuple(self.avoid_tactic),
-            pin_tactics=(*self.pin_tactic, *_replayed(self.load_tactics)),
+            pin_tactics=tuple(self.pin_tactic),
         )
         if self.tactic_sources is not None:
             told["tactic_sources"] = tuple(name for name in self.tactic_sources if name.lower() != "none")
@@ -224,13 +215,13 @@ class TrtOptions(OwnOptions):
 
     def files(self) -> list[Path]:
         """Return the files that are read."""
-        named = (self.load_timing_cache, self.load_engine, self.load_tactics, *self.plugins)
+        named = (self.load_timing_cache, self.load_engine, *self.plugins)
         return [path for path in named if path is not None]
 
     def _check_engines(self, options: list[str], *, engines: bool) -> None:
         """Check that an engine that is loaded or saved is the one of the model that is run."""
         for flag in options:
-            if flag in ("--load-engine", "--save-engine", "--save-tactics") and not engines:
+            if flag in ("--load-engine", "--save-engine") and not engines:
                 raise UsageError(
                     f"{flag} is for `run` alone: other commands build engines of other models too; drop it, or save "
                     "timings instead (--save-timing-cache)."
@@ -247,20 +238,3 @@ def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value.absolute())
     return value.value if isinstance(value, Enum) else value
-
-
-def _replayed(path: Path | None) -> list[str]:
-    """Return the tactics of one of Polygraphy's replays, as ``--pin-tactic`` has them.
-
-    Raises:
-        UsageError: The file is none.
-    """
-    if path is None:
-        return []
-    try:
-        layers = json.loads(path.read_text(encoding="utf-8"))["replay"]
-        return [f"{name}={each['implementation']}:{each['tactic']}" for name, each in layers.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"--load-tactics: {path} is no tactic replay of Polygraphy's ({error!r}); --save-tactics writes one."
-        ) from error

@@ -7,7 +7,6 @@ NVIDIA's sample ``sampleEditableTimingCache``, whose log lines are read here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -38,14 +37,14 @@ def tactic_chooser(trt: Any, settings: Mapping[str, Any], *, record: bool = Fals
 
     Args:
         trt: The package.
-        settings: ``avoid_tactics`` and ``pin_tactics``; ``record`` and ``save_tactics`` ask to record.
+        settings: ``avoid_tactics`` and ``pin_tactics``; ``record`` asks to record.
         record: Whether to record in any case.
 
     Raises:
         UsageError: This version can hold no layer to a tactic, or a tactic is given in the words of another version.
     """
     avoided, pinned = settings["avoid_tactics"], settings["pin_tactics"]
-    if not (avoided or pinned or record or settings["record"] or settings["save_tactics"]):
+    if not (avoided or pinned or record or settings["record"]):
         return None
     if hasattr(trt, "IAlgorithmSelector"):
         return make_selector(trt, avoided, pinned)
@@ -77,14 +76,12 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
         Attributes:
             took: Of each layer its name, its tactic and the number of choices.
             lifted: Layers whose pins do not count.
-            replay: The choices as Polygraphy saves them.
         """
 
         def __init__(self) -> None:
             base.__init__(self)
             self.took: list[list[Any]] = []
             self.lifted: set[str] = set()
-            self.replay: dict[str, Any] = {}
             self._offered: dict[str, int] = {}
 
         def select_algorithms(self, where: Any, choices: Any) -> list[int]:
@@ -98,7 +95,6 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
         def report_algorithms(self, contexts: Any, choices: Any) -> None:
             for where, choice in zip(contexts, choices, strict=False):
                 self.took.append([where.name, _tactic(where.name, choice), self._offered.get(where.name, 1)])
-                self.replay[where.name] = _replayed(where, choice)
 
         def missed(self) -> list[str]:
             """Return the tactics that layers took instead of pinned ones."""
@@ -125,37 +121,10 @@ def layer_parts(layer: str) -> set[str]:
     return {layer, *(part.strip() for part in _FUSED_PARTS.split(layer) if part.strip())}
 
 
-def replay_json(replay: Mapping[str, Any]) -> str:
-    """Return what layers took as the content of a tactic replay of Polygraphy."""
-    return json.dumps({"replay": replay, "polygraphy_class": "TacticReplayData"}, indent=1) + "\n"
-
-
 def _tactic(layer: str, choice: Any) -> str:
     """Return ``LAYER=IMPLEMENTATION:TACTIC``, both numbers as they are in Polygraphy's replays."""
     variant = choice.algorithm_variant
     return f"{layer}={variant.implementation}:{variant.tactic}"
-
-
-def _replayed(where: Any, choice: Any) -> dict[str, Any]:
-    """Return what a layer took as Polygraphy's ``--load-tactics`` reads it: its kernel, and how its tensors lie in memory."""
-    plain = [
-        {
-            "dtype": str(end.dtype),
-            "strides": list(end.strides),
-            "vectorized_dim": end.vectorized_dim,
-            "components_per_element": end.components_per_element,
-            "polygraphy_class": "TensorInfo",
-        }
-        for end in map(choice.get_algorithm_io_info, range(where.num_inputs + where.num_outputs))
-    ]
-    variant = choice.algorithm_variant
-    return {
-        "implementation": variant.implementation,
-        "tactic": variant.tactic,
-        "inputs": plain[: where.num_inputs],
-        "outputs": plain[where.num_inputs :],
-        "polygraphy_class": "Algorithm",
-    }
 
 
 class TimedLayer:

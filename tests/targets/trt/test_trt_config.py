@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from polygraphy.backend.trt import Algorithm, TacticReplayData
 from trt_standin import APIS, OLD, STRONG, VERSIONS, WEAK, HostCudart, StandIn, World, plain, trt_target
 
 from bisect_trt.errors import UsageError
@@ -88,7 +87,6 @@ def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: Tar
         (OLD, trt_target(layer_precisions=(("a", "bf16"),)), "--layer-precisions: TensorRT 8.6.0 has no 'BF16'; it has: "),
         (OLD, trt_target(pool_limits=(("tactic_shared_memory", 1),)), "--pool-limit: .* it has: dla_global_dram"),
         (STRONG, trt_target(tactic_sources=("cublas",)), "--tactic-sources: .* it has: edge_mask_convolutions"),
-        (STRONG, trt_target(save_tactics="t.json"), "--save-tactics needs TensorRT 8.6 to 10"),
         (OLD, trt_target(pin_timings="t"), "--pin: this is TensorRT 8.6.0, and its build chose nothing"),
         *[
             (version, trt_target(builder_flags=("NO_SUCH",)), r"--builder-flag: .* has no 'NO_SUCH'; it has: .*REFIT")
@@ -226,20 +224,9 @@ def asked(**options: Any) -> TargetSettings:
     return settings
 
 
-def test_what_polygraphy_saved_is_pinned(tmp_path: Path) -> None:
-    path = tmp_path / "tactics.json"
-    TacticReplayData().add("conv + relu", Algorithm(1, -2, [], [])).save(str(path))
-    settings = asked(load_tactics=path)
-    assert settings.flags() == ["--trt", "--pin-tactic", "conv + relu=1:-2"]
-    path.write_text("[]")
-    with pytest.raises(UsageError, match=r"--load-tactics: .* is no tactic replay of Polygraphy's"):
-        asked(load_tactics=path)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"save_tactics": Path("tactics.json")}, "--save-tactics is for `run` alone"),
         ({"builder_set": [("a", "1"), ("a", "2")]}, "--builder-set a is given twice"),
         ({"builder_set": [("tactic_sources", "1")]}, "--builder-set tactic_sources: use --tactic-sources"),
         ({"load_timing_cache": Path("nowhere")}, "--load-timing-cache: there is no file nowhere"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from polygraphy.backend.trt import TacticReplayData
 from trt_standin import OLD, STRONG, VERSIONS, WEAK, make_module, plain, trt_target
 
 from bisect_trt.errors import UsageError
@@ -21,7 +18,6 @@ from bisect_trt.targets.trt.tactics import (
     TimedLayer,
     TimingEditor,
     make_selector,
-    replay_json,
     tactic_chooser,
 )
 
@@ -75,18 +71,6 @@ def test_a_layer_that_is_told_another_type_is_not_held() -> None:
     assert chooser.select_algorithms(both, [choice(1, 1), choice(1, 2)]) == [0, 1]
     report(chooser, conv_relu=choice(1, 1), pool=choice(5, 6))
     assert chooser.missed() == []
-
-
-def test_what_layers_took_is_said_as_polygraphy_reads_it(tmp_path: Path) -> None:
-    chooser = make_selector(make_module(OLD), (), ())
-    report(chooser, conv=choice(1, 2))
-    written = json.loads(replay_json(chooser.replay))
-    layer = written["replay"]["conv"]
-    assert [[each["strides"] for each in layer[end]] for end in ("inputs", "outputs")] == [[[0, 1]], [[1, 1], [2, 1]]]
-    written["replay"]["conv"] |= {"inputs": [], "outputs": []}  # those take TensorRT itself to be read
-    (tmp_path / "tactics.json").write_text(json.dumps(written))
-    found = TacticReplayData.load(str(tmp_path / "tactics.json"))
-    assert {name: (each.implementation, each.tactic) for name, each in found.items()} == {"conv": (1, 2)}
 
 
 def test_which_way_a_version_holds_tactics() -> None:
