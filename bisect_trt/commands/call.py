@@ -22,7 +22,6 @@ from bisect_trt.commands.settings import (
     CheckSettings,
     MetricSettings,
     ModelSettings,
-    SearchSettings,
     check_files,
     compare_files,
     data_files,
@@ -41,7 +40,6 @@ from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.shared import CheckOptions, Data, Places, Search
 from bisect_trt.options.spec import Params, changed
 from bisect_trt.probe.claim import claimed_path, claimed_run
-from bisect_trt.probe.ledger import Budget
 from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import Workspace
@@ -101,13 +99,6 @@ class Call:
     def oracle(self) -> Oracle | None:
         """The oracle of another package whose options are given, if any are."""
         return next((each for each in self.options if isinstance(each, Oracle) and changed(each)), None)
-
-    @property
-    def search(self) -> SearchSettings:
-        """How the search is run."""
-        own = self[Search]
-        budget = Budget(own.max_probes, own.max_time)
-        return SearchSettings(own.workers, own.repeat, own.confidence, own.shrink, budget, own.pin)
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
         """Make sure that files can be written; those of a run that goes on may exist.
@@ -202,8 +193,7 @@ class Call:
         source = self.source or Source(own.model)
         if annotation is not None:
             check_annotated(annotation, source.named)
-        data = self[Data]
-        data.input_shapes |= input_shapes or {}
+        data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
         settings = replace(model_settings(source.named, data), shape_inference=shape_inference)
         confidence = self[Search].confidence if Search in self.options else 1.0
         metric = metric_settings(
@@ -323,7 +313,7 @@ class Job:
         self,
         subject: Subject,
         check: CheckSettings,
-        search: SearchSettings,
+        search: Search,
         target: TargetSettings | None = None,
         elsewhere: Callable[[Check], Check] | None = None,
         *,
@@ -340,7 +330,7 @@ class Job:
             prober.ledger.close()
 
 
-def refuse_repeat(search: SearchSettings, command: str) -> None:
+def refuse_repeat(search: Search, command: str) -> None:
     """Refuse ``--repeat``, which measures the failure rate of one model with one input.
 
     Raises:

@@ -13,10 +13,11 @@ from typing import Any
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.nodes import all_nodes
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
@@ -171,7 +172,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
     return Space(panel.candidate, session.subject.original).search(session.prober, limited)
 
 
-def find_cause(session: Session, check: CheckSettings, search: SearchSettings) -> Result:
+def find_cause(session: Session, check: CheckSettings, search: Search) -> Result:
     """The command: which switches make the whole model pass?
 
     Raises:
@@ -318,7 +319,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the check cannot be given switches of the target.
         UnavailableError: The target or the reference cannot run the model.
     """
-    search = call.search
+    search = call[Search]
     check = call.check(call[Target].required(), used=True)
     job = call.open(check)
     check = told_of_switches(check)

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from bisect_trt.commands.metric import metric_check
 from bisect_trt.commands.places import look_around
 from bisect_trt.commands.preflight import require_fit, require_reference
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.journal import Journal, Record
-from bisect_trt.probe.ledger import Ledger, Listener
+from bisect_trt.probe.ledger import Budget, Ledger, Listener
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
 from bisect_trt.probe.pin import make_pin
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -171,7 +172,7 @@ def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> C
 
 def make_prober(
     settings: CheckSettings,
-    search: SearchSettings,
+    search: Search,
     subject: Subject,
     console: Console,
     elsewhere: Callable[[Check], Check] | None = None,
@@ -216,5 +217,5 @@ def make_prober(
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
-    ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
+    ledger = Ledger(journal, Listeners(listeners), Budget(search.max_probes, search.max_time), console.watcher)
     return Prober(Runner(check, subject.workspace, reference), ledger, workers)

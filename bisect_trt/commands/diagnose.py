@@ -31,13 +31,14 @@ from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_
 from bisect_trt.commands.rounding_error import MOST_QUESTIONS, rounding_alone
 from bisect_trt.commands.self_consistency import diagnose_itself
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.shrink import shrink
 from bisect_trt.commands.workarounds import after_diagnosis
 from bisect_trt.mixed_precision.precision import find_fix
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Diagnose
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import Console
@@ -68,7 +69,7 @@ class DiagnoseSettings:
     """
 
     check: CheckSettings
-    search: SearchSettings
+    search: Search
     output: Path
     archive: Path | None = None
     anonymous: bool = False
@@ -78,7 +79,7 @@ class DiagnoseSettings:
 
     @classmethod
     def of(
-        cls, own: Diagnose, check: CheckSettings, search: SearchSettings, folder: Path, *, overwrite: bool
+        cls, own: Diagnose, check: CheckSettings, search: Search, folder: Path, *, overwrite: bool
     ) -> DiagnoseSettings:
         """Those of a command, or of a Python function, from its options.
 
@@ -193,7 +194,7 @@ def suspects_by_layer(session: Session, settings: DiagnoseSettings) -> Suspects:
         session.result.extra |= to_json(subject, layers)
         tell(subject, layers, console)
         if layers.hidden:
-            report_hiding(session, look, layers, settings.search.budget.probes)
+            report_hiding(session, look, layers, settings.search.max_probes)
         if layers.outputs_fail and layers.origins:
             return Suspects(layers.origins)
     console.say("  so go on to reduce the whole model")
@@ -250,9 +251,9 @@ def beyond_ties(
     Returns:
         The answer: the first about which a side may be wrong, else the first; and the others.
     """
-    found, budget = [first], settings.search.budget
+    found = [first]
     most = 1 if settings.most is not None else MOST_PASSED_OVER
-    most = 0 if budget.probes is not None or budget.seconds is not None else most
+    most = 0 if settings.search.is_limited else most
     while found[-1].fault.is_nobodys and len(found) <= most:
         session.console.say(
             f"  {found[-1].sentence}, and neither side is wrong ({found[-1].fault.whose}): is that all?"
@@ -356,7 +357,7 @@ def run(call: Call) -> Result:
     target = call[Target].required()
     check = call.comparison(target, own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
-    settings = DiagnoseSettings.of(own, check, call.search, folder, overwrite=own.overwrite or call.resumed)
+    settings = DiagnoseSettings.of(own, check, call[Search], folder, overwrite=own.overwrite or call.resumed)
     job = call.open()
     if own.self_check:
         with job.examined(check.timeout, target) as session:

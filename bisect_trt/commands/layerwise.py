@@ -19,13 +19,14 @@ from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers
 from bisect_trt.commands.metric_commands import layerwise_scored
 from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings, SearchSettings, tolerance_options
+from bisect_trt.commands.settings import CheckSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, quoted
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.outcome import Ending
@@ -66,7 +67,7 @@ def run(call: Call) -> Result:
         check = job.scored(CheckSettings(target=target, timeout=own.timeout))
         with (
             job.subject(own.timeout, target) as subject,
-            job.investigated(subject, check, SearchSettings()) as session,
+            job.investigated(subject, check, Search()) as session,
         ):
             result = layerwise_scored(session)
     if own.save_error_plot is not None:
@@ -122,7 +123,7 @@ def _hidden(session: Session, look: Marking, layers: LayerComparison) -> Result:
     result.status = "inconclusive"
     result.why = "marking tensors hides the failure, so they do not show where it begins"
     check = CheckSettings(target=look.target, tolerance=look.tolerance, timeout=look.timeout)
-    prober = make_prober(check, SearchSettings(workers=1), look.subject, console)
+    prober = make_prober(check, Search(workers=1), look.subject, console)
     try:
         searching = replace(session, probing=prober)
         with recorded(searching, look.target):

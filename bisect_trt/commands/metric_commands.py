@@ -23,9 +23,11 @@ from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import NEUTRAL, carry, make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.commands.settings import MetricSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.settings import MetricSettings
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
+from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -112,7 +114,7 @@ def layerwise_scored(session: Session) -> Result:
     """
     result, subject, console = session.result, session.subject, session.console
     console.step(f"How far may the target compute? ({len(subject.units)} units, the reference computes the rest)")
-    session.probe_original(SearchSettings())
+    session.probe_original(Search())
     unit, curve = find_drop(session)
     result.culprits = subject.describe_searched([unit])
     result.status, result.minimality = "found", "1-minimal"
@@ -182,7 +184,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
         raise advised(error, subject, check) from error
     console.say(f"  yes: {record.reason}")
     make_folder(settings.output)
-    reduced = ReduceSettings(settings.output / MODEL, overwrite=True)
+    reduced = Reduce(subject.settings.path, settings.output / MODEL, overwrite=True)
     with saving_best(lambda: session.save_best(reduced.output)):
         console.step("2. How far may the target compute, with the reference for the rest?")
         unit, curve = find_drop(session)

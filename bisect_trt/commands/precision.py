@@ -7,7 +7,7 @@ from dataclasses import replace
 from bisect_trt.commands.call import Call, Job
 from bisect_trt.commands.checks import tell_unused
 from bisect_trt.commands.preflight import lowers_by
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calibrated, make_nodes
@@ -15,6 +15,7 @@ from bisect_trt.mixed_precision.parameters import BITS, PrecisionSettings, low_p
 from bisect_trt.mixed_precision.precision import find_precision
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.options.searches import PrecisionOptions
+from bisect_trt.options.shared import Search
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 
@@ -26,7 +27,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the model cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[PrecisionOptions], call.search
+    own, search = call[PrecisionOptions], call[Search]
     low, target = low_precision(call[Target], own)
     settings = PrecisionSettings(own, low[0], target, tuple(each for each in low if each in BITS))
     if not call.resumed:
@@ -48,7 +49,7 @@ def run(call: Call) -> Result:
 
 
 def _search_nodes(
-    job: Job, subject: Subject, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings
+    job: Job, subject: Subject, settings: PrecisionSettings, check: CheckSettings, search: Search
 ) -> Result:
     """The search among nodes, once it is known what lowers them."""
     settings = replace(settings, tolerance=check.tolerance)
@@ -60,7 +61,7 @@ def _search_nodes(
         return find_precision(Task(subject, job.console, job.result, session.prober, nodes, settings), search)
 
 
-def _search_groups(job: Job, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
+def _search_groups(job: Job, settings: PrecisionSettings, check: CheckSettings, search: Search) -> Result:
     """The search among the Q/DQ groups of a quantized model; see :mod:`bisect_trt.mixed_precision.groups`."""
     job = replace(job, model=groups.with_samples(job.model))
     with job.subject(check.timeout, settings.target) as subject:

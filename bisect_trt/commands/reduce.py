@@ -17,15 +17,15 @@ from bisect_trt.commands.metric import measure_whole
 from bisect_trt.commands.minimal_case import HELD, Suspects, by_blame, extract_suspect, named_suspects, narrow_held
 from bisect_trt.commands.remaining_failures import check_finds_all, look_for_others
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session, saving_best
-from bisect_trt.commands.settings import ReduceSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data
-from bisect_trt.onnxlib.save import check_output, save_model
+from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -40,17 +40,7 @@ _SHOWN = 12
 _READ_BACK = "the result, read back"
 
 
-def check_outputs(settings: ReduceSettings) -> None:
-    """Make sure that the results can be written.
-
-    Raises:
-        UsageError: One cannot.
-    """
-    for path in filter(None, (settings.output, settings.inputs, settings.golden, settings.min_good)):
-        check_output(path, overwrite=settings.overwrite)
-
-
-def reduce_model(session: Session, settings: ReduceSettings, search: SearchSettings) -> Result:
+def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
     """Probe the original, search, write the answer, probe it once more.
 
     Raises:
@@ -74,7 +64,7 @@ def reduce_model(session: Session, settings: ReduceSettings, search: SearchSetti
     return session.result
 
 
-def _free_if_needed(session: Session, settings: ReduceSettings, search: SearchSettings) -> Case:
+def _free_if_needed(session: Session, settings: Reduce, search: Search) -> Case:
     """Reduce with fixed shapes, unless the model fails only with dimensions free."""
     target = target_of(session)
     try:
@@ -88,7 +78,7 @@ def _free_if_needed(session: Session, settings: ReduceSettings, search: SearchSe
         return _reduce(session, settings, search)
 
 
-def _reduce(session: Session, settings: ReduceSettings, search: SearchSettings) -> Case:
+def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
     subject, console, check = session.subject, session.console, session.prober.runner.check
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
@@ -111,7 +101,7 @@ def _reduce(session: Session, settings: ReduceSettings, search: SearchSettings) 
     return case
 
 
-def smallest(session: Session, settings: ReduceSettings, search: SearchSettings, case: Case) -> Candidate:
+def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk if they are to be."""
     settled = session.settle(case)
     if isinstance(session.prober.runner.check, MetricCheck):
@@ -211,7 +201,7 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
     return Case(replace(minimum, units=left.units, proven=minimum.proven and fewest.proven), outputs=left.outputs)
 
 
-def deliver(session: Session, settings: ReduceSettings, answer: Candidate, minimum: Minimum) -> Result:
+def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:
     """Leave the answer, and say what it is."""
     subject, console, result = session.subject, session.console, session.result
     session.conclude(_write_answer(session, settings.output, answer, minimum))
@@ -246,7 +236,7 @@ def deliver(session: Session, settings: ReduceSettings, answer: Candidate, minim
     return result
 
 
-def _deliver_another(session: Session, settings: ReduceSettings, search: SearchSettings, case: Case) -> dict[str, Any]:
+def _deliver_another(session: Session, settings: Reduce, search: Search, case: Case) -> dict[str, Any]:
     """Write the answer for another failure; returns its entry in the result."""
     answer = smallest(session, settings, search, case)
     minimum = _write_answer(session, settings.output, answer, case.minimum)
@@ -272,7 +262,7 @@ def _write_answer(session: Session, output: Path, answer: Candidate, minimum: Mi
     return minimum if record.verdict is Verdict.FAIL else session.disagreed(minimum, record)
 
 
-def _save_values(subject: Subject, settings: ReduceSettings, answer: Candidate) -> dict[str, str]:
+def _save_values(subject: Subject, settings: Reduce, answer: Candidate) -> dict[str, str]:
     """Write the inputs of the answer and its expected outputs beside it."""
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
         save_npz(path, subject.values(answer, names))
@@ -310,16 +300,14 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or a model cannot be written.
         UnavailableError: The target cannot run the model.
     """
-    own, search = call[Reduce], call.search
+    own, search = call[Reduce], call[Search]
     if not (own.reduce_inputs or own.reduce_outputs):
         raise UsageError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
     if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
         raise UsageError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
-    settings = ReduceSettings.of(own, own.output)
-    if not call.resumed:
-        check_outputs(settings)
+    call.may_write(*filter(None, (own.output, own.inputs, own.golden, own.min_good)), overwrite=own.overwrite)
     check = call.check(call[Target].settings())
     job = call.open(check)
     check = job.deciding(job.scored(check))
     with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
-        return reduce_model(session, settings, search)
+        return reduce_model(session, own, search)

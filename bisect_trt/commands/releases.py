@@ -384,16 +384,16 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong.
         UnavailableError: A release cannot be installed.
     """
-    own, search = call[Releases], call.search
+    own, search = call[Releases], call[Search]
     folder = own.model if call.source is None else call.source.named
     if (folder / MODEL).is_file():
-        own.model = folder / MODEL
+        call.options.change(Releases, model=folder / MODEL)
         given = bool(call[Data].load_inputs or call[Data].data_loader_script)
         if call.source is not None:
             given = given or call.source.inputs is not None
-            call.source = replace(call.source, model=own.model)
+            call.source = replace(call.source, model=folder / MODEL)
         if not given and (folder / "inputs.npz").is_file():
-            call[Data].load_inputs = [folder / "inputs.npz"]
+            call.options.change(Data, load_inputs=[folder / "inputs.npz"])
     target = call[Target].settings()
     settings = releases_settings(own, target, call[Search], has_check=call.has_check)
     check = call.check(target, used=True)

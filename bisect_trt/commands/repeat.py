@@ -344,7 +344,7 @@ def run(call: Call) -> Result:
         check = replace(check, by_layer=True)
     alike = target is not None and target.target.capabilities.remembers_builds and not own.same_engine
     job = replace(job, fresh_process=job.fresh_process or alike)
-    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, call.search) as session:
+    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, call[Search]) as session:
         inner, builder, folder = session.prober.runner.check, None, subject.workspace.folder
         if isinstance(inner, BuiltinCheck | EngineCheck):
             whole = RepeatCheck.of(inner, (folder / _SHARED).absolute() if own.same_engine else None)

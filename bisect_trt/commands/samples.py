@@ -23,6 +23,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UnavailableError, first_few
 from bisect_trt.options.searches import Samples
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -336,7 +337,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the smallest input cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Samples], call.search
+    own, search = call[Samples], call[Search]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)
     job = call.open(check)

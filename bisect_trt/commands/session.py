@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import onnx
 
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ExitStatus, quoted
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
@@ -121,7 +122,7 @@ class Session:
         reference = None if isinstance(self.prober.runner.check, BuiltinCheck) else self.subject.reference
         return reference is not None and (reference.refused is not None or bool(reference.missing))
 
-    def probe_original(self, search: SearchSettings, candidate: Candidate | None = None) -> Record:
+    def probe_original(self, search: Search, candidate: Candidate | None = None) -> Record:
         """Probe the original model, or what stands for it; with ``--repeat``, measure how often it fails.
 
         Raises:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
-from bisect_trt.options.choices import Algorithm, ErrorStat, Mode, OutputStat
+from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
-from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import CheckOptions, Data
-from bisect_trt.probe.ledger import Budget
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.targets.settings import TargetSettings
@@ -189,76 +187,6 @@ class CheckSettings:
             return None
         # A command that was written for Polygraphy would look at a file that is not there.
         return POLYGRAPHYS_PATH if any(POLYGRAPHYS_PATH.name in word for word in self.argv) else FIXED_PATH
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How the search is run.
-
-    Attributes:
-        workers: How many probes at a time; ``None`` for as many as there are GPUs, or else cores.
-        repeat: How often the original is run to measure how often it fails; ``None`` for not at all: once, unmeasured.
-        confidence: How sure the answer shall be if it fails only sometimes.
-        shrink: Whether to make the tensors of the minimal case smaller too.
-        budget: How much may be spent.
-        pin: Whether builds are held to what the first that fails chose.
-    """
-
-    workers: int | None = None
-    repeat: int | None = None
-    confidence: float = 0.99
-    shrink: bool = True
-    budget: Budget = field(default_factory=Budget)
-    pin: bool = False
-
-
-@dataclass(frozen=True)
-class ReduceSettings:
-    """How to reduce.
-
-    Attributes:
-        output: Where the reduced model goes.
-        min_good: Where the largest passing neighbour goes, if wanted.
-        reduce_inputs: Whether the start of the graph may move.
-        reduce_outputs: Whether its end may move.
-        mode: Which algorithm.
-        overwrite: Whether files that exist may be written over.
-        find_all: Whether to go on with the rest of the model, as long as that fails.
-    """
-
-    output: Path
-    min_good: Path | None = None
-    reduce_inputs: bool = True
-    reduce_outputs: bool = True
-    mode: Mode = Mode.AUTO
-    overwrite: bool = False
-    find_all: bool = False
-
-    @classmethod
-    def of(cls, own: Reduce, output: Path) -> ReduceSettings:
-        """Those of a command, or of a Python function, from its options; ``output`` is where the reduced model goes."""
-        ends = own.reduce_inputs, own.reduce_outputs
-        return cls(output, own.min_good, *ends, own.mode, own.overwrite, own.find_all)
-
-    @property
-    def both_ends(self) -> bool:
-        """Whether both ends of the graph may move."""
-        return self.reduce_inputs and self.reduce_outputs
-
-    def of_another(self, number: int) -> ReduceSettings:
-        """Where the answer for another failure goes."""
-        output = self.output.with_name(f"{self.output.stem}-{number}{self.output.suffix}")
-        return replace(self, output=output, min_good=None)
-
-    @property
-    def inputs(self) -> Path:
-        """Where the values of the reduced model's inputs go."""
-        return self.output.with_suffix(".inputs.npz")
-
-    @property
-    def golden(self) -> Path:
-        """Where the reference's values of its outputs go."""
-        return self.output.with_suffix(".golden.npz")
 
 
 def model_settings(model: Path, data: Data) -> ModelSettings:

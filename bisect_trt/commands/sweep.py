@@ -25,6 +25,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -418,7 +419,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the shapes do not fit the model.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Sweep], call.search
+    own, search = call[Sweep], call[Search]
     check = call.check(call[Target].settings())
     job = call.open(check)
     refuse_repeat(search, "sweep")

@@ -16,16 +16,16 @@ from bisect_trt.commands.diagnose import (
 )
 from bisect_trt.commands.minimal_case import by_blame, extract_suspect
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import SearchSettings
 from bisect_trt.commands.workarounds import WorkaroundSettings, add_precision, tell, work_around
-from bisect_trt.mixed_precision.precision import find_fix
+from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.options.searches import Workaround
+from bisect_trt.options.shared import Search
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.targets.options import Target
 
 
-def find_workaround(session: Session, settings: WorkaroundSettings, search: SearchSettings) -> Result:
+def find_workaround(session: Session, settings: WorkaroundSettings, search: Search) -> Result:
     """The command: where does it fail, whose fault is that, and what makes the whole model pass?
 
     Raises:
@@ -73,11 +73,10 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the model cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Workaround], call.search
+    own, search = call[Workaround], call[Search]
     check = call.comparison(call[Target].required(), own.timeout)
     settings = WorkaroundSettings(check, own.output)
-    if not call.resumed:
-        settings.check_output(overwrite=own.overwrite)
+    call.may_write(settings.output, settings.rewritten, settings.output.parent / MIXED, overwrite=own.overwrite)
     job = call.open()
     with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
         return find_workaround(session, settings, search)

@@ -17,14 +17,13 @@ from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
-from bisect_trt.mixed_precision.precision import MIXED
 from bisect_trt.mixed_precision.validation import Fresh, in_tolerances, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import Fragment, NetworkView, can_bar, splice_in, with_barriers
 from bisect_trt.onnxlib.rules import RULES, matches
-from bisect_trt.onnxlib.save import check_output, said_beside, save_model
+from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
@@ -69,15 +68,6 @@ class WorkaroundSettings:
     def rewritten(self) -> Path:
         """Where a second patched model goes."""
         return self.output.with_name(f"{self.output.stem}-rewrite{self.output.suffix}")
-
-    def check_output(self, *, overwrite: bool) -> None:
-        """Make sure that the patched model, and what may come beside it, can be written.
-
-        Raises:
-            UsageError: It cannot.
-        """
-        for path in (self.output, self.rewritten, self.output.parent / MIXED):
-            check_output(path, overwrite=overwrite)
 
 
 @dataclass(frozen=True)

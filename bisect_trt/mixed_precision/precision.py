@@ -9,7 +9,7 @@ from pathlib import Path
 from bisect_trt.commands.checks import make_check
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session, saving_best
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
 from bisect_trt.mixed_precision.answer import (
@@ -35,6 +35,7 @@ from bisect_trt.mixed_precision.search import Task, refusal
 from bisect_trt.mixed_precision.validation import Fresh, refuse_validation
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.options.searches import PrecisionOptions
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
@@ -50,7 +51,7 @@ _FRESH_SAMPLES = 60
 """None of so many failing says with 95% certainty that under 5% of all fail; the command that is said tries more."""
 
 
-def find_precision(task: Task, search: SearchSettings) -> Result:
+def find_precision(task: Task, search: Search) -> Result:
     """See that precision is the reason, search, write the answer, probe it once more.
 
     Raises:
@@ -72,7 +73,7 @@ def _leave(task: Task, progress: Progress) -> None:
         task.result.culprits = task.space.culprits(best)
 
 
-def _find(task: Task, search: SearchSettings, progress: Progress) -> Result:
+def _find(task: Task, search: Search, progress: Progress) -> Result:
     space, low, console = task.space, task.settings.low, task.console
     count, ladder = space.count(len(task.lowering.units)), bool(task.settings.bits and task.settings.half)
     console.step(f"What in the reference run speaks against {low} ({count} can be lowered)?")
@@ -90,7 +91,7 @@ def _find(task: Task, search: SearchSettings, progress: Progress) -> Result:
     return deliver_ladder(task, answer, progress) if task.settings.rungs else deliver(task, answer)
 
 
-def _measure_lowered(task: Task, search: SearchSettings) -> None:
+def _measure_lowered(task: Task, search: Search) -> None:
     """Measure how often the model fails with everything lowered.
 
     Raises:
@@ -102,7 +103,7 @@ def _measure_lowered(task: Task, search: SearchSettings) -> None:
         raise refusal(task, frozenset()) from None
 
 
-def find_fix(session: Session, check: CheckSettings, search: SearchSettings, case: Candidate, folder: Path) -> None:
+def find_fix(session: Session, check: CheckSettings, search: Search, case: Candidate, folder: Path) -> None:
     """After a diagnosis: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
 
     What stands in the way of a fix is said, and is no reason to fail: the failure itself was found before.
@@ -176,7 +177,7 @@ def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:
     return marked(case, precision)
 
 
-def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: SearchSettings) -> Prober:
+def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: Search) -> Prober:
     """A prober of candidates that are lowered already; it shares the journal and the budget."""
     fixed = make_check(check, subject.workers)
     if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):

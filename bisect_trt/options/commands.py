@@ -15,7 +15,7 @@ from bisect_trt.options.shared import Model, RunFolder, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
 
 
-@dataclass
+@dataclass(frozen=True)
 class Extract:
     """Cut a piece out of a model; with input values given, also write what the piece is really fed there."""
 
@@ -31,7 +31,7 @@ class Extract:
     overwrite: Annotated[bool, switch("Write over files that exist.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sanitize:
     """Fold constants and clean a model up; the result is run beside the original, and refused if it differs."""
 
@@ -54,7 +54,7 @@ class Sanitize:
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Convert:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
 
@@ -69,7 +69,7 @@ class Convert:
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Inspect:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
@@ -93,7 +93,7 @@ class Inspect:
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Diff:
     """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts."""
 
@@ -112,21 +112,21 @@ class Diff:
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Doctor:
     """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target."""
 
     json: Annotated[Path | None, option(metavar="FILE", help="Write what was found as JSON too.")] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Resume:
     """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again."""
 
     run: RunFolder = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class LogOptions:
     """Show every probe of a run with its reason, or one with its candidate, its command and its output."""
 
@@ -134,7 +134,7 @@ class LogOptions:
     number: Annotated[int | None, argument("One probe, in full.")] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Report:
     """Make a run's report.html again, from its result.json and nothing else."""
 
@@ -144,7 +144,7 @@ class Report:
     output: Annotated[Path | None, to_file("Where the page goes; default report.html beside the result.")] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class ViewOptions:
     """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone."""
 

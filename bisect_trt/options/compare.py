@@ -26,7 +26,7 @@ def threshold(stem: str, unit: str, help: str, read: Callable[[Any], Any]) -> Op
     return option(f"--{stem}-threshold", metavar=f"[OUT:]{unit}", help=help, read=read)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CompareOptions:
     """How far the target may be off."""
 

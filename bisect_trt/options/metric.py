@@ -43,7 +43,7 @@ def drop(value: Any) -> Drop:  # noqa: ANN401 - whatever was given
 finite = number(-1e300, 1e300, "a number")
 
 
-@dataclass
+@dataclass(frozen=True)
 class MetricOptions:
     """A metric over a whole set of samples says good or bad."""
 

@@ -10,14 +10,14 @@ from bisect_trt.options.shared import time_out
 from bisect_trt.options.spec import argument, option, switch
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """Compare a target with the reference, or with saved results, or saved results alone."""
 
     model: Annotated[Path | None, argument("The ONNX model; none to compare saved results alone.")] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class MoreTargets:
     """More targets."""
 
@@ -25,7 +25,7 @@ class MoreTargets:
     onnxrt_reference: Annotated[bool, switch("The reference itself as a target beside the others.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunOptions:
     """What to run and compare."""
 

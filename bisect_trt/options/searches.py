@@ -5,7 +5,7 @@ The docstring of each group is what its command says of itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ FRESH_SAMPLES = 200
 """None of so many failing says with 95% certainty that under 1.5% of all fail."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Diagnose:
     """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with."""
 
@@ -40,7 +40,7 @@ class Diagnose:
     overwrite: Annotated[bool, switch("Write over a reproducer that exists.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Workaround:
     """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32."""
 
@@ -50,7 +50,7 @@ class Workaround:
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cause:
     """Find which pass, option or tactic of the target does it: the fewest switches that, turned, make the model pass."""
 
@@ -58,7 +58,7 @@ class Cause:
     annotate: Annotation = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reduce:
     """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
 
@@ -73,6 +73,26 @@ class Reduce:
     find_all: FindAll = False
     annotate: Annotation = None
     overwrite: Annotated[bool, switch("Write over files that exist.")] = False
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether both ends of the graph may move."""
+        return self.reduce_inputs and self.reduce_outputs
+
+    @property
+    def inputs(self) -> Path:
+        """Where the values of the reduced model's inputs go."""
+        return self.output.with_suffix(".inputs.npz")
+
+    @property
+    def golden(self) -> Path:
+        """Where the reference's values of its outputs go."""
+        return self.output.with_suffix(".golden.npz")
+
+    def of_another(self, number: int) -> Reduce:
+        """The same, with the files of another failure."""
+        output = self.output.with_name(f"{self.output.stem}-{number}{self.output.suffix}")
+        return replace(self, output=output, min_good=None)
 
 
 RUNGS = ("int4", "int8", "fp8", "fp16", "bf16", "fp32")
@@ -96,7 +116,7 @@ def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
     return names
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrecisionOptions:
     """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model.
 
@@ -147,7 +167,7 @@ class PrecisionOptions:
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Releases:
     """Find the release of the target in which a failure appeared, and the one in which it went."""
 
@@ -190,7 +210,7 @@ def until(value: Any) -> str | int:  # noqa: ANN401 - whatever was given
     raise ValueError("good, bad, both, or a number from 1 up")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Repeat:
     """Build a model again and again: how often does it fail, and what do the bad builds choose that the good ones do not?"""
 
@@ -225,7 +245,7 @@ class Repeat:
         return (most if self.number is None else self.number), self.until
 
 
-@dataclass
+@dataclass(frozen=True)
 class Samples:
     """Find which of many inputs fail, and the smallest input that still fails."""
 
@@ -234,7 +254,7 @@ class Samples:
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """Find the sizes at which the target goes wrong: of a batch, or of any dimensions of the inputs."""
 
@@ -254,7 +274,7 @@ class Sweep:
     ] = 64
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layerwise:
     """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
 

@@ -41,7 +41,7 @@ def _named(path: Path) -> Path:
     return path
 
 
-@dataclass
+@dataclass(frozen=True)
 class General:
     """What every command takes."""
 
@@ -66,7 +66,7 @@ class General:
         return self.verbose - self.quiet
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckOptions:
     """What says good or bad."""
 
@@ -101,7 +101,7 @@ class CheckOptions:
     show_output: Annotated[bool, switch("Show all that a check prints, after each probe.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Data:
     """What to feed the model."""
 
@@ -151,7 +151,7 @@ class Data:
     ] = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Search:
     """How the search is run."""
 
@@ -169,8 +169,13 @@ class Search:
     max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the search may end before its answer is proven."""
+        return self.max_probes is not None or self.max_time is not None
 
-@dataclass
+
+@dataclass(frozen=True)
 class Plots:
     """Plots of the errors, drawn with matplotlib (extra: plots)."""
 
@@ -182,7 +187,7 @@ class Plots:
     show_error_metrics_plot: Annotated[bool, switch("Open these plots, saved or not.")] = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Places:
     """Where the target runs."""
 

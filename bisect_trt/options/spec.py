@@ -10,7 +10,7 @@ import operator
 import os
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -203,6 +203,10 @@ class Params:
             self._groups[group] = group()
         found: Group = self._groups[group]
         return found
+
+    def change(self, group: type, **changes: Any) -> None:  # noqa: ANN401 - of many types
+        """Give options of a group other values."""
+        self._groups[group] = replace(self[group], **changes)
 
 
 def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = False) -> Group:

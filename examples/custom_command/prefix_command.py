@@ -34,7 +34,7 @@ def run(call: Call) -> Result:
     Raises:
         UsageError: The prefix cannot be written.
     """
-    own, search = call[Prefix], call.search
+    own, search = call[Prefix], call[Search]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)
     job = call.open(check)

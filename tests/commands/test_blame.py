@@ -25,9 +25,11 @@ from bisect_trt.commands.minimal_case import (
 )
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.settings import ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.ledger import Budget, Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -215,6 +217,6 @@ def test_a_part_that_breaks_in_the_same_function_leaves_the_answer_unproven(
 ) -> None:
     check = Needs(("<3>", "<7>"), says="no kernel", otherwise=otherwise)
     with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as session:
-        reduce_model(session, ReduceSettings(tmp_path / "out.onnx"), SearchSettings(shrink=False))
+        reduce_model(session, Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx"), Search(shrink=False))
     assert sorted(culprit["name"] for culprit in session.result.culprits) == ["<3>", "<7>"]
     assert session.result.minimality == minimality

@@ -13,9 +13,11 @@ from support import chain, read_json
 
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
+from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.journal import Journal, Record
 from bisect_trt.probe.ledger import Budget, Ledger
 from bisect_trt.probe.prober import Prober, Runner
@@ -38,9 +40,9 @@ def test_nobody_is_asked_for_all_failures_at_a_prompt(tmp_path: Path) -> None:
     with Subject(ModelSettings(path), Workspace(tmp_path / "run"), console) as subject:
         ledger = Ledger(Journal(tmp_path), Deaf(), Budget())
         prober = Prober(Runner(PromptCheck(), subject.workspace, subject.reference), ledger)
-        settings = ReduceSettings(tmp_path / "out.onnx", find_all=True)
+        settings = Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx", find_all=True)
         with pytest.raises(UsageError, match="too much to answer at a prompt; give a --check command"):
-            reduce_model(Session(subject, console, Result("reduce"), prober), settings, SearchSettings())
+            reduce_model(Session(subject, console, Result("reduce"), prober), settings, Search())
         ledger.close()
 
 

@@ -17,7 +17,7 @@ from support import overflowing
 
 from bisect_trt.commands.checks import make_prober
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings, ModelSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings, ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
@@ -25,7 +25,8 @@ from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.precision import find_fix, find_precision
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.options.searches import PrecisionOptions
-from bisect_trt.probe.ledger import Budget, BudgetSpent
+from bisect_trt.options.shared import Search
+from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -87,7 +88,7 @@ class TensorRt:
 
 
 @contextmanager
-def searching(target: TensorRt, folder: Path, budget: Budget | None = None) -> Iterator[Task]:
+def searching(target: TensorRt, folder: Path, most: int | None = None) -> Iterator[Task]:
     model = overflowing(folder / "model.onnx")
     console = Console(0)
     with Subject(ModelSettings(model), Workspace(folder / "run"), console) as subject:
@@ -95,7 +96,7 @@ def searching(target: TensorRt, folder: Path, budget: Budget | None = None) -> I
         options = PrecisionOptions(model, folder / "mixed.onnx", overwrite=True)
         settings = PrecisionSettings(options, "fp16", FP16, by_layer=True)
         check = built_in_check(CheckSettings(target=FP16, by_layer=True), subject, "fp16")
-        prober = make_prober(check, SearchSettings(workers=1, budget=budget or Budget()), subject, console)
+        prober = make_prober(check, Search(workers=1, max_probes=most), subject, console)
         try:
             yield Task(subject, console, Result("precision"), prober, make_nodes(subject, settings), settings)
         finally:
@@ -108,7 +109,7 @@ def test_the_model_is_recommended_only_as_it_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, strong: bool, heeds_casts: bool
 ) -> None:
     with searching(TensorRt(strong, heeds_casts), tmp_path) as task:
-        find_precision(task, SearchSettings(workers=1))
+        find_precision(task, Search(workers=1))
         result = task.result
         assert {node["name"] for node in result.extra["keep_fp32"]} == {"big", "small"}
     said = " ".join(capsys.readouterr().out.split())
@@ -135,9 +136,9 @@ def test_a_search_that_was_ended_names_the_engine_and_the_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = TensorRt()
-    with searching(target, tmp_path, Budget(probes=5)) as task:
+    with searching(target, tmp_path, 5) as task:
         with pytest.raises(BudgetSpent):
-            find_precision(task, SearchSettings(workers=1))
+            find_precision(task, Search(workers=1))
         passed = {Path(use["what"]).name: use["passed"] for use in task.result.extra["uses"]}
     assert passed == {"mixed.onnx": None, "mixed.engine": True}
     said = " ".join(capsys.readouterr().out.split())
@@ -152,7 +153,7 @@ def test_a_diagnosis_recommends_only_what_passes_too(
         task.prober.probe_original(task.subject.original)
         found = Session(task.subject, task.console, task.result, task.prober)
         check = CheckSettings(target=FP16)
-        find_fix(found, check, SearchSettings(workers=1), task.subject.original, tmp_path)
+        find_fix(found, check, Search(workers=1), task.subject.original, tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     engine = tmp_path / "mixed.engine"
     assert (f"Fix: keep 2 of 8 nodes in fp32, as {engine} does." in said) is loads

@@ -20,8 +20,10 @@ from support import node_names, rest_slow
 
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
+from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.journal import Journal, Record
 from bisect_trt.probe.ledger import Budget, Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -131,9 +133,9 @@ class Model:
             runner = Runner(ProducesAll(culprits), self.subject.workspace, self.subject.reference)
             prober = Prober(runner, ledger, workers)
             output = Path(folder, "out.onnx")
-            settings = ReduceSettings(output)
+            settings = Reduce(Path("model.onnx"), output)
             investigation = Session(self.subject, self.console, Result("reduce"), prober)
-            result = reduce_model(investigation, settings, SearchSettings())
+            result = reduce_model(investigation, settings, Search())
             ledger.close()
             return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]
 
