@@ -23,12 +23,13 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Journal, Record
 from bisect_trt.probe.ledger import Budget, Ledger
-from bisect_trt.probe.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import CANCELLED
 
 Predicate = Callable[[Subset], Verdict]
 Algorithm = Callable[[Ask], Minimum]

@@ -189,7 +189,7 @@ def _run(subject: Subject, model: onnx.ModelProto, fed: Values, runner: TargetSe
     settings = models.reference if runner is None else runner
     request = Collect(settings, models.write("fault", model), models.feed("fault.in", fed), made)
     try:
-        reply = models.ask(request, _EVALUATOR_SECONDS if runner == _EVALUATOR else None, here=runner is None)
+        reply = models.workers.ask(request, _EVALUATOR_SECONDS if runner == _EVALUATOR else None, here=runner is None)
     except BisectError as error:
         return str(error)
     return reply.message if isinstance(reply, Failed) else load_npz(made)

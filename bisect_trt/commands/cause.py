@@ -111,7 +111,7 @@ def make_panel(session: Session, target: TargetSettings, base: Candidate, suspec
     """
     models, subject = session.subject.models, session.subject
     feed = models.feed("trace.in", subject.values(base, base.inputs))
-    reply = models.ask(Trace(target, models.write("trace", base.proto), feed))
+    reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
     trace = None if isinstance(reply, Failed) else reply
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
     switches = target.target.switches(target, Looked(trace, operators, suspects))

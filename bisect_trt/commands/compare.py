@@ -239,7 +239,7 @@ class _Comparing:
             self._save_model(target, options.save_onnx)
         before = len(self.table.comparisons)
         for prefix, golden in self._golden:
-            reply = self._answered(self._subject.models.ask(self._request(target, golden), options.timeout), "target")
+            reply = self._answered(self._subject.workers.ask(self._request(target, golden), options.timeout), "target")
             latency = reply.latency_ms
             left_out = {name: why for name, why in reply.skipped.items() if name in self._names}
             for name, why in left_out.items():
@@ -268,7 +268,7 @@ class _Comparing:
             return
         freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
         model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
-        reply = subject.models.ask(self._request(target, self._golden[0][1], model), self._settings.options.timeout)
+        reply = subject.workers.ask(self._request(target, self._golden[0][1], model), self._settings.options.timeout)
         if isinstance(reply, Failed) or all(comparison.passed for comparison in reply.comparisons):
             return
         self._console.say("  that is with its shapes fixed; with its dimensions free, as in its file:")

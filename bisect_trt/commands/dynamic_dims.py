@@ -18,10 +18,10 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import free_inputs
-from bisect_trt.probe.activations import Reference
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import reconfirm
+from bisect_trt.probe.reference import Reference
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.delta_debugging import make_minimal
 from bisect_trt.search.oracle import Ask, Minimum, Verdict, over_units

@@ -25,7 +25,6 @@ from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, reads
 from bisect_trt.onnxlib.shapes import element_dtype, inferred_infos, value_info
-from bisect_trt.probe.models import ask
 from bisect_trt.report.text import Branch
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -271,7 +270,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
     with WorkerPool(folder) as workers:
-        reply = ask(workers, Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))))
+        reply = workers.ask(Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))))
     if isinstance(reply, Failed):
         raise UnavailableError(
             f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."

@@ -20,13 +20,13 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.pieces import is_frozen, isolate
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
-from bisect_trt.probe.outcome import LOST, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
+from bisect_trt.worker.protocol import LOST, Compare, Compared, Failed, Sample
 
 MOST_BUILDS = 8
 """A build may take a minute; tensors that no build has shown by then stay unseen."""
@@ -154,7 +154,7 @@ class Marking:
             fed=dict(fed or {}),
         )
         began = time.monotonic()
-        reply = self.subject.models.ask(request, self.timeout)
+        reply = self.subject.workers.ask(request, self.timeout)
         seconds = time.monotonic() - began
         if isinstance(reply, Failed):
             why = outcome_of_failure(reply, seconds).reason if reply.kind == "crash" else reply.message

@@ -68,7 +68,7 @@ def _run_reference(subject: Subject, data: Evaluation) -> None:
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        reply = subject.models.ask(RunEach(subject.models.reference, model, *files), here=True)
+        reply = subject.workers.ask(RunEach(subject.models.reference, model, *files), here=True)
         if isinstance(reply, Failed):
             raise UnavailableError(
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Leave out the samples that it "

@@ -91,7 +91,7 @@ def score(session: Session, settings: CompareSettings, metric: MetricSettings) -
     for target in settings.targets:
         console.step(f"{target.describe()}, on all {scale.data.count} samples")
         request = Score(target, model, scale.scoring(0.0), warm_up=settings.options.warm_up)
-        measured = subject.models.ask(request, settings.options.timeout)
+        measured = subject.workers.ask(request, settings.options.timeout)
         if isinstance(measured, Failed):
             raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")
         found, latency = scale.to_json(measured), measured.latency_ms

@@ -10,7 +10,6 @@ from pathlib import Path
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.options.shared import Places
-from bisect_trt.probe.models import ask
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import selectable
@@ -73,7 +72,7 @@ def look_around(subject: Subject, target: TargetSettings | None) -> None:
         if place in subject.seen or (plugin is not None and plugin.stays):
             continue
         request = Look(target or TargetSettings(), packages, start=target is not None)
-        reply = subject.models.ask(request, place=place)
+        reply = subject.workers.ask(request, place=place)
         if isinstance(reply, Failed):
             raise UnavailableError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
         subject.seen[place] = reply
@@ -98,7 +97,7 @@ def look_there(folder: Path, where: Where, console: Console, result: Result) -> 
     packages, found = (*dict.fromkeys([*_all_packages(), "numpy"]),), []
     with WorkerPool(folder, places=where.places) as workers:
         for place in dict.fromkeys(where.places):
-            reply = ask(workers, Look(TargetSettings(), packages, start=False), place=place)
+            reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
             if isinstance(reply, Failed):
                 raise UnavailableError(f"{place.said} cannot be used: {reply.message}.")
             targets = {
@@ -123,7 +122,7 @@ def look_there(folder: Path, where: Where, console: Console, result: Result) -> 
 def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
     """Why a target cannot be used in a place; ``None`` if it can."""
     try:
-        reply = ask(workers, About(TargetSettings(target)), place=place)
+        reply = workers.ask(About(TargetSettings(target)), place=place)
     except BisectError as error:
         return str(error)
     return reply.message if isinstance(reply, Failed) else None

@@ -117,11 +117,11 @@ def _worst_first(subject: Subject, check: CheckSettings, target: TargetSettings)
     golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
     try:
         right = RunEach(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
-        if isinstance(models.ask(right, here=True), Failed):
+        if isinstance(models.workers.ask(right, here=True), Failed):
             return []
         samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
         model = models.write("many", subject.network.proto)
-        reply = models.ask(Compare(target, model, samples, check.tolerance, every=True), check.timeout)
+        reply = models.workers.ask(Compare(target, model, samples, check.tolerance, every=True), check.timeout)
         if not isinstance(reply, Compared):
             return []
     finally:

@@ -307,7 +307,7 @@ def _ruled_out(session: Session, check: CheckSettings, candidate: Candidate, tar
         seen = f"it passes ({f'{most} of {most} runs' if most > 1 else '1 run'})"
         with suppress(BisectError):  # it cannot be set so here
             for number in range(1, most + 1):
-                reply = models.ask(request, check.timeout)
+                reply = models.workers.ask(request, check.timeout)
                 if isinstance(reply, Failed) or not all(each.passed for each in reply.comparisons):
                     how = f", but in another way: {reply.message}" if isinstance(reply, Failed) else ""
                     seen = f"it fails too{f', in run {number}' if number > 1 else ''}{how}"
@@ -354,7 +354,7 @@ def _runner(session: Session, case: Reproducer, folder: Path, log: Path, limit: 
         began = time.monotonic()
         log.write_bytes(b"")
         request = Execute(case.target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), files)
-        reply = models.ask(request, limit, place=places[0], log=log)
+        reply = models.workers.ask(request, limit, place=places[0], log=log)
         late, code = (reply.kind == "time-out", -signal.SIGKILL) if isinstance(reply, Failed) else (False, reply.code)
         return ProcessEnd(code, late, False, time.monotonic() - began)
 

@@ -93,7 +93,7 @@ def rounding_alone(
     for trial in range(_TRIALS):
         path = models.write("moved", jittered(proto, units, trial))
         request = Compare(reference_settings(target), path, (sample,), tolerance, tuple(failed), every=True)
-        if isinstance(reply := models.ask(request), Failed):
+        if isinstance(reply := models.workers.ask(request), Failed):
             return None
         for each in reply.comparisons:
             if not each.passed and (each.name not in worst or worst[each.name].severity < each.severity):

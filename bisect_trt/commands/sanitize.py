@@ -173,7 +173,7 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         failed = models.collect(original, inputs, golden)
         if failed is not None:
             return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
-        reply = models.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
+        reply = models.workers.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
         if isinstance(reply, Failed):
             raise BisectError(
                 f"ONNX Runtime runs the original and not the sanitized model: {reply.message}. Nothing was written; please "

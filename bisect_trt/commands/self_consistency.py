@@ -174,7 +174,7 @@ def _run(
     shared: Literal["one", "shapes", "each"] = "shapes" if able.compiles_shapes else "one"
     shared = shared if trial.one or able.costly else "each"
     request = RunEach(target, subject.models.write("self-check", model), inputs, to, shared)
-    if isinstance(reply := subject.models.ask(request, check.timeout), Failed):
+    if isinstance(reply := subject.workers.ask(request, check.timeout), Failed):
         return reply.message
     pairs = trial.pairs([load_npz(path) for path in to])
     for path in (*inputs, *to):

@@ -24,7 +24,7 @@ from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.outcome import LOST, Outcome
+from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
@@ -45,6 +45,7 @@ from bisect_trt.search.oracle import (
 )
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.protocol import LOST
 
 Told = TypeVar("Told")
 FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")

@@ -31,11 +31,10 @@ from bisect_trt.onnxlib.shapes import (
     to_info,
 )
 from bisect_trt.onnxlib.units import NetworkUnits, Patterns
-from bisect_trt.probe.activations import Constants, Reference, nothing_special
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.models import Models
 from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.reference import Constants, Models, Reference, nothing_special
 from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -219,7 +218,7 @@ class Subject:
             UsageError: It has no such option.
         """
         if target not in self._about:
-            reply = self.models.ask(About(target))
+            reply = self.workers.ask(About(target))
             if isinstance(reply, Failed):
                 return reply
             self._about[target] = reply

@@ -23,8 +23,8 @@ from bisect_trt.mixed_precision.suspicion import LOSES, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.choices import Algorithm, ErrorStat
-from bisect_trt.probe.activations import Reference
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
+from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.comparison import TensorComparison
@@ -268,7 +268,7 @@ def _meter(subject: Subject, tolerance: ToleranceOptions) -> Callable[[onnx.Mode
     def error(model: onnx.ModelProto) -> float | None:
         path, names = subject.models.write("sensitivity", model), tuple(subject.network.outputs)
         request = Compare(reference_settings(), path, samples, tolerance, names=names, every=True)
-        reply = subject.models.ask(request, here=True)
+        reply = subject.workers.ask(request, here=True)
         return None if isinstance(reply, Failed) else max(map(_over, reply.comparisons), default=None)
 
     return error

@@ -16,7 +16,7 @@ from bisect_trt.mixed_precision.plain import Plain, clip_bound, constant_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
-from bisect_trt.probe.activations import Reference
+from bisect_trt.probe.reference import Reference
 
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""

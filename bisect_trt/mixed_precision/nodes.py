@@ -25,7 +25,7 @@ from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionS
 from bisect_trt.mixed_precision.search import PrecisionSpace
 from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
-from bisect_trt.probe.activations import Reference
+from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import Sample

@@ -14,12 +14,13 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.lowering import Lowering
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.suspicion import Suspect
-from bisect_trt.probe.outcome import BROKEN_PREFIXES, OVER_MEMORY, Ending
+from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
 from bisect_trt.tensors.inputs import Sample
+from bisect_trt.worker.protocol import OVER_MEMORY
 
 Reason = tuple[str, str]
 """The name of a rule, and a sentence."""

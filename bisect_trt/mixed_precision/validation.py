@@ -229,7 +229,7 @@ class Fresh:
 
         def run(some: Sequence[SampleFiles]) -> bool:
             inputs, golden = tuple(each.inputs for each in some), tuple(each.golden for each in some)
-            reply = models.ask(RunEach(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
+            reply = models.workers.ask(RunEach(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
             return not isinstance(reply, Failed)
 
         def usable(golden: Path) -> bool:

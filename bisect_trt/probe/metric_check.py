@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bisect_trt.probe.models import ask
 from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
@@ -187,7 +186,7 @@ class MetricCheck:
             layers=self.runs.timed,
             warm_up=1 if self.runs.timed else None,
         )
-        return ask(self.runs.workers, request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
+        return self.runs.workers.ask(request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
 
     def _rest(self, files: CandidateFiles) -> tuple[Path | None, Path | None]:
         """The models beside a piece; they lie beside it, where the file of its weights is."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.choices import OutputStat
-from bisect_trt.probe.models import ask
-from bisect_trt.probe.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
@@ -28,7 +27,7 @@ from bisect_trt.worker.environments import Environment, interpreter
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, Sample
+from bisect_trt.worker.protocol import CANCELLED, BuildEngine, Compare, Compared, Failed, Sample
 
 ENGINE = "model.engine"
 """A candidate's engine, in its folder."""
@@ -138,7 +137,7 @@ class BuiltinCheck:
     def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:
         began = time.monotonic()
         places: list[Place] = []
-        reply = ask(self.workers, request, self.timeout, cancel, log=log, confirm=self.confirm, told=places.append)
+        reply = self.workers.ask(request, self.timeout, cancel, log=log, confirm=self.confirm, told=places.append)
         seconds = time.monotonic() - began
         place = places[-1].said if places else None
         if isinstance(reply, Failed):
@@ -247,7 +246,7 @@ class FreshCheck:
         request = Compare(target, files.model, self.samples, self.tolerance, every=True)
         timeout = None if self.check.timeout is None else self.check.timeout * len(self.samples)
         began = time.monotonic()
-        reply = ask(self.check.workers, request, timeout, cancel, log=files.log)
+        reply = self.check.workers.ask(request, timeout, cancel, log=files.log)
         seconds = time.monotonic() - began
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, seconds)
@@ -339,7 +338,7 @@ class EngineCheck:
         target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
         began = time.monotonic()
         request = BuildEngine(target, files.model, files.inputs, engine)
-        reply = ask(self.workers, request, self.command.timeout, cancel, log=files.log)
+        reply = self.workers.ask(request, self.command.timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, time.monotonic() - began)
         passed = False

@@ -10,6 +10,7 @@ from typing import Any
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
+from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
 
 class Ending(str, Enum):
@@ -126,12 +127,6 @@ class Outcome:
         return cls(**{**known, "severity": None if severity is None else float(severity)})
 
 
-CANCELLED = "cancelled"
-"""The signature of a check that was ended because nobody needed its answer any more."""
-LOST = "lost"
-"""The signature of a check that somebody else has ended again and again, which says nothing of the candidate."""
-OVER_MEMORY = "memory limit"
-"""The signature of a check that was ended because it took too much memory."""
 BARE_EXIT = "exit "
 """How the signature of a check command begins that ended with a status of its own and met no condition."""
 BROKEN_PREFIXES = ("signal ", "time-out", OVER_MEMORY, "build: ", "run: ")

@@ -22,7 +22,7 @@ from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.outcome import LOST, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import PromptCheck
@@ -31,6 +31,7 @@ from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
 from bisect_trt.search.statistics import Flakiness, expected_verdicts
 from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import LOST
 
 Result = TypeVar("Result")
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)

@@ -21,8 +21,7 @@ import onnx
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.external_data import external_files
-from bisect_trt.probe.models import ask
-from bisect_trt.probe.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -31,7 +30,7 @@ from bisect_trt.tensors.npz import load_npz
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, gate, run_to_end
-from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Failed
+from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, PLACE_FOLDER, PLACE_PYTHON, Execute, Failed
 
 _TAIL_LINES = 5
 _TAIL_BYTES = 4096
@@ -197,7 +196,7 @@ class CommandCheck:
         places: list[Place] = []
         files.log.write_bytes(b"")
         began = time.monotonic()
-        reply = ask(workers, request, self.timeout, cancel, log=files.log, told=places.append)
+        reply = workers.ask(request, self.timeout, cancel, log=files.log, told=places.append)
         seconds, place = time.monotonic() - began, places[-1].said if places else None
         if isinstance(reply, Failed) and reply.kind in ("lost", "crash"):
             return Outcome(Ending.SKIPPED, LOST, reply.message, seconds, place=place)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError
 from bisect_trt.worker.process import MOST_LOST, Cancel, Limits, gate
-from bisect_trt.worker.protocol import Failed, Order, R_co, Request
+from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, Order, R_co, Request
 from bisect_trt.worker.worker import WorkerDied, WorkerProcess, keep, take_spare
 
 if TYPE_CHECKING:
@@ -115,16 +115,19 @@ class WorkerPool:
             place: In which of the places; in any by default.
             told: Called with the place that it runs in, each time.
 
+        Returns:
+            The reply; that a worker crashed, took too long or was cancelled is one too.
+
         Raises:
-            WorkerDied: It crashed, took too long or was cancelled, or its workers were ended again and again.
             UsageError: The request named something that is wrong.
             UnavailableError: Something it needs is not there.
         """
         # A worker may be older than this run, and its folder another.
         order = Order(request, log or self._log, Path.cwd())
         target = request.target.target
-        if timeout is None:
-            timeout = max(self._patience, COSTLY_SECONDS) if target.capabilities.costly else self._patience
+        allowed = timeout
+        if allowed is None:
+            allowed = max(self._patience, COSTLY_SECONDS) if target.capabilities.costly else self._patience
         away = bool(self.places) and not here and not target.stays
         if away or not target.finds_weights(request.target):
             self._bring_weights(request)
@@ -136,15 +139,16 @@ class WorkerPool:
                 if told is not None and worker.place is not None:
                     told(worker.place)
                 try:
-                    reply = self._exchange(worker, order, timeout, cancel)
+                    reply = self._exchange(worker, order, allowed, cancel)
                 except WorkerDied as death:
                     outside = death.outside is not None
                     lost, damaged = lost + outside, damaged + (not outside)
                     if outside:
                         self._make_room(worker)
                     again = lost < MOST_LOST if outside else damaged < 2 and (used or confirm)
-                    if death.end.cancelled or death.end.timed_out or death.end.over_memory or not again:
-                        raise
+                    if death.end.ended_by_us or not again:
+                        by_default = "" if self.bounded else ", the most by default"
+                        return _failed(death, "" if timeout is not None else f"{by_default}; --timeout allows more")
                     continue
             if used and isinstance(reply, Failed) and reply.poisoned:
                 damaged += 1
@@ -222,6 +226,20 @@ class WorkerPool:
             idle, self._idle = self._idle, []
         for worker in reversed(idle):
             keep(worker)
+
+
+def _failed(death: WorkerDied, hint: str) -> Failed:
+    """The death of a worker as a reply; ``hint`` says after a time-out how to allow more time."""
+    end = death.end
+    if death.outside is not None:
+        return Failed("lost", f"{death.outside}, and so were those that were asked after it", LOST)
+    if end.cancelled:
+        return Failed("cancelled", "its answer was not needed any more", CANCELLED)
+    if end.timed_out:
+        return Failed("time-out", f"{end.describe()}{hint}", "time-out")
+    if end.over_memory:
+        return Failed("memory", end.describe(), OVER_MEMORY)
+    return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
 
 
 def visible_gpus() -> list[str]:

@@ -88,10 +88,14 @@ class ProcessEnd:
             return f"signal {-self.code}"
 
     @property
+    def ended_by_us(self) -> bool:
+        """Whether it was ended because of a limit, or because nobody needs its answer any more."""
+        return self.timed_out or self.cancelled or self.over_memory
+
+    @property
     def from_outside(self) -> bool:
         """Whether somebody else ended it, as the kernel does when memory runs out: it says nothing of what it did."""
-        ours = self.timed_out or self.cancelled or self.over_memory
-        return self.code < 0 and -self.code not in _FAULTS and not ours
+        return self.code < 0 and -self.code not in _FAULTS and not self.ended_by_us
 
     def describe(self) -> str:
         """How it ended without an answer, in words."""

@@ -20,6 +20,12 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
 
 PLACE_FOLDER, PLACE_PYTHON = "@BISECT_TRT_FOLDER@", "@BISECT_TRT_PYTHON@"
 """In the words of a command that runs in a place: the folder of its files, and the place's interpreter."""
+CANCELLED = "cancelled"
+"""The signature of a check that was ended because nobody needed its answer any more."""
+LOST = "lost"
+"""The signature of a check that somebody else has ended again and again, which says nothing of the candidate."""
+OVER_MEMORY = "memory limit"
+"""The signature of a check that was ended because it took too much memory."""
 R_co = TypeVar("R_co", covariant=True)
 """The reply to a request that succeeds."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from support import overflowing, save, unstable_norm
 from bisect_trt.commands.marking import LayerComparison, compare_layers
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.tensors.comparison import ComparisonKind, WorstElement
-from bisect_trt.worker.process import ProcessEnd
 from bisect_trt.worker.protocol import Compare, Compared, Failed
-from bisect_trt.worker.worker import WorkerDied
 
 REFUSAL = Failed("build", "no such marks", "build: no such marks")
 
@@ -78,7 +75,7 @@ def test_a_crash_is_a_refusal_too(mixed: Path) -> None:
 
     def target(request: Compare, ask: Ask) -> Shown:
         if "larger" in outputs_of(request):
-            raise WorkerDied(ProcessEnd(-signal.SIGSEGV, timed_out=False, cancelled=False, seconds=0.1))
+            return Failed("crash", "it crashed (SIGSEGV)", "signal SIGSEGV")
         return ask(request)
 
     with looking(mixed, target, fp16=True) as look:

@@ -17,8 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import has, read_json, script
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.probe.activations import Reference
-from bisect_trt.probe.models import Models
+from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.worker.pool import WorkerPool
 

@@ -18,8 +18,7 @@ from support import TARGET, examples, overflowing, read_json
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.pieces import plan_slices
 from bisect_trt.onnxlib.shapes import inferred_infos
-from bisect_trt.probe.activations import Reference
-from bisect_trt.probe.models import Models
+from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.worker.pool import WorkerPool

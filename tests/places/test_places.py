@@ -30,7 +30,6 @@ from support import examples
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.probe.models import ask
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.targets import find, names
@@ -43,7 +42,7 @@ from bisect_trt.worker.channel import ChannelLost, ProcessDied
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import Place, Where, make_place, parse
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import PLACE_PYTHON, Execute
+from bisect_trt.worker.protocol import PLACE_PYTHON, Execute, Executed
 from bisect_trt.worker.remote import Connection, RemoteRunner, application, execute
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
@@ -442,7 +441,7 @@ def pooled(tmp_path: Path, *places: Place) -> WorkerPool:
 
 
 def executed(workers: WorkerPool, *argv: str, timeout: float | None = None) -> Any:
-    return ask(workers, Execute(TargetSettings(), argv, {}), timeout)
+    return workers.ask(Execute(TargetSettings(), argv, {}), timeout)
 
 
 def test_what_nobody_waits_for_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,8 +471,9 @@ def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
     told: list[Place] = []
     with pooled(tmp_path, gone, place()) as workers:
         for _ in range(3):
-            reply = ask(workers, Execute(TargetSettings(), ("true",), {}), told=told.append)
-            assert reply.code == 0  # type: ignore[union-attr]  # a Failed has none, and that fails
+            reply = workers.ask(Execute(TargetSettings(), ("true",), {}), told=told.append)
+            assert isinstance(reply, Executed)
+            assert reply.code == 0
     assert told == [gone, *[place()] * 3]
 
 

@@ -17,9 +17,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.process import ProcessEnd
 from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
-from bisect_trt.worker.worker import WorkerDied
 
 TARGET = TargetSettings(runtime="trt", fp16=True)
 
@@ -79,7 +77,7 @@ def test_an_engine_that_was_built_before_is_not_built_again(files: CandidateFile
     made.write_text("made")
     body = f'test "$1" = "{made.absolute()}" && test "$(cat "$1")" = made'
     words = (script(files.folder / "check", body), "{engine}")
-    never = WorkerDied(ProcessEnd(-11, False, False, 1.0))
+    never = Failed("crash", "it crashed (SIGSEGV)", "signal SIGSEGV")
     assert check(files, *words, answer=never).run(replace(files, engine=made)).ending is Ending.PASSED
     assert made.exists()
 
@@ -112,6 +110,6 @@ def test_an_engine_that_cannot_be_built_says_nothing_of_the_check(files: Candida
     found = check(files, "false", answer=refused).run(files)
     assert found.ending is Ending.BROKEN
     assert "no kernel for it" in found.reason
-    crashed = check(files, "false", answer=WorkerDied(ProcessEnd(-11, False, False, 1.0))).run(files)
+    crashed = check(files, "false", answer=Failed("crash", "it crashed (SIGSEGV)", "signal SIGSEGV")).run(files)
     assert crashed.ending is Ending.BROKEN
     assert "SIGSEGV" in crashed.reason

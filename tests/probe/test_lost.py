@@ -15,16 +15,16 @@ from standin_runtime import install
 from support import chain, gone, has, read_json, run_check, script
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probe.models import Models
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.outcome import LOST, Ending
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.reference import Models
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import Collect
-from bisect_trt.worker.worker import WorkerDied, end_spare
+from bisect_trt.worker.protocol import LOST, Collect
+from bisect_trt.worker.worker import end_spare
 
 TARGET = TargetSettings("trt")
 FROM_OUTSIDE = ["SIGKILL", "SIGTERM"]
@@ -63,9 +63,7 @@ def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: 
 def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(ask: Any, tmp_path: Path) -> None:
     ask.pool.memory_limit = 400 << 20
     assert ask("fine") is None
-    with pytest.raises(WorkerDied) as death:
-        ask("hold")
-    assert (death.value.end.over_memory, death.value.outside) == (True, None)
+    assert ask("hold").kind == "memory"
     files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
     outcome = BuiltinCheck(ask.pool, TARGET, ToleranceOptions()).run(files)
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
@@ -74,9 +72,8 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_ans
 
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path, name: str) -> None:
-    with pytest.raises(WorkerDied) as death:
-        ask(f"{name} 3")
-    assert death.value.outside == f"its process was ended from outside ({name})"
+    reply = ask(f"{name} 3")
+    assert (reply.kind, name in reply.message) == ("lost", True)
     assert len(processes(tmp_path)) == 3
     assert all(map(gone, processes(tmp_path)))
     files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
@@ -101,16 +98,13 @@ def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_pa
 def test_a_crash_is_confirmed_where_that_is_asked(ask: Any, tmp_path: Path) -> None:
     assert ask("SIGSEGV 1", confirm=True) is None
     (tmp_path / "m.times").unlink()
-    with pytest.raises(WorkerDied) as death:
-        ask("SIGSEGV 2", confirm=True)
-    assert (death.value.outside, death.value.end.signal_name) == (None, "SIGSEGV")
+    assert ask("SIGSEGV 2", confirm=True).signature == "signal SIGSEGV"
 
 
 def test_workers_that_do_not_start_are_said(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(7)")
-    with pytest.raises(WorkerDied) as death:
-        ask("fine")
-    assert death.value.outside == "its process ended before it began (exit status 7)"
+    reply = ask("fine")
+    assert (reply.kind, "before it began (exit status 7)" in reply.message) == ("lost", True)
 
 
 def test_what_an_ended_reference_leaves_is_no_answer_either(ask: Any, tmp_path: Path) -> None:

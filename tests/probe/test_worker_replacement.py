@@ -29,7 +29,7 @@ from bisect_trt.worker import pool as devices
 from bisect_trt.worker import worker as worker_module
 from bisect_trt.worker.pool import WorkerPool, default_workers, visible_gpus
 from bisect_trt.worker.protocol import Collect, Failed
-from bisect_trt.worker.worker import WorkerDied, end_spare
+from bisect_trt.worker.worker import end_spare
 
 pytestmark = pytest.mark.any_version
 
@@ -67,6 +67,11 @@ class Pool:
         return [int(line.split()[0]) for line in self._ran.read_text().splitlines()]
 
 
+def signature(reply: object) -> str:
+    assert isinstance(reply, Failed)
+    return reply.signature
+
+
 MakePool = Callable[..., Pool]
 
 
@@ -90,9 +95,7 @@ def test_a_worker_is_kept_and_replaced_after_a_crash(make_pool: MakePool) -> Non
     pool = make_pool()
     first = pool.process()
     assert pool.process() == first
-    with pytest.raises(WorkerDied) as death:
-        pool.ask("crash")
-    assert death.value.end.signal_name == "SIGSEGV"
+    assert signature(pool.ask("crash")) == "signal SIGSEGV"
     # It was tried in the old one and in a fresh one: both are gone.
     assert pool.tried[:3] == [first, first, first]
     assert len(pool.tried) == 4
@@ -102,8 +105,7 @@ def test_a_worker_is_kept_and_replaced_after_a_crash(make_pool: MakePool) -> Non
 
 def test_a_fresh_worker_that_crashes_is_believed_at_once(make_pool: MakePool) -> None:
     pool = make_pool()
-    with pytest.raises(WorkerDied):
-        pool.ask("crash")
+    assert signature(pool.ask("crash")) == "signal SIGSEGV"
     assert len(pool.tried) == 1
 
 
@@ -119,9 +121,7 @@ def test_a_crash_that_needs_a_used_worker_is_no_answer(make_pool: MakePool) -> N
 def test_a_worker_that_hangs_is_ended(make_pool: MakePool) -> None:
     pool = make_pool()
     first = pool.process()
-    with pytest.raises(WorkerDied) as death:
-        pool.ask("hang", timeout=0.5)
-    assert death.value.end.timed_out
+    assert signature(pool.ask("hang", timeout=0.5)) == "time-out"
     assert gone(first)
     assert pool.process() != first
 
@@ -185,8 +185,7 @@ def test_each_of_several_workers_has_a_gpu_of_its_own(make_pool: MakePool, tmp_p
     given = dict(line.split() for line in (tmp_path / "ran.txt").read_text().splitlines())
     assert set(given.values()) == {"3", "GPU-5f"}
     # One that is replaced leaves its GPU to the next.
-    with pytest.raises(WorkerDied):
-        pool.ask("crash")
+    assert signature(pool.ask("crash")) == "signal SIGSEGV"
     pool.process()
     last = (tmp_path / "ran.txt").read_text().splitlines()[-1].split()[1]
     assert last in {"3", "GPU-5f"}

@@ -1,9 +1,10 @@
-"""What every tensor should be: one run of the original model on the reference runtime."""
+"""The reference runtime: the models it runs for their values, the weights it computes, the activations of the original."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,13 +18,107 @@ from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.pieces import Slice, plan_slices, slice_model
 from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.onnxlib.units import NetworkUnits
-from bisect_trt.probe.models import Models
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.info import TensorInfo, common
+from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
-from bisect_trt.worker.protocol import Failed
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower
+
+
+class Models:
+    """Runs models for what they give, not to be judged; on the reference runtime unless said otherwise.
+
+    Attributes:
+        reference: The reference runtime.
+        workers: Run the models.
+    """
+
+    def __init__(self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None) -> None:
+        """``workspace`` gets the files of this session; ``target`` is what the reference is for, where that matters."""
+        self.reference = reference_settings(target)
+        self._reference_once = reference_settings(target, spinning=False)
+        self._scratch = workspace.scratch
+        self.workers = workers
+
+    def write(self, name: str, model: onnx.ModelProto) -> Path:
+        """A file that holds a model; it lies beside the candidates, where the shared weights are."""
+        path = self._scratch(f"{name}.onnx")
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    def feed(self, name: str, values: Mapping[str, NDArray[Any]]) -> Path:
+        """A file that holds values."""
+        path = self._scratch(f"{name}.npz")
+        save_npz(path, values)
+        return path
+
+    def run(
+        self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]] | Failed:
+        """The outputs of a model by name, or why it is not run; ``name`` is that of its files.
+
+        Raises:
+            UnavailableError: As :meth:`collect`.
+        """
+        made = self._scratch(f"{name}.made.npz")
+        failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made)
+        return load_npz(made) if failed is None else failed
+
+    def collect(
+        self,
+        model: Path,
+        inputs: Path,
+        to: Path,
+        target: TargetSettings | None = None,
+        *,
+        feeds: Path | None = None,
+        append: bool = False,
+        here: bool = False,
+    ) -> Failed | None:
+        """Run a model and leave its outputs in a file or a store; why it is not run, if so. See :class:`Collect`.
+
+        The reference always runs here, and so does what is asked for ``here``.
+
+        Raises:
+            UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
+        """
+        settings = self.reference if target is None else target
+        asked = self._reference_once if target is None else target
+        reply = self.workers.ask(Collect(asked, model, inputs, to, feeds, append), here=here or target is None)
+        if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
+            raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
+        if isinstance(reply, Failed) and reply.kind == "lost":
+            raise UnavailableError(
+                f"{settings.describe()} could not run a model: {reply.message}. Free memory, or run fewer probes at a time "
+                "(--workers 1), and start again."
+            )
+        return reply if isinstance(reply, Failed) else None
+
+    def build(
+        self,
+        name: str,
+        model: onnx.ModelProto,
+        values: Mapping[str, NDArray[Any]],
+        to: Path,
+        target: TargetSettings,
+        timeout: float | None = None,
+    ) -> Failed | None:
+        """Write the engine that a target makes of a model; why it is not built, if so."""
+        request = BuildEngine(target, self.write(name, model), self.feed(name, values), to.absolute())
+        reply = self.workers.ask(request, timeout)
+        return reply if isinstance(reply, Failed) else None
+
+    def lowered(self, model: Path, target: TargetSettings) -> onnx.ModelProto | Failed | None:
+        """The form of a model that a target really runs; ``None`` if that is the model itself."""
+        path = self._scratch("lowered.onnx")
+        reply = self.workers.ask(Lower(target, model, path))
+        if isinstance(reply, Failed):
+            return reply
+        return onnx.load(str(path), load_external_data=False) if reply else None
 
 
 class Constants:
