@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.commands.session import Session
@@ -15,10 +14,8 @@ from bisect_trt.onnxlib.nodes import Draws
 from bisect_trt.onnxlib.shrink import (
     Axis,
     Piece,
-    axis_groups,
-    axis_sizes,
+    axes_by_size,
     cut_axes,
-    input_order,
     is_sound,
     keep_outputs,
     plain_weights,
@@ -56,43 +53,42 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
         )
         return answer
     shrinker = _Shrinker(session, answer)
-    before = shrinker.elements()
-    for step in (shrinker.outputs, shrinker.axes, shrinker.constants, shrinker.weights):
-        step()
-    after = shrinker.elements()
+    before = shrinker.piece.elements
+    shrinker.drop_outputs()
+    shrinker.cut_all_axes()
+    shrinker.change_all_or_each(store_inputs, list(shrinker.piece.inputs)[1:], "constants for inputs")
+    shrinker.change_all_or_each(zero_weights, plain_weights(shrinker.piece), "zeros for weights")
+    after = shrinker.piece.elements
     console.say(f"  {before} elements of inputs and weights became {after}, in {shrinker.probes} probes")
     return shrinker.best
 
 
 class _Shrinker:
+    """Tries smaller pieces one after the other; each that fails in the same way is the next to start from."""
+
     def __init__(self, session: Session, answer: Candidate) -> None:
         self.best = answer
         self.probes = 0
         self._session = session
         record = session.prober.probe(answer)
         self._signature = record.signature
-        self._seen = session.outcome(record).comparisons
         values = session.subject.values(answer, (*answer.inputs, *answer.outputs))
-        self._piece = Piece(answer.proto, {name: values[name] for name in answer.inputs})
+        order = [value.name for value in answer.proto.graph.input if value.name in answer.inputs]
+        self.piece = Piece(answer.proto, {name: values[name] for name in order})
         self._sound = is_sound(answer.proto)
-        self._finite = {name for name in answer.outputs if name in values and is_finite(values[name])}
-
-    def elements(self) -> int:
-        weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self._piece.proto.graph.initializer)
-        return weights + sum(value.size for value in self._piece.inputs.values())
+        self._golden = {name: values[name] for name in answer.outputs if name in values}
+        self._finite = {name for name, value in self._golden.items() if is_finite(value)}
+        self._seen = session.outcome(record).comparisons
 
     def _try(self, piece: Piece, title: str) -> bool:
         """Take a smaller piece if it fails in the same way."""
-        if self.probes >= MOST_PROBES:
-            return False
-        golden = self._golden(piece)
+        golden = self._expected(piece) if self.probes < MOST_PROBES else None
         if golden is None:
             return False
         proto = with_output_shapes(piece, golden)
-        names = tuple(input_order(piece))
-        values = {**piece.inputs, **golden}
+        values, outputs = {**piece.inputs, **golden}, tuple(piece.outputs)
         candidate = replace(
-            self.best, made=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
+            self.best, made=proto, inputs=tuple(piece.inputs), outputs=outputs, title=title, values=values
         )
         freed = self._session.subject.freed
         candidate = candidate if freed is None else freed.dress(candidate)
@@ -100,11 +96,11 @@ class _Shrinker:
         record = self._session.prober.probe(candidate)
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:
             return False
-        self._piece, self.best = replace(piece, proto=proto), candidate
+        self.piece, self.best, self._golden = replace(piece, proto=proto), candidate, golden
         self._seen = self._session.outcome(record).comparisons
         return True
 
-    def _golden(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
+    def _expected(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
         """What a sound piece gives; ``None`` for another, which a runtime may read past the ends of tensors of."""
         if self._sound and not is_sound(piece.proto):
             return None
@@ -115,68 +111,65 @@ class _Shrinker:
             return None
         return golden if not self._sound or is_sound(with_output_shapes(piece, golden)) else None
 
-    def outputs(self) -> None:
+    def drop_outputs(self) -> None:
         """One output, if one will do; else leave out what can be."""
-        names = self._piece.outputs
-        if len(names) > 1 and not any(self._try(keep_outputs(self._piece, [name]), "one output") for name in names):
+        names = self.piece.outputs
+        if len(names) > 1 and not any(self._try(keep_outputs(self.piece, [name]), "one output") for name in names):
             for name in names[::-1]:
-                rest = [other for other in self._piece.outputs if other != name]
-                self._try(keep_outputs(self._piece, rest), "fewer outputs")
+                rest = [other for other in self.piece.outputs if other != name]
+                self._try(keep_outputs(self.piece, rest), "fewer outputs")
 
-    def axes(self) -> None:
-        """All axes of one size at once; where that ends early, each that the graph does not link to the others."""
-        for size in axis_sizes(self._piece):
-            groups = axis_groups(self._piece, size)
-            left = self._shorten(groups, size)
-            if left > 1 and len(groups) > 1:
-                for group in groups:
-                    self._shorten([group], left)
+    def cut_all_axes(self) -> None:
+        """All axes of one size at once; where that ends early, each by itself."""
+        for size, axes in axes_by_size(self.piece).items():
+            left = self._shorten(axes, size)
+            for axis in axes if left > 1 and len(axes) > 1 else ():
+                self._shorten([axis], left)
 
-    def _shorten(self, groups: Sequence[Sequence[Axis]], size: int) -> int:
+    def _shorten(self, axes: Sequence[Axis], size: int) -> int:
         """Cut axes to 1, where the worst element is, if that will do; else halve them for as long as one half will.
 
         Returns:
             How long they are then.
         """
-        if self._cut(groups, size, 1):
+        if self._cut(axes, size, 1):
             return 1
         left = size
         while left > 1:
             half = (left + 1) // 2  # of an odd size the halves overlap, so that all axes stay of one size
-            near = (half, left) != (1, size) and self._cut(groups, left, half)
-            if not near and (self._all_seen(groups) or not self._cut(groups, left, half, far=True)):
+            near = (half, left) != (1, size) and self._cut(axes, left, half)
+            known = self._worst(axes[0][1], left) is not None  # then the other half is not worth a probe
+            if not near and (known or not self._cut(axes, left, half, far=True)):
                 break
             left = half
         return left
 
-    def _cut(self, groups: Sequence[Sequence[Axis]], size: int, to: int, *, far: bool = False) -> bool:
-        """Cut each group of axes to a window of one length: the one with the worst element, or the other half."""
+    def _cut(self, axes: Sequence[Axis], size: int, to: int, *, far: bool = False) -> bool:
+        """Cut axes to windows of one length: those with the worst element, or the other halves."""
         windows: dict[Axis, slice] = {}
-        for group in groups:
-            worst = min(self._worst(group) or 0, size - 1)
+        for name, place in axes:
+            worst = self._worst(place, size) or 0
             start = worst if to == 1 and not far else 0 if (worst < to) != far else size - to
-            windows |= dict.fromkeys(group, slice(start, start + to))
-        return self._try(cut_axes(self._piece, windows), f"axes of {size} cut to {to}")
+            windows[name, place] = slice(start, start + to)
+        return self._try(cut_axes(self.piece, windows), f"axes of {size} cut to {to}")
 
-    def _all_seen(self, groups: Sequence[Sequence[Axis]]) -> bool:
-        """Whether it is known of each group where the worst element was: the other half is not worth a probe then."""
-        return all(self._worst(group) is not None for group in groups)
+    def _worst(self, place: int, size: int) -> int | None:
+        """Where the worst element is along an output's axis of a size: the axis at the same place, else the first."""
+        wrong = [
+            seen for seen in self._seen if not seen.passed and seen.worst is not None and seen.name in self._golden
+        ]
+        found: dict[int, int] = {}
+        for seen in wrong:
+            assert seen.worst is not None
+            for axis, index in enumerate(seen.worst.index):
+                if self._golden[seen.name].shape[axis] == size:
+                    found.setdefault(axis, index)
+        return found.get(place, next(iter(found.values()), None))
 
-    def _worst(self, group: Sequence[Axis]) -> int | None:
-        """Where along its axes the worst element of a wrong output was, if somebody has seen."""
-        wrong = ((seen.name, seen.worst.index) for seen in self._seen if not seen.passed and seen.worst is not None)
-        found = (place for name, index in wrong for axis, place in enumerate(index) if (name, axis) in group)
-        return next(found, None)
-
-    def constants(self) -> None:
-        """All inputs but the first become constants, or as many as can."""
-        self._all_or_each(store_inputs, input_order(self._piece)[1:], "constants for inputs")
-
-    def weights(self) -> None:
-        """Zeros for all weights, or for as many as can."""
-        self._all_or_each(zero_weights, plain_weights(self._piece), "zeros for weights")
-
-    def _all_or_each(self, change: Callable[[Piece, Sequence[str]], Piece], names: Sequence[str], title: str) -> None:
-        if names and not self._try(change(self._piece, names), title) and len(names) > 1:
+    def change_all_or_each(
+        self, change: Callable[[Piece, Sequence[str]], Piece], names: Sequence[str], title: str
+    ) -> None:
+        """Change all tensors of these names, or as many as can be."""
+        if names and not self._try(change(self.piece, names), title) and len(names) > 1:
             for name in names:
-                self._try(change(self._piece, [name]), title)
+                self._try(change(self.piece, [name]), title)

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import arrays, examples, node_names
 
 import bisect_trt
-from bisect_trt.onnxlib.shrink import Piece, axis_groups, axis_sizes, cut_axes, is_sound, keep_outputs
+from bisect_trt.onnxlib.shrink import Piece, axes_by_size, cut_axes, is_sound, keep_outputs
 
 node = helper.make_node
 CHANNELS = 32
@@ -127,9 +127,7 @@ def test_a_parameter_of_another_length_is_seen(name: str, data: st.DataObject) -
 def test_the_axes_of_quantized_weights_are_cut_with_the_others(element: type) -> None:
     model = quantized_conv(element)
     piece = Piece(model, {"x": floats(1, CHANNELS, 6, 6)})
-    assert CHANNELS in axis_sizes(piece)
-    for group in axis_groups(piece, CHANNELS):
-        piece = cut_axes(piece, dict.fromkeys(group, slice(0, 1)))
+    piece = cut_axes(piece, dict.fromkeys(axes_by_size(piece)[CHANNELS], slice(0, 1)))
     assert is_sound(piece.proto)
     assert {tensor.name: list(tensor.dims) for tensor in piece.proto.graph.initializer} == {
         "q": [1, 1, 1, 1],
@@ -178,7 +176,7 @@ def lonely() -> np.ndarray:
     ],
     ids=["one axis stays", "off the diagonal"],
 )
-def test_axes_of_one_size_that_are_not_linked(
+def test_axes_of_one_size_that_are_not_cut_together(
     cli: CommandLine, op: str, weight: np.ndarray, shapes: list[tuple[int, ...]], probes: int
 ) -> None:
     options = ["--onnxrt", "--fp16", "--val-range", "[1,1]", "-o", "out.onnx"]
