@@ -84,7 +84,7 @@ def _check_reference(metric: Metric, reference: float, bound: float | None, *, d
     """
     name, worse = f"{metric.name} of the reference", metric.lower_is_better
     if math.isnan(reference):
-        fix = "correct the metric" if metric.custom else "no label of the set counts; correct the loader"
+        fix = "correct the metric" if metric.of_set is not None else "no label of the set counts; correct the loader"
         raise UsageError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
     if math.isinf(reference) and drop:
         raise UsageError(

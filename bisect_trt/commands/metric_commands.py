@@ -1,27 +1,20 @@
 """``run``, ``layerwise`` and ``diagnose`` with ``--metric``: score the whole set, and find the layers that cost the metric.
 
-A piece of a model has no metric, so ``diagnose`` leaves no script of its own: it leaves the set, and the command that scores the
-whole model on it.
+A piece of a model has no metric, so ``diagnose`` leaves no script of its own: it leaves the command that scores the whole model.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shlex
-import shutil
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.compare import CompareSettings, refuse_options
 from bisect_trt.commands.metric import make_scale, measure_whole
 from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
-from bisect_trt.commands.reproducer import NEUTRAL, carry, make_folder
+from bisect_trt.commands.reproducer import NEUTRAL, make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import MetricSettings
 from bisect_trt.errors import UnavailableError, UsageError
@@ -29,18 +22,15 @@ from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.metric_check import MetricCheck, Scale
+from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.reproducer import FILES, ISSUE, MODEL, pack
+from bisect_trt.report.reproducer import ISSUE, MODEL, pack
 from bisect_trt.report.result import Result, environment
 from bisect_trt.report.text import block, code, plain, prose, table
 from bisect_trt.search.oracle import Oracle, Subset, about_units
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.inputs import DataOptions
-from bisect_trt.tensors.metrics import Evaluation, script_file
-from bisect_trt.worker.process import run_to_end
-from bisect_trt.worker.protocol import Failed, Score
+from bisect_trt.worker.protocol import Failed, Score, Scored
 
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import DiagnoseSettings
@@ -50,30 +40,6 @@ _SINGLE_OUTPUTS = {
     *("self_check", "fail_fast"),
 }
 """Options of ``run`` that are about single outputs."""
-_MOST_BYTES = 64 << 20
-"""A larger set is not copied."""
-_TRIAL_SECONDS = 3600.0
-_LOADER = '''"""The set that was scored: {count} samples{labels}, for --data-loader-script."""
-
-from pathlib import Path
-
-import numpy as np
-
-FOLDER = Path(__file__).resolve().parent / "data"
-
-
-def load_data():
-    for number in range({count}):
-        inputs = dict(np.load(FOLDER / f"given-{{number}}.npz"))
-        labels = FOLDER / f"labels-{{number}}.npz"
-        if not labels.exists():
-            yield inputs
-            continue
-        named = dict(np.load(labels))
-        yield inputs, named.get("", named)
-'''
-Words = list[str | Path]
-"""A command line; a path is a file in the folder that is left, relative to it."""
 
 
 def score(session: Session, settings: CompareSettings, metric: MetricSettings) -> Result:
@@ -145,10 +111,8 @@ def find_drop(session: Session) -> tuple[int, list[dict[str, Any]]]:
         return shortest_failing_prefix(units.searched, frozenset(), about_units(oracle))
 
     unit = units.searched[prober.search_from(subject.original, story, build) - 1]
-    asked, curve = (
-        {record.key for record in prober.ledger.records},
-        [],
-    )  # without probes that nobody asked for in the end
+    asked = {record.key for record in prober.ledger.records}  # without probes that were run ahead in vain
+    curve: list[dict[str, Any]] = []
     for count, key in sorted(keys.items()):
         outcome = prober.ledger.outcome(key)
         if key not in asked or outcome is None or outcome.metric is None:
@@ -200,110 +164,48 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
     if settings.anonymous:
-        console.warn("--anonymise: a set and its scores cannot be renamed, so they are not left in the folder")
+        console.warn("--anonymise: scores cannot be renamed, so no report of them is left in the folder")
         return result
     assert check.metric is not None
     assert check.target is not None
+    issue = settings.output / ISSUE
     try:
-        files = _leave(session, check.metric, check.target, settings.output)
+        issue.write_text(_issue(session, check.metric, check.target), "utf-8")
     except OSError as error:
-        raise UsageError(f"{settings.output} cannot be written: {error.strerror or error}; make room.") from error
+        raise UsageError(f"{issue} cannot be written: {error.strerror or error}; make room.") from error
+    console.answer(f"  {issue}: the command that scores the whole model")
     if settings.archive is not None:
-        files += sorted({*settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
+        files = sorted({issue, *settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
         pack(settings.output, files, settings.archive, NEUTRAL)
         result.artifacts["archive"] = str(settings.archive)
     return result
 
 
-def _leave(session: Session, metric: MetricSettings, target: TargetSettings, folder: Path) -> list[Path]:
-    """Write the set and the report, try the command in it, and return the files.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    subject, console, check = session.subject, session.console, session.prober.runner.check
-    assert isinstance(check, MetricCheck)
-    carried, files = carry(target, folder / FILES)
-    words: Words = [Path(word) if word in files else word for word in carried.flags()]
-    weights = subject.settings.external_data_dir
-    given = replace(subject.settings, data=DataOptions(), external_data_dir=weights and weights.absolute())
-    words += given.words()
-    where, kept = _leave_set(check.scale.data, subject.settings.data, folder, words)
-    asked = metric.asked
-    for path in script_file(asked):  # a user's function, which may be named behind the file
-        kept.append(folder / f"metric-{path.name}")
-        shutil.copyfile(path, kept[-1])
-        words += ["--metric", Path(f"{kept[-1].name}{asked.removeprefix(str(path))}")]
-        asked = ""
-    words += replace(metric.options, metric=asked or None).words()
-    tried = _try(session, words, folder)
-    model = os.path.relpath(subject.settings.path, folder)
-    command = shlex.join(plain(str(word)) for word in ("bisect-trt", "run", model, *words))
-    (folder / ISSUE).write_text(_issue(session, check.scale, target, where, tried, command), "utf-8")
-    console.answer(f"  {folder / ISSUE}: the command that scores the whole model; {tried}")
-    console.answer(f"  {where}")
-    return [folder / ISSUE, *kept, *(folder / name for name in files)]
-
-
-def _leave_set(data: Evaluation, given: DataOptions, folder: Path, words: Words) -> tuple[str, list[Path]]:
-    """Copy the set to the folder unless it is large, and add the options that read it; return where it is, and its files."""
-    files = [path for path in sorted(data.folder.iterdir()) if path.name.startswith(("given-", "labels-"))]
-    size = sum(path.stat().st_size for path in files)
-    if size > _MOST_BYTES:
-        options = ["--iterations", str(data.count), "--seed", str(given.seed)]
-        if given.data_loader_script is not None:
-            options = ["--data-loader-script", str(given.data_loader_script)]
-        elif given.load_inputs:
-            options = ["--load-inputs", *(str(path.absolute()) for path in given.load_inputs)]
-        words += options
-        return f"the {data.count} samples are {size >> 20} MiB and not copied: {shlex.join(options)} gives them", []
-    labels = " with their labels" if data.labelled else ""
-    (folder / "data").mkdir(exist_ok=True)
-    kept = [Path(shutil.copyfile(path, folder / "data" / path.name)) for path in files]
-    loader = folder / "data.py"
-    loader.write_text(_LOADER.format(count=data.count, labels=labels), encoding="utf-8")
-    words += ["--data-loader-script", Path(loader.name)]
-    return f"{folder / 'data'}: the {data.count} samples{labels}", [loader, *kept]
-
-
-def _try(session: Session, words: Sequence[str | Path], folder: Path) -> str:
-    """Run the command as its reader will; return how it ended, and put the score of the whole model into the result."""
-    log = session.subject.workspace.scratch("metric-trial.log")
-    found = log.with_name("metric-trial.json").absolute()
-    given = [str(folder.absolute() / word) if isinstance(word, Path) else word for word in words]
-    model = str(session.subject.settings.path.absolute())
-    command = [sys.executable, "-m", "bisect_trt", "run", model, *given, "--json", str(found)]
-    end = run_to_end(command, log=log, environment={}, timeout=_TRIAL_SECONDS, cwd=log.parent)
-    measured = json.loads(found.read_text(encoding="utf-8")).get("metric") if found.is_file() else None
-    if measured is not None:
-        session.result.extra["metric"]["whole"] = measured["candidate"]
-        if end.code == 1:
-            return "run here, it shows the drop"
-    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    tried = f"run here, it ends with {end.describe()}{f': {last[-1]}' if last else ''}"
-    session.console.warn(f"the command does not show the drop: {tried}")
-    return tried
-
-
-def _issue(session: Session, scale: Scale, target: TargetSettings, where: str, tried: str, command: str) -> str:
+def _issue(session: Session, asked: MetricSettings, target: TargetSettings) -> str:
     """Return the text of a report: the scores, the command that shows them, and the environment."""
-    subject, metric, say = session.subject, session.result.extra["metric"], scale.metric.say
-    name, file = prose(scale.metric.name), subject.settings.path.name
+    subject, metric, check = session.subject, session.result.extra["metric"], session.prober.runner.check
+    assert isinstance(check, MetricCheck)
+    whole = check.measure(session.prober.runner.write(subject.original), 0.0)
+    if isinstance(whole, Scored):
+        metric["whole"] = whole.value
+    say, name, file = check.scale.metric.say, prose(check.scale.metric.name), subject.settings.path
     reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
     bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
     names = [each["name"] or each["outputs"][0] for each in session.result.culprits]
+    model = replace(subject.settings, data=asked.data).words()
+    words = ["bisect-trt", "run", str(file), *target.flags(), *session.place_words, *model, *asked.options.words()]
     parts = [
         f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",
         (
-            f"{code(file)} (SHA-256 {subject.sha256}) on {prose(target.describe())}: {name} is {seen} on {metric['of']} samples. "
-            f"ONNX Runtime on the CPU without graph optimizations has {reference}; the bound is {bound}."
+            f"{code(file.name)} (SHA-256 {subject.sha256}) on {prose(target.describe())}: {name} is {seen} on {metric['of']} "
+            f"samples. ONNX Runtime on the CPU without graph optimizations has {reference}; the bound is {bound}."
         ),
         f"The layers that cost it are in {code(MODEL)}: {', '.join(map(code, names))}.",
         (
-            f"This command, run in this folder, scores the whole model and ends with 1 while {name} is past its bound; "
-            f"{prose(tried)}. It needs bisect-trt and the model, which is not in this folder. {prose(where)}."
+            f"This command scores the whole model and ends with 1 while {name} is past its bound. It needs bisect-trt, the model "
+            "and the samples, which are not in this folder."
         ),
-        block(command),
+        block(shlex.join(map(plain, words))),
         table(environment()),
     ]
     return "\n\n".join(parts) + "\n"

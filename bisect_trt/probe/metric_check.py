@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf, outcome_of_failure
@@ -64,9 +63,8 @@ class Scale:
         """A sentence without its end."""
         said = f"{self.metric.name} is {self.metric.say(measured.value)}"
         if self.bound is not None:
-            side = ("at most" if self.metric.lower_is_better else "at least") if measured.passed else "and must be "
-            side += "" if measured.passed else "at most" if self.metric.lower_is_better else "at least"
-            said += f", {side} {self.metric.say(self.bound)}"
+            side = "at most" if self.metric.lower_is_better else "at least"
+            said += f", {'' if measured.passed else 'and must be '}{side} {self.metric.say(self.bound)}"
         if measured.samples < self.data.count:
             return f"{said} (decided by {measured.samples} of {self.data.count} samples)"
         return f"{said} (of all {self.data.count} samples)"
@@ -74,7 +72,7 @@ class Scale:
     def to_json(self, measured: Scored) -> dict[str, Any]:
         """What the result has of it."""
         return {
-            **self._by_sample(measured.gains),
+            **self._worst_samples(measured.gains),
             "name": self.metric.name,
             "reference": _plain(self.reference),
             "candidate": _plain(measured.value),
@@ -85,26 +83,15 @@ class Scale:
             "of": self.data.count,
         }
 
-    def _by_sample(self, gains: Sequence[float]) -> dict[str, Any]:
-        """Of the whole set: the number after each sample (some of them, where they are many), and the samples that cost most."""
-        if not gains:
-            return {}
-        known, count = self.data.known(self.metric), len(gains)
-        means = np.cumsum(np.asarray(gains, np.float64)) / np.arange(1, count + 1)
-        places = sorted({round(place) for place in np.linspace(0, count - 1, min(count, _MOST_POINTS))})
-        costly = sorted((place for place in range(count) if gains[place] < 0), key=lambda place: gains[place])
+    def _worst_samples(self, gains: Sequence[float]) -> dict[str, Any]:
+        """The samples of the whole set that cost most, by their numbers."""
+        costly = sorted((place for place, gain in enumerate(gains) if gain < 0), key=gains.__getitem__)
         order = self.data.order
-        return {
-            "curve": [
-                {"samples": place + 1, "candidate": _plain(known.estimate(float(means[place])))} for place in places
-            ],
-            "worst_samples": [
-                {"sample": order[place], "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]
-            ],
-        }
+        found = [{"sample": order[place], "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]]
+        return {"worst_samples": found} if gains else {}
 
 
-_MOST_POINTS, _MOST_SAMPLES = 500, 10
+_MOST_SAMPLES = 10
 
 
 def _plain(value: float) -> float | str:

@@ -1,4 +1,4 @@
-"""Data and geometry of the report's charts: the error along the network, a metric over samples, the graph around a culprit.
+"""Data and geometry of the report's charts: the error along the network, the graph around a culprit.
 
 The templates turn the paths and positions into SVG.
 """
@@ -28,7 +28,6 @@ class Chart:
 
     Attributes:
         label: Description for screen readers.
-        caption: Text below the drawing.
         paths: CSS class and ``d`` attribute of each path, in drawing order; a path may be empty.
         shade: Height of the shaded part at the top; 0 without one.
         ticks: Position in percent from the top, mantissa and exponent (``None`` for a plain number) of each label.
@@ -37,7 +36,6 @@ class Chart:
     """
 
     label: str
-    caption: str
     paths: list[tuple[str, str]]
     shade: float = 0.0
     ticks: Sequence[tuple[float, str, int | None]] = ()
@@ -98,7 +96,6 @@ def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
     ]
     return Chart(
         label + (f", {alone} of them when their layer runs alone" if alone else ""),
-        "",
         paths,
         threshold,
         ticks + ([(50 * band / HEIGHT, "\u221e", None)] if band else []),
@@ -120,32 +117,6 @@ def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
 def _ratio(value: float | str) -> float:
     ratio = float(value)
     return math.inf if math.isnan(ratio) else ratio
-
-
-def metric_chart(metric: Json) -> Chart | None:
-    """Return the metric after each sample with the reference and the bound; ``None`` for fewer than two points."""
-    curve = metric.get("curve") or []
-    if len(curve) < 2:
-        return None
-    values = [float(point["candidate"]) for point in curve]
-    reference, bound = (None if metric.get(key) is None else float(metric[key]) for key in ("reference", "bound"))
-    finite = [each for each in (*values, reference, bound) if each is not None and math.isfinite(each)]
-    low, high = min(finite, default=0.0), max(finite, default=1.0)
-    span, last, edge = (high - low) or 1.0, max(curve[-1]["samples"], 1), 12
-
-    def y(value: float) -> float:
-        return HEIGHT - edge - (min(max(value, low), high) - low) / span * (HEIGHT - 2 * edge)
-
-    def across(value: float | None) -> str:
-        return "" if value is None or not math.isfinite(value) else f"M0 {y(value):.1f}H{WIDTH}"
-
-    places = [(WIDTH * point["samples"] / last, y(value)) for point, value in zip(curve, values, strict=True)]
-    return Chart(
-        f"{metric['name']} after each of {plural(last, 'sample')}",
-        f"{metric['name']} over the samples seen so far, from {low:.6g} to {high:.6g}; the horizontal lines are the "
-        "reference and the bound.",
-        [("threshold", across(bound)), ("line own", across(reference)), ("line", _line(places))],
-    )
 
 
 def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> dict[str, Any]:

@@ -265,7 +265,7 @@ def _metric_section(metric: Json) -> Markup:
         facts.append((f"Samples used by each of {plural(len(probes), 'probe')}", used))
     if metric.get("confidence") is not None:
         facts.append(("Confidence that all verdicts hold on the whole set", f"{metric['confidence']:.2%}"))
-    return macro("report.html", "metric", metric, facts, charts.metric_chart(metric))
+    return macro("report.html", "metric", metric, facts)
 
 
 def _builds_section(result: Json) -> Markup:

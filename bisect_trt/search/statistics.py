@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
+from statistics import fmean
 
 MOST_PASSES = 1000
 """A failure that needs more repeats than this to be missed for certain cannot be searched for."""
@@ -206,9 +207,9 @@ class MeanTest:
         self._low, self._high = low, high
         finite = [abs(end) for end in (low, high) if math.isfinite(end)]
         self._threshold = threshold - _SLACK * size * max([*finite, abs(threshold) / size])
-        self._log_needed = math.inf if error <= 0 else -math.log(error)
-        self._above = [-math.log(len(_SHARES))] * len(_SHARES)
-        self._below = list(self._above)
+        self._error = error
+        self._above = [1.0] * len(_SHARES)
+        self._below = [1.0] * len(_SHARES)
         self.seen = 0
         self.total = 0.0
         self.decided: bool | None = None
@@ -219,26 +220,23 @@ class MeanTest:
         Returns:
             The answer, if it is known now.
         """
-        left = self._size - self.seen
-        needed = (self._threshold - self.total) / left  # what the rest must have for its mean
-        if math.isfinite(self._log_needed):
-            _bet(self._above, needed - self._low, value - needed)
-            _bet(self._below, self._high - needed, needed - value)
+        needed = (self._threshold - self.total) / (self._size - self.seen)  # of the rest on the average
+        self._above = _bet(self._above, needed - self._low, value - needed)
+        self._below = _bet(self._below, self._high - needed, needed - value)
         self.seen += 1
         self.total += value
         self.decided = self._answer()
         return self.decided
 
     def _answer(self) -> bool | None:
-        left = self._size - self.seen
-        short = self._threshold - self.total
-        if not left or short <= left * self._low:
-            return short <= 0 or left > 0
+        left, short = self._size - self.seen, self._threshold - self.total
+        if not left:
+            return short <= 0
         if short > left * self._high:
             return False
-        if _log_sum(self._above) >= self._log_needed:
+        if short <= left * self._low or self._error * fmean(self._above) >= 1:
             return True
-        return False if _log_sum(self._below) >= self._log_needed else None
+        return False if self._error * fmean(self._below) >= 1 else None
 
     @property
     def mean(self) -> float:
@@ -246,18 +244,8 @@ class MeanTest:
         return self.total / self.seen if self.seen else math.nan
 
 
-def _bet(capital: list[float], risk: float, gain: float) -> None:
-    """Take in one value: each has bet a share of what it can lose at most, ``risk``, and ``gain`` is what it turned out to be."""
+def _bet(capital: list[float], risk: float, gain: float) -> list[float]:
+    """The capital after a value: each has bet a share of what it can lose at most, ``risk``, and gained ``gain`` on all of it."""
     if not math.isfinite(risk) or risk <= 0:
-        return
-    for place, share in enumerate(_SHARES):
-        factor = 1 + share * gain / risk
-        capital[place] += math.log(factor) if factor > 0 else -math.inf
-
-
-def _log_sum(logs: list[float]) -> float:
-    """The logarithm of a sum, of logarithms."""
-    largest = max(logs)
-    if not math.isfinite(largest):
-        return largest
-    return largest + math.log(math.fsum(math.exp(each - largest) for each in logs))
+        return capital
+    return [each * max(1 + share * gain / risk, 0.0) for each, share in zip(capital, _SHARES, strict=True)]

@@ -43,28 +43,24 @@ _IGNORED = -100
 """The label of a position that is not counted, as in PyTorch's ``cross_entropy``."""
 _KIND = "metric"
 _TOP = re.compile(r"top-?([1-9]\d*)")
-_SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, float, str]] = {
-    "cosine": (cosine_similarity, -1.0, 1.0, ""),
-    "psnr": (peak_signal_to_noise, -MOST_DB, MOST_DB, " dB"),
-    "snr": (signal_to_noise, -MOST_DB, MOST_DB, " dB"),
+_SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
+    "cosine": (cosine_similarity, 1.0, ""),
+    "psnr": (peak_signal_to_noise, MOST_DB, " dB"),
+    "snr": (signal_to_noise, MOST_DB, " dB"),
 }
-"""Similarity of a signal to the reference's: the number of two flat vectors, its least and largest value, its unit."""
+"""Similarity of a signal to the reference's: the number of two flat vectors, how far it is from 0 at most, its unit."""
 
 
 class Terms(NamedTuple):
     """Contribution of one sample to a metric, which is ``sum(total) / sum(weight)`` over the samples.
 
     Attributes:
-        total: The sample's part.
+        total: The sample's part: its number times its weight.
         weight: Its weight, which follows from the reference's outputs and the labels alone.
-        low: The least ``total`` that any candidate can have on this sample.
-        high: The largest.
     """
 
     total: float
-    weight: float
-    low: float
-    high: float
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,16 +73,18 @@ class Metric:
         of_sample: The terms of a sample, given the candidate's outputs, the reference's, and the labels; ``None`` for a metric
             of the whole set.
         of_set: The number of the whole set, for such a metric.
+        low: The least number of a sample.
+        high: The largest.
         unit: The number's unit, with a leading blank.
-        custom: Whether it is a function of the user.
     """
 
     name: str
     lower_is_better: bool = False
     of_sample: Callable[[Outputs, Outputs, Labels], Terms] | None = None
     of_set: Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float] | None = None
+    low: float = 0.0
+    high: float = 1.0
     unit: str = ""
-    custom: bool = False
 
     @property
     def sign(self) -> float:
@@ -96,10 +94,6 @@ class Metric:
     def say(self, value: float) -> str:
         """A value with its unit."""
         return f"{value:.6g}{self.unit}"
-
-    def value(self, total: float, weight: float) -> float:
-        """The metric, of the sums over samples; NaN without weight."""
-        return total / weight if weight else math.nan
 
 
 def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
@@ -119,7 +113,9 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
     if match := _TOP.fullmatch(name):
         metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
     elif name in _SIGNALS:
-        metric = Metric(name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][-1])
+        measure, most, unit = _SIGNALS[name]
+        signal = partial(_worst_signal, name, output or None, measure, most)
+        metric = Metric(name, of_sample=signal, low=-most, high=most, unit=unit)
     else:
         raise UsageError(f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC].")
     if lower_is_better:
@@ -143,40 +139,39 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
     row with a NaN is wrong.
     """
     name = _chosen_output(output, reference, what, floating=False)
-    ours, there = reference[name], seen.get(name)
-    wide = to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1) if is_floating(ours) else None
-    if wide is not None and k >= wide.shape[1]:
+    ours, theirs = reference[name], seen.get(name)
+    rows = to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1) if is_floating(ours) else None
+    if rows is not None and k >= rows.shape[1]:
         raise UsageError(
-            f"--metric {what}: '{name}' has {wide.shape[1]} classes a row, so every label is among its {k} largest; name "
+            f"--metric {what}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
             "another output, or a smaller K."
         )
     if labels is None:
-        truth = (ours if wide is None else wide.argmax(axis=1)).reshape(-1).astype(np.int64)
+        truth = (ours if rows is None else rows.argmax(axis=1)).reshape(-1).astype(np.int64)
     else:
-        truth = _classes(labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels)
-        rows = ours.size if wide is None else len(wide)
-        if truth.size != rows:
-            raise UsageError(
-                f"a sample has {truth.size} labels, and {rows} rows to be labelled; give a class for each row."
-            )
+        given = labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels
+        truth = _classes(given, ours.size if rows is None else len(rows))
     counted = truth != _IGNORED
-    weight = float(np.count_nonzero(counted))
-    if wide is not None and ((truth[counted] < 0) | (truth[counted] >= wide.shape[1])).any():
+    if rows is not None and ((truth[counted] < 0) | (truth[counted] >= rows.shape[1])).any():
         raise UsageError(
-            f"--metric {what}: a label is no class of '{name}', which has {wide.shape[1]}; correct the loader."
+            f"--metric {what}: a label is no class of '{name}', which has {rows.shape[1]}; correct the loader."
         )
-    if there is None or there.shape != ours.shape:
-        return Terms(0.0, weight, 0.0, weight)
-    right = (
-        there.reshape(-1) == truth if wide is None else _among_largest(to_float(there).reshape(wide.shape), truth, k)
-    )
-    return Terms(float(np.count_nonzero(right & counted)), weight, 0.0, weight)
+    weight = float(np.count_nonzero(counted))
+    if theirs is None or theirs.shape != ours.shape:
+        return Terms(0.0, weight)
+    flat = theirs.reshape(-1)
+    right = flat == truth if rows is None else _among_largest(to_float(flat).reshape(rows.shape), truth, k)
+    return Terms(float(np.count_nonzero(right & counted)), weight)
 
 
-def _classes(labels: object) -> NDArray[np.int64]:
+def _classes(labels: object, rows: int) -> NDArray[np.int64]:
     given = np.asarray(labels)
     if given.dtype.kind not in "biuf":
         raise UsageError(f"the labels of a sample are of type {given.dtype.name}; give a class for each row.")
+    if given.size != rows:
+        raise UsageError(
+            f"a sample has {given.size} labels, and {rows} rows to be labelled; give a class for each row."
+        )
     return given.reshape(-1).astype(np.int64)
 
 
@@ -189,22 +184,29 @@ def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np
     return np.asarray((ahead < k) & ~np.isnan(rows).any(axis=1))
 
 
-def _worst_signal(what: str, output: str | None, seen: Outputs, reference: Outputs, _: Labels) -> Terms:
-    """The number of one output, or of the worst of all floating-point outputs; the metric is the mean over samples."""
-    measure, low, high, _unit = _SIGNALS[what]
+def _worst_signal(
+    what: str,
+    output: str | None,
+    measure: Callable[[Vector, Vector], float],
+    most: float,
+    seen: Outputs,
+    reference: Outputs,
+    _: Labels,
+) -> Terms:
+    """The number of one output, or of the worst of all floating-point outputs; NaN counts as the worst there is."""
     names = [_chosen_output(output, reference, what)]
     if output is None:
         names = [name for name, values in reference.items() if is_floating(values)]
-    found = high
+    found = most
     for name in names:
         ours, theirs = reference[name], seen.get(name)
         if theirs is None or theirs.shape != ours.shape:
-            return Terms(low, 1.0, low, high)
+            return Terms(-most)
         if ours.size:
             with np.errstate(all="ignore"):
                 value = measure(to_float(ours).reshape(-1), to_float(theirs).reshape(-1))
-            found = min(found, low if math.isnan(value) else max(value, low))
-    return Terms(found, 1.0, low, high)
+            found = min(found, -most if math.isnan(value) else max(value, -most))
+    return Terms(found)
 
 
 def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating: bool = True) -> str:
@@ -242,7 +244,7 @@ def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
     if not callable(function):
         raise UsageError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
     call = partial(_call, function, path, _parameters(function, path, name))
-    known = Metric(f"{path.name}:{name}", lower_is_better, custom=True)
+    known = Metric(f"{path.name}:{name}", lower_is_better)
     if ends is None:
         return replace(known, of_set=lambda *given: float(np.mean(call(*given))))
     try:
@@ -262,9 +264,9 @@ def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
                 f"'{name}' of {path} gives {value:g} for a sample; with {RANGE} it must return a list with a number within that "
                 f"range for each sample. Correct it, or remove {RANGE}."
             )
-        return Terms(value, 1.0, low, high)
+        return Terms(value)
 
-    return replace(known, of_sample=of_sample)
+    return replace(known, of_sample=of_sample, low=low, high=high)
 
 
 def _parameters(function: Callable[..., object], path: Path, name: str) -> list[str]:
@@ -406,7 +408,7 @@ class Evaluation:
         if not path.exists():
             assert metric.of_sample is not None
             terms = []
-            for place in self.order:
+            for place in self.order:  # one at a time: outputs may be large
                 reference = dict(self.reference(place))
                 terms.append(metric.of_sample(reference, reference, self.labels(place)))
             columns = np.array(terms, np.float64).reshape(-1, len(Terms._fields)).T
@@ -421,23 +423,21 @@ class Known:
     metric: Metric
     total: Vector
     weight: Vector
-    low: Vector
-    high: Vector
 
     @property
     def value(self) -> float:
         """The reference's own number."""
-        return self.metric.value(float(self.total.sum()), float(self.weight.sum()))
+        return self.estimate(0.0)
 
     def gain(self, place: int, seen: Terms) -> float:
         """How much better a candidate does on a sample than the reference; NaN counts as the worst there is."""
-        worst = self.high if self.metric.lower_is_better else self.low
-        total = worst[place] if math.isnan(seen.total) else seen.total
+        worst = self.metric.high if self.metric.lower_is_better else self.metric.low
+        total = worst * self.weight[place] if math.isnan(seen.total) else seen.total
         return self.metric.sign * float(total - self.total[place])
 
     def gains(self) -> tuple[float, float]:
         """The least and the largest gain that a sample can have."""
-        ends = [self.metric.sign * (end - self.total) for end in (self.low, self.high)]
+        ends = [self.metric.sign * (end * self.weight - self.total) for end in (self.metric.low, self.metric.high)]
         return float(np.minimum(*ends).min()), float(np.maximum(*ends).max())
 
     def needed(self, bound: float) -> float:
@@ -445,6 +445,7 @@ class Known:
         return self.metric.sign * (bound * float(self.weight.sum()) - float(self.total.sum()))
 
     def estimate(self, mean_gain: float) -> float:
-        """A candidate's number, if its mean gain is that of the samples seen so far."""
+        """A candidate's number, if its mean gain is that of the samples seen so far; NaN without weight."""
         total = float(self.total.sum()) + self.metric.sign * mean_gain * len(self.total)
-        return self.metric.value(total, float(self.weight.sum()))
+        weight = float(self.weight.sum())
+        return total / weight if weight else math.nan

@@ -22,8 +22,8 @@ def value(metric: Metric, seen: list[Any], reference: list[Any], labels: list[An
         assert metric.of_set is not None
         return metric.of_set(seen, reference, labels)
     terms = [metric.of_sample(*each) for each in zip(seen, reference, labels, strict=True)]
-    assert all(each.low <= each.total <= each.high for each in terms)
-    return metric.value(sum(each.total for each in terms), sum(each.weight for each in terms))
+    assert all(metric.low * each.weight <= each.total <= metric.high * each.weight for each in terms)
+    return sum(each.total for each in terms) / sum(each.weight for each in terms)
 
 
 def logits(count: int, *shape: int) -> list[dict[str, Any]]:
