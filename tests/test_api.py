@@ -87,13 +87,6 @@ def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:
     assert not refused
 
 
-def test_layerwise_draws_its_error(here: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
-    result = bisect_trt.layerwise(overflowing(here / "model.onnx"), fp16=True, save_error_plot="error.svg")
-    assert "<path" in (here / "error.svg").read_text()
-    assert result.artifacts["error_plot"] == "error.svg"
-
-
 def test_a_search_for_precision_goes_on_with_the_same_samples_only(here: Path) -> None:
     model = overflowing(here / "model.onnx")
     for content in (b"one", b"another"):

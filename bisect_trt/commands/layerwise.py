@@ -32,7 +32,6 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console
-from bisect_trt.report.plots import check_plot, save_layer_curve
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Minimum, Subset
@@ -53,26 +52,20 @@ def run(call: Call) -> Result:
     """Compare every tensor on the target with the reference's.
 
     Raises:
-        UsageError: An option is wrong, or the plot cannot be written.
-        UnavailableError: The target or the reference cannot run the model, or matplotlib is not installed.
+        UsageError: An option is wrong.
+        UnavailableError: The target or the reference cannot run the model.
     """
     own, target = call[Layerwise], call[Target].required()
-    if own.save_error_plot is not None:
-        check_plot(own.save_error_plot, "--save-error-plot")
     tolerance, job = tolerance_options(call[CompareOptions], target), call.open()
     if job.metric is None:
         with job.examined(own.timeout, target) as session:
-            result = layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
-    else:
-        check = job.scored(CheckSettings(target=target, timeout=own.timeout))
-        with (
-            job.subject(own.timeout, target) as subject,
-            job.investigated(subject, check, Search()) as session,
-        ):
-            result = layerwise_scored(session)
-    if own.save_error_plot is not None:
-        save_layer_curve(own.save_error_plot, target.describe(), result)
-    return result
+            return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
+    check = job.scored(CheckSettings(target=target, timeout=own.timeout))
+    with (
+        job.subject(own.timeout, target) as subject,
+        job.investigated(subject, check, Search()) as session,
+    ):
+        return layerwise_scored(session)
 
 
 def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Result:

@@ -281,8 +281,4 @@ class Layerwise:
     model: Model
     timeout: Annotated[float | None, time_out("the target")] = None
     isolate: Annotated[bool, switch("Show each layer's own error too: fed the reference's values.")] = False
-    save_error_plot: Annotated[
-        Path | None,
-        option(metavar="FILE", help="Draw the error (or the metric) along the network, .png or .svg (extra: plots)."),
-    ] = None
     annotate: Annotation = None

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import uuid
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -279,6 +280,14 @@ def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: 
 def is_interactive() -> bool:
     """Return whether a user can be asked."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def open_page(address: str) -> bool:
+    """Open an address in the user's browser; return whether there is a display to show it on."""
+    # On Linux without a display it would be a browser in this terminal.
+    if sys.platform != "darwin" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
+        return False
+    return webbrowser.open(address)
 
 
 class QuietConsole(Console):

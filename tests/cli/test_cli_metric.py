@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import zipfile
 from dataclasses import replace
@@ -121,11 +120,8 @@ def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> N
     assert {node["name"] for node in result["culprits"]} == {"big"}
     assert result["metric"]["candidate"] < result["metric"]["bound"]
 
-    drawn = ["--save-error-plot", "curve.svg"] if importlib.util.find_spec("matplotlib") else []
-    assert cli("layerwise", model, *TARGET, *scored, "--json", "l.json", *drawn).status == 0
+    assert cli("layerwise", model, *TARGET, *scored, "--json", "l.json").status == 0
     result = read_json(Path("l.json"))
-    for words in ("units that the target computes", "within the bound", "<!-- big") if drawn else ():
-        assert words in Path("curve.svg").read_text()  # matplotlib writes a text beside its outlines
     assert [node["name"] for node in result["culprits"]] == ["big"]
     assert [entry["passed"] for entry in result["metric"]["layers"]] == sorted(
         (entry["passed"] for entry in result["metric"]["layers"]), reverse=True

@@ -103,7 +103,6 @@ READ = (
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {
     f"run --load-outputs a.npz b.npz {PLOTS} --show-heatmaps --show-error-metrics-plot": 1,
-    "layerwise model.onnx --onnxrt --save-error-plot e.png": 1,
 }
 
 
