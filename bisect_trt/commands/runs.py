@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bisect_trt.commands.binding import RUN_FILE, Binding
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.view import candidate_folder, model_of, read_probes, started
+from bisect_trt.commands.view import EarlierRun
 from bisect_trt.commands.view import view as show
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.save import check_output
@@ -42,47 +42,40 @@ def log(call: Call) -> Result:
     run, number = own.run, own.number
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
-    folder = newest_run() if run is None else run
+    found = EarlierRun.read(newest_run() if run is None else run)
     if number is None:
-        _show_run(folder, call.console)
+        _show_run(found, call.console)
     else:
-        _show_probe(folder, number, call.console)
+        _show_probe(found, number, call.console)
     return call.result
 
 
-def _show_run(run: Path, console: Console) -> None:
-    """Print one line for each probe, in the order in which the search asked.
-
-    Raises:
-        UnavailableError: It is no run's folder.
-    """
-    binding, _, said = started(run)
-    console.answer(said)
-    console.answer(f"in {binding.cwd}, version {binding.version}")
-    verdicts, unfinished = read_probes(run)
-    for entry in verdicts:
+def _show_run(run: EarlierRun, console: Console) -> None:
+    """Print one line for each probe, in the order in which the search asked."""
+    console.answer(run.words)
+    console.answer(f"in {run.binding.cwd}, version {run.binding.version}")
+    for entry in run.probes:
         console.answer(
             f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
         )
-    for entry in unfinished:
+    for entry in run.running:
         console.answer(f"   - unfinished             {entry['title']}: was running when the run ended")
 
 
-def _show_probe(run: Path, number: int, console: Console) -> None:
+def _show_probe(run: EarlierRun, number: int, console: Console) -> None:
     """Print one probe: its candidate, the command that runs it again, its output.
 
     Raises:
-        UnavailableError: It is no run's folder.
-        UsageError: It has no such probe.
+        UsageError: The run has no such probe.
     """
-    started(run)
-    verdicts, _ = read_probes(run)
-    entry = next((each for each in verdicts if each["number"] == number), None)
+    entry = next((each for each in run.probes if each["number"] == number), None)
     if entry is None:
-        raise UsageError(f"{run} has no probe {number}; it has {len(verdicts)}.")
-    folder = candidate_folder(run, entry)
+        raise UsageError(f"{run.folder} has no probe {number}; it has {len(run.probes)}.")
+    folder = run.candidate(entry)
+    inside = folder / "model.onnx"
+    model = inside if inside.exists() else folder.with_suffix(".onnx")  # where it shares a file of weights with others
     console.answer(f"probe {number}: {entry['verdict']}, {entry['reason']}")
-    console.answer(f"candidate: {model_of(folder)} ({entry['title']})")
+    console.answer(f"candidate: {model} ({entry['title']})")
     console.answer(f"inputs: {folder / 'inputs.npz'}")
     console.answer(f"golden: {folder / 'golden.npz'}")
     console.answer(f"took: {entry['seconds']} s in {entry['runs']} run(s)")

@@ -363,7 +363,6 @@ def frame(
     script: str,
     links: Sequence[tuple[str, str]] = (),
     *,
-    styles: Sequence[str] = ("report.css",),
     extra: str = "",
 ) -> tuple[str, str]:
     """Return a whole page and its content security policy.
@@ -374,7 +373,6 @@ def frame(
         foot: Text at the end.
         script: A file of the templates; the policy allows no other script.
         links: Address and text of each link of the navigation.
-        styles: Files of the templates.
         extra: More directives for the policy.
     """
     code = template(script)
@@ -386,7 +384,7 @@ def frame(
         .render(
             policy=Markup(policy),
             title=shorten(title, 100),
-            style=Markup("".join(map(template, styles))),
+            style=Markup(template("report.css")),
             links=links,
             main=main,
             foot=foot,

@@ -21,11 +21,9 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def get(address: str, token: str, path: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of a page; a cookie keeps the token of the first one."""
-    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    """Status, headers and text of a page."""
     try:
-        browser.open(f"{address}/?token={token}", timeout=120).close()
-        with browser.open(f"{address}{path}", timeout=120) as answer:
+        with urllib.request.urlopen(f"{address}/{token}{path}", timeout=120) as answer:
             return answer.status, dict(answer.headers), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read().decode()
@@ -58,7 +56,7 @@ def served(runs: Path) -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "bisect_trt", "view", str(runs), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.match(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", process.stdout.readline())
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/([^/ ]+)/ ", process.stdout.readline())
         assert found is not None
         yield found[1], found[2]
         process.send_signal(signal.SIGINT)
@@ -85,7 +83,6 @@ def test_a_run_that_has_ended(runs: Path, served: tuple[str, str]) -> None:
     status, _, text = get(*served, f"/run/{named(runs, 'model')}")
     assert status == 200
     assert "1 node still fails (1-minimal)" in text
-    assert text.count('class="culprit"') == 1  # a cell of the map
     status, _, report = get(*served, f"/run/{named(runs, 'model')}/report")
     assert status == 200
     assert "1 node still fails" in report
@@ -95,14 +92,13 @@ def test_a_run_that_is_not_at_its_end_shows_the_best_so_far(runs: Path, served: 
     _, _, text = get(*served, f"/run/{named(runs, 'long')}")
     best = re.search(r"<h1>reduce: (\d+) of 40 units still fail</h1>", text)
     assert best is not None
-    assert text.count('class="best"') == int(best[1])  # cells of the map
-    assert text.count('class="out"') == 40 - int(best[1])
+    assert re.findall(r'<td class="number">(\d)</td><td><b class="fail">', text)[-1] == "1"  # probes, newest first
     status, _, text = get(*served, f"/run/{named(runs, 'long')}/report")
     assert (status, "has not ended" in text) == (404, True)
 
 
 def test_without_the_token_nothing_is_read(runs: Path, served: tuple[str, str]) -> None:
-    for token in ("", "wrong", served[1][:-1]):
+    for token in ("", "wrong", served[1][:-1], "%C3%A9"):
         status, _, text = get(served[0], token, f"/run/{named(runs, 'model')}")
         assert (status, "still fails" in text) == (403, False)
 

@@ -13,10 +13,8 @@ from browser import CHROMIUM, Browser
 from onnx import NodeProto, helper, numpy_helper
 from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script, unstable_norm
 
-from bisect_trt.commands.view import Runs
+from bisect_trt.commands.view import EarlierRun, list_page, run_page
 from bisect_trt.report.page import write_report
-from bisect_trt.report.run_pages import list_sections, run_sections
-from bisect_trt.report.run_pages import page as run_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -373,10 +371,10 @@ def test_no_rule_of_accessibility_is_broken(
     assert AXE is not None
     assert AXE.origin is not None
     rules = Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8")
-    (run,) = search.parent.glob(".bisect-trt/*/")
-    runs, views = Runs(run.parent), [tmp_path / "run.html", tmp_path / "list.html"]
-    for sections, page in zip((run_sections(runs.read(run.name), 0), list_sections(runs.all())), views, strict=True):
-        page.write_text(run_page("run", sections)[0], encoding="utf-8")
+    (folder,) = search.parent.glob(".bisect-trt/*/")
+    run, views = EarlierRun.read(folder), [tmp_path / "run.html", tmp_path / "list.html"]
+    for page, (text, _) in zip(views, (run_page(run), list_page([run])), strict=True):
+        page.write_text(text, encoding="utf-8")
     for page in (layers, hidden, search, *views):
         browser.open(page, width=width)
         browser.evaluate(f"{rules};0")
