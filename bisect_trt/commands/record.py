@@ -18,8 +18,7 @@ from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.report.charts import error_curve
 from bisect_trt.report.console import Console
-from bisect_trt.report.page import REPORT_FILE, write_report
-from bisect_trt.report.result import RESULT_FILE, Result, environment
+from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 
@@ -146,6 +145,8 @@ def leave_record(
     Returns:
         The result as it stands in ``result.json``, if it does and nothing of it has changed since.
     """
+    from bisect_trt.report.page import write_report  # noqa: PLC0415 - Jinja2 is not needed before the first probe
+
     places = [place for place in (folder and folder / REPORT_FILE, report) if place is not None]
     if not places:
         return None

@@ -14,8 +14,8 @@ from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import LogOptions, Report, Resume, ViewOptions
 from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.console import Console
-from bisect_trt.report.page import REPORT_FILE, write_report
-from bisect_trt.report.result import RESULT_FILE, Result, read_result
+from bisect_trt.report.page import write_report
+from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
 
 
 def newest_run(file: str = RUN_FILE) -> Path:

@@ -23,7 +23,6 @@ from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight, tolerance_ratio
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.environments import Environment, interpreter
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
@@ -398,6 +397,8 @@ class ReleaseCheck:
             return Outcome(Ending.OTHER, signature, str(error), time.monotonic() - began)
 
     def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of `releases` alone
+
         python = interpreter(Environment.parse(files.packages), cancel=cancel)
         if isinstance(self.check, CommandCheck):
             return self.check.run(replace(files, python=python), cancel)

@@ -6,6 +6,7 @@ Jinja2 escapes all text; :func:`~bisect_trt.report.text.clean` removes character
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.bccache
 from markupsafe import Markup, escape
 
 from bisect_trt.errors import UnavailableError
@@ -25,8 +27,6 @@ from bisect_trt.report import charts
 from bisect_trt.report.result import SCHEMA
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
 from bisect_trt.tensors.npz import replacing
-
-REPORT_FILE = "report.html"
 
 VERDICTS = {
     "culprit": "needed to fail",
@@ -118,14 +118,27 @@ def _printable(value: object) -> object:
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else "" if value is None else value
 
 
+class _Compiled(jinja2.FileSystemBytecodeCache):
+    """Compiled templates in the user's temporary folder; compiling them takes a quarter of a second in each process."""
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Keep a compiled template, if there is room."""
+        with contextlib.suppress(OSError):
+            super().dump_bytecode(bucket)
+
+
+def templates(**options: Any) -> jinja2.Environment:  # noqa: ANN401 - of Jinja2
+    """Return an environment of the package's templates with these options of Jinja2."""
+    kept = None
+    with contextlib.suppress(OSError, RuntimeError):  # there may be no folder that only this user can write to
+        kept = _Compiled()
+    return jinja2.Environment(loader=jinja2.FunctionLoader(template), bytecode_cache=kept, **options)
+
+
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return the environment of all templates."""
-    made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(template),
-        autoescape=True,
-        finalize=_printable,
-    )
+    """Return the environment of all templates of the report."""
+    made = templates(autoescape=True, finalize=_printable)
     made.filters |= {
         "badge": _badge,
         "breakable": _breakable,

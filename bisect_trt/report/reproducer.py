@@ -20,9 +20,10 @@ from onnx import TensorProto, helper
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.options.choices import ErrorStat
+from bisect_trt.report.page import templates
 from bisect_trt.report.result import environment
 from bisect_trt.report.script import render_script
-from bisect_trt.report.text import block, code, plain, prose, shorten, table, template
+from bisect_trt.report.text import block, code, plain, prose, shorten, table
 from bisect_trt.targets.base import Minimal, NotReproducible, Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -384,8 +385,7 @@ class Reproducer:
 @functools.cache
 def _templates() -> jinja2.Environment:
     """Return the environment of the Markdown templates; they escape by filters, as Markdown has no quoting for all places."""
-    made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(template),
+    made = templates(
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -14,7 +14,7 @@ from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.host import facts
 
 SCHEMA = 1
-RESULT_FILE = "result.json"
+RESULT_FILE, REPORT_FILE = "result.json", "report.html"
 """In the folder of each run."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
