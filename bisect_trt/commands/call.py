@@ -27,7 +27,6 @@ from bisect_trt.commands.settings import (
     data_files,
     metric_files,
     metric_settings,
-    model_settings,
     tolerance_options,
 )
 from bisect_trt.commands.source import Source
@@ -194,7 +193,7 @@ class Call:
         if annotation is not None:
             check_annotated(annotation, source.named)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
-        settings = replace(model_settings(source.named, data), shape_inference=shape_inference)
+        settings = ModelSettings(source.named, data, shape_inference=shape_inference)
         confidence = self[Search].confidence if Search in self.options else 1.0
         metric = metric_settings(
             self[MetricOptions], settings.data, self[CompareOptions], confidence=confidence, bounded=bounded
@@ -265,7 +264,7 @@ class Job:
         """The model, opened for a target, of which ``older`` releases may be asked; to be closed."""
         model = self.model
         if self.metric is not None:  # the search looks inside the first sample; the set is the metric's
-            model = replace(model, data=replace(model.data, most=1))
+            model = replace(model, most=1)
         return Subject(
             replace(model, older=older or bool(self.where.places)),
             self.workspace,

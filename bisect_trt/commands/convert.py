@@ -13,7 +13,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.from_torch import SUFFIX
 from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import ModelSettings, model_settings
+from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
@@ -59,7 +59,7 @@ def convert_to_onnx(
         raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
     precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
     path, low = options.model, LOW_TYPES[precision]
-    model = load_model(source.path, source.external_data_dir)
+    model = load_model(source.path, source.data.external_data_dir)
     sort_nodes(model)
     first = {next(iter(node.output), "") for node in model.graph.node}
     for name in target.keep_fp32:
@@ -186,7 +186,7 @@ def run(call: Call) -> Result:
     if own.calibration_cache is not None and not target.int8:
         raise UsageError("--calibration-cache holds the ranges for INT8; add --int8.")
     if own.output.suffix in _ONNX_SUFFIXES:
-        model = model_settings(own.model, call[Data])
+        model = ModelSettings(own.model, call[Data])
         with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:
             if folder is not None:
                 model, exported = Source(own.model).place(model, Path(folder), call.console)
@@ -214,8 +214,7 @@ def extract_run(call: Call) -> Result:
         UnavailableError: The model cannot be read, or the reference cannot run it.
     """
     own, data = call[Extract], call[Data]
-    wanted = data.load_inputs or data.data_loader_script
-    values = own.output.with_suffix(".inputs.npz") if wanted else None
+    values = own.output.with_suffix(".inputs.npz") if data.given else None
     sized = bool(data.input_shapes)
     call.may_write(own.output, *([values] if values is not None else []), overwrite=own.overwrite)
     job = call.open()

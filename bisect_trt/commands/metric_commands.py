@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.compare import CompareSettings, refuse_options
@@ -21,6 +20,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
+from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -192,8 +192,8 @@ def _issue(session: Session, asked: MetricSettings, target: TargetSettings) -> s
     reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
     bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
     names = [each["name"] or each["outputs"][0] for each in session.result.culprits]
-    model = replace(subject.settings, data=asked.data).words()
-    words = ["bisect-trt", "run", str(file), *target.flags(), *session.place_words, *model, *asked.options.words()]
+    given = [*written(asked.data), *written(asked.options)]
+    words = ["bisect-trt", "run", str(file), *target.flags(), *session.place_words, *given]
     parts = [
         f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",
         (

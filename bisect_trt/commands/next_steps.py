@@ -13,6 +13,8 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.nodes import bodies, label
 from bisect_trt.onnxlib.qdq import TYPES, find_quantized
+from bisect_trt.options.shared import Data
+from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
 
@@ -52,8 +54,11 @@ def _unseen(subject: Subject, check: CheckSettings) -> Iterator[str]:
         return
     rungs = {group.rung for group in find_quantized(network).groups}
     if rungs:
-        fed = subject.settings if check.metric is None else replace(subject.settings, data=check.metric.data)
-        words = [*_words(subject, check, fed.words()), *([] if check.metric is None else check.metric.options.words())]
+        fed = subject.settings.data if check.metric is None else check.metric.data
+        words = [
+            *_words(subject, check, written(fed)),
+            *([] if check.metric is None else written(check.metric.options)),
+        ]
         words += [f"--{rung}" for rung in TYPES if rung in rungs and f"--{rung}" not in words]
         end = ["--reference", "FLOAT.onnx", "-o", "mixed.onnx"]
         said = shlex.join(["bisect-trt", "precision", str(subject.settings.path), *words, *end])
@@ -74,7 +79,7 @@ def _settings(subject: Subject, check: CheckSettings) -> Iterator[str]:
         yield "the labels and preprocessing of the failing deployment, for the reference scores no better"
         if check.metric.options.max_drop is not None:
             yield "a smaller --max-drop"
-    elif data.load_inputs or data.data_loader_script is not None:
+    elif data.given:
         yield "other samples of the failing deployment's inputs"
     else:
         yield "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed"
@@ -90,14 +95,14 @@ def _words(subject: Subject, check: CheckSettings, inputs: Sequence[str]) -> lis
 
 def _commands(subject: Subject, check: CheckSettings) -> Iterator[tuple[str, list[str]]]:
     """Commands that ask in another way."""
-    settings, data, model = subject.settings, subject.settings.data, str(subject.settings.path)
+    data, model = subject.settings.data, str(subject.settings.path)
     if check.metric is not None:
         return
     # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
-    yield "a second reference, ONNX's own evaluator", ["run", model, "--onnx", *settings.words()]
+    yield "a second reference, ONNX's own evaluator", ["run", model, "--onnx", *written(data)]
     if check.target is None:
         return
-    words = _words(subject, check, settings.words())
+    words = _words(subject, check, written(data))
     yield "whether tensors inside differ, though the outputs do not", ["layerwise", model, *words]
     yield "whether the target contradicts itself", ["run", model, *words, "--self-check"]
     yield "whether it fails in some builds alone", ["repeat", model, *words, "--until", "bad", "-n", "20"]
@@ -109,9 +114,8 @@ def _commands(subject: Subject, check: CheckSettings) -> Iterator[tuple[str, lis
             sizes = [f"1..{MOST_SWEPT}" if axis == free else str(size) for axis, size in enumerate(value.shape)]
             shapes.setdefault(dims[free] or name, f"{name}:[{','.join(sizes)}]")
     if shapes:
-        words = _words(subject, check, replace(settings, input_shapes={}).words())
+        words = _words(subject, check, written(replace(data, input_shapes={})))
         yield "other sizes of what is free", ["sweep", model, *words, "--shapes", *shapes.values()]
-    if not (data.load_inputs or data.data_loader_script is not None):
-        plain = replace(settings, data=replace(data, iterations=None, seed=type(data)().seed))
-        words = _words(subject, check, plain.words())
+    if not data.given:
+        words = _words(subject, check, written(replace(data, iterations=None, seed=Data().seed)))
         yield "many random samples", ["samples", model, *words, "--iterations", "50"]

@@ -67,7 +67,7 @@ def require_reference(subject: Subject) -> None:
     for index, why in subject.reference.missing.items():
         data, random = subject.settings.data, [n for n, value in subject.samples[0].items() if value.dtype.kind in "iu"]
         fix = subject.renaming
-        if random and not (data.load_inputs or data.data_loader_script is not None):
+        if random and not data.given:
             fix = (
                 f" Perhaps that is because {quoted(random)} {'is' if len(random) == 1 else 'are'} random: give real data "
                 "(--load-inputs), or the range of what is valid (--val-range)."

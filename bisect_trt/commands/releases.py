@@ -286,7 +286,7 @@ def in_releases(
     if not isinstance(check, BuiltinCheck | CommandCheck):
         raise UsageError("releases asks other interpreters: give a target such as --onnxrt, or a --check command.")
     workers = partial(
-        WorkerPool, subject.workspace.folder, memory_limit=subject.settings.memory_limit, timeout=check.timeout
+        WorkerPool, subject.workspace.folder, memory_limit=subject.settings.data.memory_limit, timeout=check.timeout
     )
     unknown = (lambda _, **__: False) if target is None else target.target.does_not_know
     return ReleaseCheck(check, workers, unknown, expected)
@@ -388,7 +388,7 @@ def run(call: Call) -> Result:
     folder = own.model if call.source is None else call.source.named
     if (folder / MODEL).is_file():
         call.options.change(Releases, model=folder / MODEL)
-        given = bool(call[Data].load_inputs or call[Data].data_loader_script)
+        given = call[Data].given
         if call.source is not None:
             given = given or call.source.inputs is not None
             call.source = replace(call.source, model=folder / MODEL)

@@ -19,6 +19,7 @@ from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.shared import Search
+from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
@@ -115,7 +116,7 @@ class Session:
             *(target.flags() if target is not None else ()),
             *self.place_words,
         ]
-        return shlex.join([*words, *settings.words(), *check.tolerance.words()])
+        return shlex.join([*words, *written(settings.data), *check.tolerance.words()])
 
     @property
     def unreferenced(self) -> bool:

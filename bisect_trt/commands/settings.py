@@ -21,7 +21,6 @@ from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
-from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.metrics import find_metric, script_file
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.scripts import split_script
@@ -37,25 +36,18 @@ class ModelSettings:
 
     Attributes:
         path: The ``.onnx`` file.
-        input_shapes: Shapes of inputs, by name; free dimensions that are not given become 1.
-        data: Where the values come from.
-        array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
-            the free memory says.
-        external_data_dir: Where the files of its weights lie; beside it if ``None``.
+        data: Where the values of its inputs come from, and where its weights lie.
+        most: How many samples are taken at most; ``None`` for all.
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
-        memory_limit: Bytes that one probe, with all that it starts, may hold.
         any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
         stays_free: Whether what is made of it has the file's free dimensions, so that nobody need be told of their sizes.
         older: Whether a runtime that is asked may be older than its IR version; it then gets the lowest that it needs.
     """
 
     path: Path
-    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    data: DataOptions = field(default_factory=DataOptions)
-    array_swap_mb: int | None = None
-    external_data_dir: Path | None = None
+    data: Data = field(default_factory=Data)
+    most: int | None = None
     shape_inference: bool = False
-    memory_limit: int | None = None
     any_shapes: bool = False
     stays_free: bool = False
     older: bool = False
@@ -66,32 +58,15 @@ class ModelSettings:
         Raises:
             UnavailableError: As :func:`load_model`; and UsageError.
         """
-        model = load_model(self.path, self.external_data_dir)
+        model = load_model(self.path, self.data.external_data_dir)
         if self.older:
             model.ir_version = needed_ir_version(model)
         return model
 
-    def words(self) -> list[str]:
-        """What was said of it, as options of a command line; what has its default is left out."""
-        data = self.data
-        ranges = [(f"{name}:" if name else "") + f"[{low!r},{high!r}]" for name, (low, high) in data.val_range.items()]
-        options: dict[str, Sequence[object]] = {
-            "--input-shapes": [f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.input_shapes.items()],
-            "--val-range": ranges,
-            "--seed": [] if data.seed == DataOptions().seed else [data.seed],
-            "--iterations": [] if data.iterations is None else [data.iterations],
-            "--load-inputs": data.load_inputs,
-            "--data-loader-script": [] if data.data_loader_script is None else [data.data_loader_script],
-            "--external-data-dir": [] if self.external_data_dir is None else [self.external_data_dir],
-            "--array-swap-mb": [] if self.array_swap_mb is None else [self.array_swap_mb],
-            "--memory-limit": [] if self.memory_limit is None else [self.memory_limit],
-        }
-        return [word for option, values in options.items() if values for word in (option, *map(str, values))]
-
     @property
     def weights(self) -> Path:
         """The folder that the files of its weights lie in."""
-        return (self.external_data_dir or self.path.parent).absolute()
+        return (self.data.external_data_dir or self.path.parent).absolute()
 
 
 @dataclass(frozen=True)
@@ -105,7 +80,7 @@ class MetricSettings:
     """
 
     options: MetricOptions
-    data: DataOptions
+    data: Data
     confidence: float = 1.0
 
     @property
@@ -189,23 +164,6 @@ class CheckSettings:
         return POLYGRAPHYS_PATH if any(POLYGRAPHYS_PATH.name in word for word in self.argv) else FIXED_PATH
 
 
-def model_settings(model: Path, data: Data) -> ModelSettings:
-    """The model and what to feed it."""
-    return ModelSettings(
-        model,
-        data.input_shapes,
-        data_options(data),
-        data.array_swap_mb,
-        data.external_data_dir,
-        memory_limit=data.memory_limit,
-    )
-
-
-def data_options(data: Data) -> DataOptions:
-    """What to feed a model."""
-    return DataOptions(data.seed, data.val_range, tuple(data.load_inputs), data.data_loader_script, data.iterations)
-
-
 def tolerance_options(
     compare: CompareOptions, target: TargetSettings | None, *, nonfinite_equal: bool = True
 ) -> ToleranceOptions:
@@ -276,7 +234,7 @@ def _coarsest(target: TargetSettings | None) -> Precision:
 
 
 def metric_settings(
-    metric: MetricOptions, data: DataOptions, compare: CompareOptions, *, confidence: float = 1.0, bounded: bool = True
+    metric: MetricOptions, data: Data, compare: CompareOptions, *, confidence: float = 1.0, bounded: bool = True
 ) -> MetricSettings | None:
     """The metric that says good or bad; ``None`` without one.
 

@@ -117,9 +117,9 @@ class Source:
         if exported is not None:
             console.say(exported.describe())
             settings = replace(settings, path=exported.path)
-            given = inputs is not None or settings.data.load_inputs or settings.data.data_loader_script is not None
+            given = inputs is not None or settings.data.given
             inputs = inputs if given else list(exported.samples) or None
-        files = settings.data.load_inputs + tuple(_saved(inputs, folder))
+        files = [*settings.data.load_inputs, *_saved(inputs, folder)]
         settings = replace(settings, data=replace(settings.data, load_inputs=files))
         return settings, None if exported is None else exported.to_json()
 

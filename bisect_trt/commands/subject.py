@@ -114,7 +114,7 @@ class Subject:
             workspace.folder,
             visible_gpus(),
             fresh_process=fresh_process,
-            memory_limit=settings.memory_limit,
+            memory_limit=settings.data.memory_limit,
             timeout=timeout,
             places=where.places,
             bring=workspace.weights.bring,
@@ -125,7 +125,7 @@ class Subject:
 
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
-        proto = load_model(settings.path, settings.external_data_dir)
+        proto = load_model(settings.path, settings.data.external_data_dir)
         self._lower_version(proto)
         self.workspace.weights.refer(proto, settings.path, settings.weights)
         try:
@@ -171,11 +171,12 @@ class Subject:
 
     def _fix_shapes(self) -> list[Sample]:
         """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
-        shapes, data = {name: tuple(shape) for name, shape in self.settings.input_shapes.items()}, self.settings.data
+        data, most = self.settings.data, self.settings.most
+        shapes = dict(data.input_shapes)
         samples = None
-        if data.load_inputs or data.data_loader_script is not None:
+        if data.given:
             infos = input_infos(self.network)
-            samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
+            samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data, most)
             shapes = {name: value.shape for name, value in samples[0].items()} | shapes
         proto = self.network.proto
         known = {value.name: to_info(value) for value in proto.graph.input}
@@ -190,7 +191,7 @@ class Subject:
             self.network = Network(proto)
         infos = input_infos(self.network)
         if samples is None:
-            return make_inputs(infos, data)
+            return make_inputs(infos, data, most)
         if self.settings.any_shapes:
             return samples
         # Shapes are fixed for a whole run, so all samples have to have those of the first.
@@ -238,7 +239,7 @@ class Subject:
             reference: Values of its tensors.
         """
         made = copy.copy(self)
-        made.settings = replace(self.settings, path=path, external_data_dir=None)
+        made.settings = replace(self.settings, path=path, data=replace(self.settings.data, external_data_dir=None))
         proto = load_model(path)
         self.workspace.take_in(proto, path.parent)
         take_input_shapes(proto, self.network)
@@ -261,7 +262,7 @@ class Subject:
     @cached_property
     def swap_limit(self) -> int:
         """Bytes of weights and tensors past which every tensor is computed slice by slice."""
-        return swap_limit(self.settings.array_swap_mb)
+        return swap_limit(self.settings.data.array_swap_mb)
 
     @cached_property
     def reference(self) -> Reference:

@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
-from bisect_trt.options.shared import Search
+from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -67,7 +67,7 @@ def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
 
 def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> dict[str, tuple[int, ...]]:
     """The shapes to open the model with: the smallest sizes in the target's profile; none where values are given."""
-    if model.data.load_inputs or model.data.data_loader_script is not None:
+    if model.data.given:
         return {}
     profile, found = {} if target is None else target.target.profile(target), {}
     for name, shape in shapes:
@@ -181,7 +181,7 @@ class Sized:
         """The values at a point: the user's, repeated or cut off, else random ones as for ``--input-shapes``."""
         subject = self._session.subject
         data, shapes = subject.settings.data, self.shapes(point)
-        if data.load_inputs or data.data_loader_script is not None:
+        if data.given:
             return {name: resized(subject.samples[0][name], shapes[name]) for name in self._names}
         infos = input_infos(subject.network)
         return make_inputs([TensorInfo(info.name, info.dtype, shapes[info.name]) for info in infos], data)[0]
@@ -423,10 +423,10 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].settings())
     job = call.open(check)
     refuse_repeat(search, "sweep")
-    check_shapes(own.shapes, job.model.input_shapes)
+    check_shapes(own.shapes, call[Data].input_shapes)
     check = job.deciding(check)
-    shapes = {**job.model.input_shapes, **first_shapes(own.shapes, check.target, job.model)}
-    job = replace(job, model=replace(job.model, input_shapes=shapes))
+    shapes = {**call[Data].input_shapes, **first_shapes(own.shapes, check.target, job.model)}
+    job = replace(job, model=replace(job.model, data=replace(job.model.data, input_shapes=shapes)))
     with (
         job.subject(check.timeout, check.target) as subject,
         job.investigated(subject, check, search, fed=False) as session,

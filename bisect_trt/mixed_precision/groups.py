@@ -288,7 +288,7 @@ def _finite(value: float | None) -> float | None:
 def with_samples(model: ModelSettings) -> ModelSettings:
     """The model with several random samples, where none are given: the error of one is a matter of chance."""
     data = model.data
-    if data.load_inputs or data.data_loader_script is not None or data.iterations is not None:
+    if data.given or data.iterations is not None:
         return model
     return replace(model, data=replace(data, iterations=_RANDOM))
 

@@ -36,6 +36,7 @@ from bisect_trt.mixed_precision.validation import Fresh, refuse_validation
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
+from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
@@ -125,7 +126,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
         tolerance=check.tolerance,
     )
     words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
-    command = shlex.join([*words, *session.place_words, *subject.settings.words(), *check.tolerance.words()])
+    command = shlex.join([*words, *session.place_words, *written(subject.settings.data), *check.tolerance.words()])
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     task, progress = None, Progress()

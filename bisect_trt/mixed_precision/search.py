@@ -246,7 +246,7 @@ def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
 def _untried(task: Task) -> str:
     """What else may show a failure: the end of a sentence."""
     data, settings = task.subject.settings.data, task.settings
-    given = data.load_inputs or data.data_loader_script is not None
+    given = data.given
     ways = ["other samples of the deployment's inputs" if given else "real input data (--load-inputs)"]
     if settings.bits and settings.options.reference is None:
         ways.append("the model before quantization (--reference),")

@@ -18,6 +18,7 @@ from bisect_trt.mixed_precision.search import Reason, Task
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
@@ -29,7 +30,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
-from bisect_trt.tensors.inputs import DataOptions, Sample, make_inputs, validate_sample
+from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.scripts import is_script
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
@@ -267,7 +268,7 @@ def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
     infos = input_infos(subject.network)
     found: list[Sample] = []
     for entry in given:
-        data = DataOptions(data_loader_script=entry) if is_script(entry) else DataOptions(load_inputs=(Path(entry),))
+        data = Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
         found += [
             validate_sample(infos, sample, f"sample {number} of {entry}")
             for number, sample in enumerate(make_inputs(infos, data))

@@ -69,12 +69,6 @@ class MetricOptions:
     ] = None
     lower_is_better: Annotated[bool, switch("A smaller number of the FILE's metric is better.")] = False
 
-    def words(self) -> list[str]:
-        """What was said, as options of a command line."""
-        said = {"--metric": self.metric, "--max-drop": self.max_drop, "--min": self.min, "--max": self.max}
-        words = [word for flag, value in said.items() if value is not None for word in (flag, str(value))]
-        return [*words, *(["--lower-is-better"] if self.lower_is_better else [])]
-
     def check(self, *, bounded: bool) -> None:
         """Make sure that the options fit each other.
 

@@ -150,6 +150,11 @@ class Data:
         ),
     ] = None
 
+    @property
+    def given(self) -> bool:
+        """Whether the values of the inputs are given, rather than random."""
+        return bool(self.load_inputs) or self.data_loader_script is not None
+
 
 @dataclass(frozen=True)
 class Search:

@@ -353,6 +353,28 @@ def changed(group: object) -> dict[str, Any]:
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
+def written(group: Any) -> list[str]:  # noqa: ANN401 - an instance of any group
+    """The options of a group that differ from their defaults, as the words of a command line."""
+    values = changed(group)
+    words: list[str] = []
+    for entry in entries(type(group)):
+        if entry.name not in values or entry.option.positional:
+            continue
+        value, words = values[entry.name], [*words, entry.flag]
+        if entry.form == "named":
+            words += [(f"{name}:" if name else "") + _word(each) for name, each in value.items()]
+        elif entry.kind is not bool:
+            words += map(_word, value if entry.form == "list" else [value])
+    return words
+
+
+def _word(value: Any) -> str:  # noqa: ANN401 - of many types
+    """A value as :attr:`Option.read` reads it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(repr, value))}]"
+    return str(value.value if isinstance(value, Enum) else value)
+
+
 def title(group: type) -> str:
     """What a group is about, to stand above its options."""
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")

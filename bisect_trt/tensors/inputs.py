@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
+from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
 from bisect_trt.tensors.kernel_memory import free_bytes
 from bisect_trt.tensors.saved import load_runs
@@ -29,35 +29,14 @@ _UNSAID = 8 << 30
 """What counts as free memory where nobody says."""
 
 
-@dataclass(frozen=True)
-class DataOptions:
-    """Where input values come from: the script, else the files, else random ones.
-
-    Attributes:
-        seed: Of the random numbers; the same seed and inputs give the same values.
-        val_range: Input name to lowest and highest random value, both included; ``''`` is for all others, and
-            [0, 1] where that is missing.
-        load_inputs: Files as :func:`bisect_trt.tensors.saved.load_runs` reads them. Several make one sample if no two
-            hold the same input, else a sample each or more.
-        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`each_sample`.
-        iterations: How many samples of random values to make, or to take of the script at most.
-        most: How many samples to take at most, wherever they come from; ``None`` for all.
-    """
-
-    seed: int = 1
-    val_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    load_inputs: tuple[Path, ...] = ()
-    data_loader_script: str | None = None
-    iterations: int | None = None
-    most: int | None = None
-
-
-def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:
+def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None) -> list[Sample]:
     """Values for the inputs of a model.
 
     Args:
         infos: The model's inputs. For random values each must have a static shape.
-        options: Where to take them from.
+        data: Where to take them from: a script, files as :func:`bisect_trt.tensors.saved.load_runs` reads them (several make
+            one sample if no two hold the same input), else random values.
+        most: How many samples to take at most; ``None`` for all.
 
     Returns:
         The samples, at least one; each has every input, in the order of ``infos``.
@@ -66,17 +45,17 @@ def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sampl
         UsageError: If a sample does not fit the model, a file or the script is no good, or random values are asked
             for that do not exist or for a shape that is not known.
     """
-    return [sample for sample, _ in islice(_every_sample(infos, options, whole=options.most is None), options.most)]
+    return [sample for sample, _ in islice(_every_sample(infos, data, whole=most is None), most)]
 
 
-def labelled_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> Iterator[tuple[Sample, Any]]:
+def labelled_inputs(infos: Sequence[TensorInfo], data: Data) -> Iterator[tuple[Sample, Any]]:
     """The same samples, each with its labels, one at a time as far as their source gives them so.
 
     Labels are what a script yields beside the inputs; or, of a script or a file, an entry called ``labels`` that is no input.
 
     Args:
         infos: As for :func:`make_inputs`.
-        options: Where to take them from.
+        data: Where to take them from.
 
     Yields:
         A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
@@ -84,34 +63,34 @@ def labelled_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> Iterat
     Raises:
         UsageError: As :func:`make_inputs`.
     """
-    return islice(_every_sample(infos, options, whole=False), options.most)
+    return _every_sample(infos, data, whole=False)
 
 
-def _refuse_both(options: DataOptions) -> None:
-    if options.data_loader_script is not None and options.load_inputs:
+def _refuse_both(data: Data) -> None:
+    if data.data_loader_script is not None and data.load_inputs:
         raise UsageError("--data-loader-script and --load-inputs both give the inputs; use one of them")
 
 
-def _every_sample(infos: Sequence[TensorInfo], options: DataOptions, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
+def _every_sample(infos: Sequence[TensorInfo], data: Data, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
     """The samples; ``whole`` if a script is run to its end before any is looked at."""
-    _refuse_both(options)
-    if options.data_loader_script is not None:
-        script = options.data_loader_script
-        given = each_sample(script, options.iterations)
+    _refuse_both(data)
+    if data.data_loader_script is not None:
+        script = data.data_loader_script
+        given = each_sample(script, data.iterations)
         for number, (sample, labels) in enumerate(list(given) if whole else given):
             inputs, beside = _without_labels(infos, sample)
             yield (
                 validate_sample(infos, of_width(infos, inputs), f"Sample {number} of {script}"),
                 beside if labels is None else labels,
             )
-    elif options.load_inputs:
-        if options.iterations is not None:
+    elif data.load_inputs:
+        if data.iterations is not None:
             raise UsageError(
                 "--iterations says how many samples to make, and --load-inputs gives them; use one of them"
             )
-        yield from _load_samples(infos, options.load_inputs)
+        yield from _load_samples(infos, data.load_inputs)
     else:
-        yield from ((sample, None) for sample in _random_samples(infos, options))
+        yield from ((sample, None) for sample in _random_samples(infos, data))
 
 
 def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
@@ -229,20 +208,20 @@ def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
             yield sample, str(path) if len(samples) == 1 else f"Sample {number} of {path}"
 
 
-def _random_samples(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:
+def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
     names = [info.name for info in infos]
-    if unknown := [name for name in options.val_range if name and name not in names]:
+    if unknown := [name for name in data.val_range if name and name not in names]:
         raise UsageError(f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}")
     if free := [f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static]:
         raise UsageError(f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes")
-    if options.seed < 0:
-        raise UsageError(f"The seed {options.seed} is negative; give a number from 0 up")
-    _check_memory(infos, options.iterations or 1)
-    rng = np.random.default_rng(options.seed)
-    default = options.val_range.get("", (0.0, 1.0))
+    if data.seed < 0:
+        raise UsageError(f"The seed {data.seed} is negative; give a number from 0 up")
+    _check_memory(infos, data.iterations or 1)
+    rng = np.random.default_rng(data.seed)
+    default = data.val_range.get("", (0.0, 1.0))
     return [
-        {info.name: _random_values(rng, info, *options.val_range.get(info.name, default)) for info in infos}
-        for _ in range(options.iterations or 1)
+        {info.name: _random_values(rng, info, *data.val_range.get(info.name, default)) for info in infos}
+        for _ in range(data.iterations or 1)
     ]
 
 

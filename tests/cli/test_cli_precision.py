@@ -17,9 +17,9 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, rest_slow, save, script
 
-from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.onnxlib.lower_plan import tensor_dtypes
-from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.options.shared import Data
+from bisect_trt.options.spec import written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -279,10 +279,8 @@ def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
         "--iterations",
         "2",
     ]
-    settings = ModelSettings(
-        Path("model.onnx"), {"x": (2, 3)}, DataOptions(7, {"": (0.5, 2.0), "x": (1.0, 3.0)}, iterations=2)
-    )
-    assert settings.words() == random
+    data = Data({"x": (2, 3)}, {"": (0.5, 2.0), "x": (1.0, 3.0)}, 7, iterations=2)
+    assert written(data) == random
     assert cli("run", "model.onnx", "--onnxrt", *random).status == 0
 
 

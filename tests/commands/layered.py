@@ -16,10 +16,10 @@ import onnx
 from bisect_trt.commands.marking import Marking
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
+from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import Compare, Compared, Failed
@@ -41,7 +41,7 @@ def shared_workers() -> WorkerPool:
 @contextmanager
 def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **data: Any) -> Iterator[Marking]:
     """Look at a model."""
-    settings = ModelSettings(model, data=DataOptions(**data))
+    settings = ModelSettings(model, data=Data(**data))
     with Subject(settings, Workspace(model.with_suffix(".run")), Console(-1)) as subject:
         real = shared_workers().ask
 

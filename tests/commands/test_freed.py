@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.commands.dynamic_dims import free, free_symbols
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
+from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import QuietConsole
 from bisect_trt.targets.settings import TargetSettings
@@ -42,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_shapes_and_ranges_are_those_of_reference_runs(model: Path, tmp_path: Path) -> None:
-    settings = ModelSettings(model, {"x": (5, 3, 4)})
+    settings = ModelSettings(model, Data({"x": (5, 3, 4)}))
     with Subject(settings, Workspace(tmp_path / "run"), QuietConsole()) as subject:
         symbols = free_symbols(subject, None)
         assert symbols == {"n": [("x", 0)]}

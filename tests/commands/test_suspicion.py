@@ -20,9 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, LOSES, MAY, Suspect, magnitudes, suspect
+from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
-from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.npz import save_npz
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -93,7 +93,7 @@ def odd_nodes() -> onnx.ModelProto:
 
 @contextmanager
 def subject_of(model: Path, inputs: Path | None, folder: Path) -> Iterator[Subject]:
-    data = DataOptions() if inputs is None else DataOptions(load_inputs=(inputs,))
+    data = Data() if inputs is None else Data(load_inputs=[inputs])
     with Subject(ModelSettings(model, data=data), Workspace(folder / "run"), Console(-1)) as subject:
         yield subject
 

@@ -16,7 +16,7 @@ from support import read_options
 from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import DataOptions, make_inputs, of_width, validate_sample
+from bisect_trt.tensors.inputs import make_inputs, of_width, validate_sample
 from bisect_trt.tensors.npz import save_npz
 
 NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
@@ -66,7 +66,7 @@ def test_random_values_lie_in_the_range_and_repeat(
 ) -> None:
     low, high = bounds[0], bounds[0] + bounds[1]
     infos = [info("x", dtype, shape), info("y", dtype, shape)]
-    options = DataOptions(seed=seed, val_range={"": (low, high), "y": (0, 1)})
+    options = Data(seed=seed, val_range={"": (low, high), "y": (0, 1)})
     limits = {"bool": (0, 1), "uint8": (0, 255), "int8": (-128, 127), "uint64": (0, 2**64)}.get(dtype, (low, high))
     low, high = max(low, limits[0]), min(high, limits[1])
     if low > high:
@@ -85,7 +85,7 @@ def test_random_values_lie_in_the_range_and_repeat(
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"])
 def test_extension_types_get_random_values(name: str) -> None:
     dtype = getattr(pytest.importorskip("ml_dtypes"), name)
-    [sample] = make_inputs([info("x", dtype, (1000,))], DataOptions(val_range={"": (-1e39, 1e39)}))
+    [sample] = make_inputs([info("x", dtype, (1000,))], Data(val_range={"": (-1e39, 1e39)}))
     assert sample["x"].dtype == dtype
     numbers = sample["x"].astype(np.float64)
     assert np.isfinite(numbers).all()
@@ -94,28 +94,28 @@ def test_extension_types_get_random_values(name: str) -> None:
 
 def test_random_values_cover_the_range() -> None:
     infos = [info("f", "float32", (1000,)), info("i", "int64", (1000,)), info("b", "bool", (1000,))]
-    [sample] = make_inputs(infos, DataOptions(val_range={"f": (-2.0, 5.0), "i": (-2.0, 3.0)}))
+    [sample] = make_inputs(infos, Data(val_range={"f": (-2.0, 5.0), "i": (-2.0, 3.0)}))
     assert sample["f"].min() < -1.9
     assert sample["f"].max() > 4.9
     assert set(sample["i"].tolist()) == {-2, -1, 0, 1, 2, 3}
     assert set(sample["b"].tolist()) == {False, True}
-    [other] = make_inputs(infos, DataOptions(seed=2))
-    assert not np.array_equal(other["f"], make_inputs(infos, DataOptions())[0]["f"])
-    [widest] = make_inputs([info("d", "float64", (9,))], DataOptions(val_range={"": (-1.7e308, 1.7e308)}))
+    [other] = make_inputs(infos, Data(seed=2))
+    assert not np.array_equal(other["f"], make_inputs(infos, Data())[0]["f"])
+    [widest] = make_inputs([info("d", "float64", (9,))], Data(val_range={"": (-1.7e308, 1.7e308)}))
     assert np.isfinite(widest["d"]).all()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (DataOptions(val_range={"z": (0, 1)}), "'z'; the model's inputs are 'x'"),
-        (DataOptions(seed=-1), "seed -1 is negative"),
-        (DataOptions(load_inputs=(Path("a.npz"),), data_loader_script="b.py"), "use one of them"),
+        (Data(val_range={"z": (0, 1)}), "'z'; the model's inputs are 'x'"),
+        (Data(seed=-1), "seed -1 is negative"),
+        (Data(load_inputs=[Path("a.npz")], data_loader_script="b.py"), "use one of them"),
     ],
 )
-def test_bad_options_are_refused(options: DataOptions, message: str) -> None:
+def test_bad_options_are_refused(options: Data, message: str) -> None:
     with pytest.raises(UsageError, match=r"'x' .*give --input-shapes"):
-        make_inputs([info("x", shape=(None, 3))], DataOptions())
+        make_inputs([info("x", shape=(None, 3))], Data())
     with pytest.raises(UsageError, match=message):
         make_inputs([info("x")], options)
 
@@ -187,7 +187,7 @@ def test_raw_bytes_of_extension_types_are_taken(tmp_path: Path) -> None:
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     values = np.arange(6).reshape(2, 3).astype(bfloat16)
     np.savez(tmp_path / "raw.npz", x=values.view("V2"))
-    [sample] = make_inputs([info("x", bfloat16)], DataOptions(load_inputs=(tmp_path / "raw.npz",)))
+    [sample] = make_inputs([info("x", bfloat16)], Data(load_inputs=[tmp_path / "raw.npz"]))
     assert sample["x"].dtype == bfloat16
     assert sample["x"].tobytes() == values.tobytes()
 
@@ -201,7 +201,7 @@ def test_files_merge_if_disjoint_and_are_samples_otherwise(tmp_path: Path) -> No
         save_npz(paths[name], arrays)
 
     def load(*names: str) -> list[dict[str, Any]]:
-        samples = make_inputs(infos, DataOptions(load_inputs=tuple(paths[name] for name in names)))
+        samples = make_inputs(infos, Data(load_inputs=[paths[name] for name in names]))
         assert all(list(sample) == ["x", "y"] for sample in samples)
         return [{name: values[0, 0] for name, values in sample.items()} for sample in samples]
 
@@ -246,10 +246,10 @@ def test_scripts_give_samples(tmp_path: Path) -> None:
     script.write_text(GOOD_SCRIPT)
     path = list(sys.path)
     for function, values in (("", [5, 6]), (":load_data", [5, 6]), (":as_list", [5, 6]), (":variable", [0])):
-        samples = make_inputs([info("x")], DataOptions(data_loader_script=f"{script}{function}"))
+        samples = make_inputs([info("x")], Data(data_loader_script=f"{script}{function}"))
         assert [sample["x"][0, 0] for sample in samples] == values
     with pytest.raises(UsageError, match=r"Sample 1 of .*load:not_fitting does not fit the model: 'x' missing"):
-        make_inputs([info("x")], DataOptions(data_loader_script=f"{script}:not_fitting"))
+        make_inputs([info("x")], Data(data_loader_script=f"{script}:not_fitting"))
     assert sys.path == path
 
 
@@ -274,14 +274,14 @@ def test_bad_scripts_are_named_with_the_reason(text: str, message: str, tmp_path
     script = tmp_path / "script.py"
     script.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
-        make_inputs([info("x")], DataOptions(data_loader_script=str(script)))
+        make_inputs([info("x")], Data(data_loader_script=str(script)))
     assert str(script) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["missing.py", "missing.py:function", ".", ""])
 def test_missing_scripts_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        make_inputs([info("x")], DataOptions(data_loader_script=str(tmp_path / name) if name else ""))
+        make_inputs([info("x")], Data(data_loader_script=str(tmp_path / name) if name else ""))
 
 
 @pytest.mark.parametrize(
@@ -290,4 +290,4 @@ def test_missing_scripts_are_refused(name: str, tmp_path: Path) -> None:
 def test_random_values_that_no_memory_holds(shape: tuple[int, ...], samples: int | None) -> None:
     """Said before they are asked for."""
     with pytest.raises(UsageError, match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* are free"):
-        make_inputs([info("x", shape=shape)], DataOptions(iterations=samples))
+        make_inputs([info("x", shape=shape)], Data(iterations=samples))
