@@ -26,8 +26,7 @@ from onnx import helper
 
 from benchmarks.figures import Figure
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.journal import Journal
-from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce, Prober, Runner
 from bisect_trt.probe.workspace import Workspace
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bisect_trt.probe.journal import Record
     from bisect_trt.probe.workspace import CandidateFiles
     from bisect_trt.search.oracle import Minimum
     from bisect_trt.worker.process import Cancel
@@ -87,9 +85,6 @@ class CoinCheck:
 class _Nobody:
     more = ()
 
-    def probed(self, record: Record) -> None:
-        pass
-
     def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - the models have no inputs
         return {}
 
@@ -118,7 +113,7 @@ def simulate(
     """
     wanted = frozenset(random.Random(seed).sample(range(units), required))
     check = CoinCheck(wanted, rate, seed)
-    ledger = Ledger(Journal(folder), _Nobody(), Budget())
+    ledger = Ledger(folder)
     prober = Prober(Runner(check, Workspace(folder), _Nobody()), ledger, workers)
 
     def algorithm(oracle: Oracle) -> tuple[Minimum, bool]:

@@ -21,8 +21,7 @@ from onnx import helper
 
 from bisect_trt.options.choices import Mode
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.journal import Journal, Record
-from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -109,7 +108,7 @@ class FakeCheck:
         return outcome
 
 
-class Listening:
+class Listening(Watcher):
     """Keeps the records that it is told, and may end the run like a kill would, after one of them."""
 
     def __init__(self, killed_after: int | None = None) -> None:
@@ -143,12 +142,12 @@ class FakeRun:
         workers: int = 1,
         *,
         killed_after: int | None = None,
-        budget: Budget | None = None,
+        max_probes: int | None = None,
     ) -> None:
         self.check = check
         workspace = Workspace(folder)
         self.told = Listening(killed_after)
-        self.ledger = Ledger(Journal(folder), self.told, budget or Budget())
+        self.ledger = Ledger(folder, [self.told], max_probes=max_probes)
         self.prober = Prober(Runner(check, workspace, NoActivations()), self.ledger, workers)
 
     def __enter__(self) -> FakeRun:

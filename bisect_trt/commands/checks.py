@@ -18,8 +18,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.journal import Journal, Record
-from bisect_trt.probe.ledger import Budget, Ledger, Listener
+from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
 from bisect_trt.probe.pin import make_pin
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -112,7 +111,7 @@ class _Nothing:
         return {}
 
 
-class CheckOutput:
+class CheckOutput(Watcher):
     """Shows all that the check printed, below the line of its probe."""
 
     def __init__(self, workspace: Workspace, console: Console) -> None:
@@ -129,7 +128,7 @@ class CheckOutput:
             self._console.say(f"    | {line}")
 
 
-class ArtifactSorter:
+class ArtifactSorter(Watcher):
     """Moves the named files to ``good/``, ``bad/`` or ``unresolved/`` after each probe, with its number before the name."""
 
     def __init__(self, files: Sequence[Path], folder: Path) -> None:
@@ -151,19 +150,6 @@ class ArtifactSorter:
                     shutil.move(file, target)
                 except OSError as error:
                     raise UsageError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
-
-
-class Listeners:
-    """Tells several."""
-
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        """``listeners`` are told in this order."""
-        self._listeners = listeners
-
-    def probed(self, record: Record) -> None:
-        """A probe has ended."""
-        for listener in self._listeners:
-            listener.probed(record)
 
 
 def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> Check:
@@ -189,14 +175,14 @@ def make_prober(
         elsewhere: Makes of the check one that is run where the target need not be the one that is here.
         fed: Whether candidates are fed the reference's activations; else each brings values of its own.
     """
-    listeners: list[Listener] = [console]
+    watchers: list[Watcher] = [console] if console.view is None else [console.view, console]
     if settings.artifacts:
-        listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
+        watchers.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
     built_in = isinstance(check, BuiltinCheck) and settings.metric is None
     pin = make_pin(subject.workspace.folder, settings.target if built_in else None, search.pin, elsewhere is not None)
     if settings.show_output:
-        listeners.append(CheckOutput(subject.workspace, console))
+        watchers.append(CheckOutput(subject.workspace, console))
     if elsewhere is not None:
         require_reference(subject)
         check = elsewhere(check)
@@ -214,8 +200,7 @@ def make_prober(
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     reference = subject.reference if fed else _Nothing()
-    journal = Journal(subject.workspace.folder)
-    for title in journal.unfinished.values():
+    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
+    for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
-    ledger = Ledger(journal, Listeners(listeners), Budget(search.max_probes, search.max_time), console.watcher)
     return Prober(Runner(check, subject.workspace, reference), ledger, workers)

@@ -14,8 +14,7 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.save import write_annotated
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.report.charts import error_curve
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment

@@ -21,8 +21,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck, RepeatCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict

@@ -29,7 +29,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.journal import Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import passes_needed
 from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, ToolCommand, Trial, pack
 from bisect_trt.search.oracle import Minimum, Verdict

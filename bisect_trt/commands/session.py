@@ -21,8 +21,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome

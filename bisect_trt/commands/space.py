@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.journal import Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Search, Subset, Verdict, over_units
 

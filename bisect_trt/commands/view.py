@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
-from bisect_trt.probe.journal import JOURNAL, read_journal
+from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import KEY_LENGTH
 from bisect_trt.report.console import Console, open_page
 from bisect_trt.report.page import frame, macro, render, sentence
@@ -88,7 +88,7 @@ class EarlierRun:
         verdicts: dict[int, Json] = {}
         unfinished: dict[str, Json] = {}
         journal = folder / JOURNAL
-        for entry in read_journal(journal) if journal.exists() else ():
+        for entry in read_journal(journal):
             if entry["event"] == "started":
                 unfinished[entry["key"]] = entry
             elif entry["event"] in ("outcome", "moot"):

@@ -19,8 +19,7 @@ from bisect_trt.mixed_precision.validation import Fresh, Safe, find_safe
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.save import said_beside
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome

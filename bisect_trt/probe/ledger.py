@@ -1,34 +1,72 @@
-"""The memory of a run: outcomes by candidate, and the decisions of the search."""
+"""The record of a run: its journal on the disk, and in memory the outcomes by candidate and the decisions of the search."""
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
-from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
 from bisect_trt.probe.candidate import Identity
-from bisect_trt.probe.journal import Journal, Record
-from bisect_trt.probe.outcome import BROKEN_PREFIXES, Outcome
+from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Outcome
 from bisect_trt.search.oracle import Verdict
 
+JOURNAL = "journal.jsonl"
 _OUT_OF_MEMORY = ("build: out of memory", "run: out of memory")
 """Signatures that say nothing of the model."""
 
 
-class Listener(Protocol):
-    """Who is told what happens, as it happens."""
+@dataclass(frozen=True)
+class Record:
+    """One probe that the search asked for and was answered.
 
-    def probed(self, record: Record) -> None:
-        """A probe has ended and been taken in."""
+    Attributes:
+        number: Its place in the order in which the search asked.
+        key: The candidate's content; its first digits name its folder.
+        title: What it is, in a few words.
+        size: How many units.
+        verdict: What the check said.
+        signature: The kind of failure.
+        reason: The same in a sentence.
+        tail: The last lines that the check printed, where it broke in another way or failed by its exit status.
+        seconds: How long the check took, all runs of it.
+        own_seconds: How long the driver took to make and write the candidate.
+        runs: How often the check ran.
+        place: Where it ran, as it was asked for, if not here.
+    """
+
+    number: int
+    key: str
+    title: str
+    size: int
+    verdict: Verdict
+    signature: str
+    reason: str
+    tail: str
+    seconds: float
+    own_seconds: float
+    runs: int
+    place: str | None = None
+
+    @property
+    def said(self) -> str:
+        """The last line that a check command printed which failed by its exit status alone; else empty."""
+        lines = self.tail.splitlines() if self.signature.startswith(BARE_EXIT) else []
+        return lines[-1].strip() if lines else ""
 
 
 class Watcher:
-    """Hears what goes on between verdicts; this one ignores it."""
+    """Observes probes as they happen; this one ignores them."""
+
+    def probed(self, record: Record) -> None:
+        """A probe has ended, and the search has taken its verdict in."""
 
     def started(self, key: str, title: str) -> None:
         """A probe runs from now on."""
@@ -53,21 +91,13 @@ class BudgetSpent(BisectError):  # noqa: N818 - an ending, not an error
     status = ExitStatus.UNPROVEN
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How much a run may do.
-
-    Attributes:
-        probes: How many candidates may be probed.
-        seconds: How long it may take.
-    """
-
-    probes: int | None = None
-    seconds: float | None = None
-
-
 class Ledger:
     """Remembers outcomes and records decisions.
+
+    Three kinds of line in the journal make a probe: ``started`` before it starts, so that a check that takes the machine down
+    is known afterwards; ``outcome`` when it has ended, in whatever order parallel probes end, or ``moot`` when its answer was
+    not needed any more; ``verdict`` when the search has taken it in, in the order in which it asked, which is the same for any
+    number of workers. ``undo`` takes the last answer back. Each line is written before the next thing happens.
 
     Attributes:
         records: Every probe taken in, in the order asked.
@@ -77,16 +107,59 @@ class Ledger:
         cached: How many questions were answered from memory.
         original: The signature of the original model's failure, once it has been probed.
         severity: How severe that was, where it can be told; what is much milder is another failure.
-        replayed: How many outcomes came from an earlier session of the run.
-        watcher: Who looks on between verdicts.
         apart: Whether each candidate is judged by itself: any failure counts, and none is the original's.
+        unfinished: The titles of the probes that were running when an earlier session of the run ended, by candidate.
+        watchers: Observe the probes, in this order.
     """
 
-    apart = False
+    def __init__(
+        self,
+        folder: Path,
+        watchers: Sequence[Watcher] = (),
+        *,
+        max_probes: int | None = None,
+        max_seconds: float | None = None,
+    ) -> None:
+        """Read what an earlier session of the run has learned.
 
-    def __init__(self, journal: Journal, listener: Listener, budget: Budget, watcher: Watcher | None = None) -> None:
-        """``journal`` may hold what an earlier session learned."""
-        self.watcher = watcher or Watcher()
+        Args:
+            folder: The run's.
+            watchers: See the class.
+            max_probes: How many candidates may be probed.
+            max_seconds: How long that may take.
+
+        Raises:
+            UsageError: The journal cannot be written.
+            UnavailableError: It is damaged.
+        """
+        self.watchers = tuple(watchers)
+        self.apart = False
+        self.unfinished: dict[str, str] = {}
+        self._max_probes, self._max_seconds = max_probes, max_seconds
+        self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        self._outcomes: dict[str, Outcome] = {}
+        self.restart()
+        self._path, self._turn = folder / JOURNAL, threading.Lock()
+        for entry in read_journal(self._path):
+            event, key = entry["event"], entry["key"]
+            if event == "started":
+                self.unfinished[key] = entry["title"]
+            elif event in ("outcome", "moot"):
+                self.unfinished.pop(key, None)
+            if event == "outcome":
+                self._outcomes[key] = Outcome.from_json(entry["outcome"])
+            elif event == "undo":
+                self._outcomes.pop(key, None)
+        try:
+            self._file = self._path.open("a+b")
+            self._file.seek(0)
+            # A last line that a crash cut short goes, or the next entry would become a part of it.
+            self._file.truncate(self._file.read().rfind(b"\n") + 1)
+        except OSError as error:
+            raise UsageError(f"the journal {self._path} cannot be written: {error.strerror}.") from error
+
+    def restart(self) -> None:
+        """Start the story over; what is known stays known."""
         self.records: list[Record] = []
         self.passed: list[Identity] = []
         self.akin: list[Identity] = []
@@ -94,13 +167,6 @@ class Ledger:
         self.cached = 0
         self.original: str | None = None
         self.severity: float | None = None
-        self.replayed = 0
-        self._journal = journal
-        self._listener = listener
-        self._budget = budget
-        self._deadline = None if budget.seconds is None else time.monotonic() + budget.seconds
-        self._earlier: dict[str, Outcome] = dict(journal.outcomes)
-        self._outcomes: dict[str, Outcome] = {}
         self._decided: dict[str, Record] = {}
         self._repeats: Counter[str] = Counter()
 
@@ -111,9 +177,6 @@ class Ledger:
 
     def outcome(self, key: str) -> Outcome | None:
         """What is known of a candidate."""
-        if key not in self._outcomes and key in self._earlier:
-            self._outcomes[key] = self._earlier.pop(key)
-            self.replayed += 1
         return self._outcomes.get(key)
 
     def start(self, candidate: Identity) -> None:
@@ -123,8 +186,9 @@ class Ledger:
             BudgetSpent: It may not.
         """
         self.check_budget()
-        self._journal.append("started", candidate.key, title=candidate.title)
-        self.watcher.started(candidate.key, candidate.title)
+        self._append("started", candidate.key, title=candidate.title)
+        for watcher in self.watchers:
+            watcher.started(candidate.key, candidate.title)
 
     def check_budget(self) -> None:
         """Whether another probe may start.
@@ -134,26 +198,25 @@ class Ledger:
         """
         self._check_number()
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise BudgetSpent(f"the budget is spent (--max-time {self._budget.seconds:g}).")
+            raise BudgetSpent(f"the budget is spent (--max-time {self._max_seconds:g}).")
 
     def _check_number(self) -> None:
-        if self._budget.probes is not None and len(self.records) >= self._budget.probes:
-            raise BudgetSpent(f"the budget is spent (--max-probes {self._budget.probes}).")
+        if self._max_probes is not None and len(self.records) >= self._max_probes:
+            raise BudgetSpent(f"the budget is spent (--max-probes {self._max_probes}).")
 
     def seconds_left(self) -> float | None:
         """How long probes may go on; ``None`` without a limit."""
         return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
 
-    def end(self, candidate: Identity, outcome: Outcome) -> None:
-        """A probe has ended."""
-        self._outcomes[candidate.key] = outcome
-        self._journal.append("outcome", candidate.key, outcome=outcome.to_json(), forced=True)
-        self.watcher.ended(candidate.key)
-
-    def end_early(self, candidate: Identity) -> None:
-        """A probe was ended because nobody needed its answer any more."""
-        self._journal.append("moot", candidate.key)
-        self.watcher.ended(candidate.key)
+    def end(self, candidate: Identity, outcome: Outcome | None) -> None:
+        """A probe has ended; without an outcome if nobody needed its answer any more."""
+        if outcome is None:
+            self._append("moot", candidate.key)
+        else:
+            self._outcomes[candidate.key] = outcome
+            self._append("outcome", candidate.key, outcome=outcome.to_json(), forced=True)
+        for watcher in self.watchers:
+            watcher.ended(candidate.key)
 
     def once_more(self, candidate: Identity) -> Identity:
         """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""
@@ -183,7 +246,6 @@ class Ledger:
             self.best = candidate
         if verdict is Verdict.PASS:
             self.passed.append(candidate)
-        # The listener is told last: a Ctrl-C while it prints must not lose the best.
         if record is not None:
             self.cached += 1
             return record
@@ -212,8 +274,9 @@ class Ledger:
         )
         self.records.append(record)
         self._decided[candidate.key] = record
-        self._journal.append("verdict", **{**asdict(record), "verdict": verdict.value})
-        self._listener.probed(record)
+        self._append("verdict", **{**asdict(record), "verdict": verdict.value})
+        for watcher in self.watchers:  # last: a Ctrl-C while one prints must not lose the best
+            watcher.probed(record)
         return record
 
     def forget_last(self) -> Record | None:
@@ -222,22 +285,51 @@ class Ledger:
             return None
         record = self.records[-1]
         self._outcomes.pop(record.key, None)
-        self._journal.append("undo", record.key, number=record.number, forced=True)
+        self._append("undo", record.key, number=record.number, forced=True)
         self.restart()
         return record
 
-    def restart(self) -> None:
-        """Start the story over; what is known stays known."""
-        self._earlier = {**self._earlier, **self._outcomes}
-        self._outcomes, self._decided, self.records, self.passed, self.akin = {}, {}, [], [], []
-        self.best, self.original, self.severity, self.cached = None, None, None, 0
-        self._repeats.clear()
+    def _append(self, event: str, key: str, *, forced: bool = False, **more: Any) -> None:  # noqa: ANN401 - plain values
+        """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        line = json.dumps({"event": event, "key": key, **more}).encode() + b"\n"
+        try:
+            with self._turn:  # parallel probes end in threads of their own
+                self._file.write(line)
+                self._file.flush()
+                if forced:
+                    os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UsageError(f"the journal {self._path} cannot be written: {error.strerror}; make room.") from error
 
     def close(self) -> None:
         """Close the journal."""
-        self._journal.close()
+        self._file.close()
 
     def counts(self) -> Mapping[str, int]:
         """Probes run and cached, and how they ended."""
         ended = {v.value.lower(): sum(record.verdict is v for record in self.records) for v in Verdict}
         return {"run": len(self.records), "cached": self.cached, **ended}
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a journal, none where there is no file; a last line that a crash cut short is left out.
+
+    Raises:
+        UnavailableError: It is damaged.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith("\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise UnavailableError(
+                        f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
+                        "start a new run."
+                    ) from error

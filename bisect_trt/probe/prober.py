@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Timer
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.probe.candidate import Candidate, Identity
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import Ledger
+from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.pin import Pin
@@ -209,7 +208,8 @@ class Prober:
         )
         self.runner.expect(outcome, confidence=confidence, units=units)
         self.measured = repeat is not None
-        self.ledger.watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
+        for watcher in self.ledger.watchers:
+            watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
         return _must_fail(self.ledger.decide(candidate.identity, outcome))
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
@@ -230,14 +230,12 @@ class Prober:
         outcome = self.ledger.outcome(identity.key)
         if outcome is None:
             self.ledger.start(identity)
-            with self._prompting():
+            with ExitStack() as terminal:
+                for watcher in self.ledger.watchers if isinstance(self.runner.check, PromptCheck) else ():
+                    terminal.enter_context(watcher.asking())
                 outcome = run()
             self.ledger.end(identity, outcome)
         return outcome
-
-    def _prompting(self) -> AbstractContextManager[None]:
-        """Leaves the terminal to the user's answers, if the user is the check."""
-        return self.ledger.watcher.asking() if isinstance(self.runner.check, PromptCheck) else nullcontext()
 
     def _run(self, candidate: Candidate, identity: Identity) -> Outcome:
         """Run the check, but not for longer than the budget allows."""
@@ -254,7 +252,7 @@ class Prober:
             timer.join()
             cancel.close()
         if outcome.cancelled:
-            self.ledger.end_early(identity)
+            self.ledger.end(identity, None)
             self.ledger.check_budget()
         return outcome
 

@@ -238,9 +238,8 @@ class Speculation:
             future = running.future
             wait([future])
             running.cancel.close()
-            if not future.cancelled() and future.exception() is None and not future.result().cancelled:
-                self._ledger.end(running.identity, future.result())
-            else:
-                self._ledger.end_early(running.identity)
+            done = not future.cancelled() and future.exception() is None and not future.result().cancelled
+            self._ledger.end(running.identity, future.result() if done else None)
         self.wasted += len(ended)
-        self._ledger.watcher.wasted(len(ended))
+        for watcher in self._ledger.watchers:
+            watcher.wasted(len(ended))

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import Watcher
+from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.text import clean, plain, plural
 from bisect_trt.search.oracle import Verdict
 
@@ -79,7 +78,7 @@ class Story:
         return {"steps": self.steps, "answers": self.answers}
 
 
-class Console:
+class Console(Watcher):
     """Prints plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
 
     Attributes:
@@ -117,11 +116,6 @@ class Console:
         from bisect_trt.report.live import Screen  # noqa: PLC0415 - as above
 
         return Screen(stderr=True)
-
-    @property
-    def watcher(self) -> Watcher | None:
-        """The listener of a search in progress."""
-        return self.view
 
     def log_to(self, path: Path) -> None:
         """Append everything that ``-v`` prints to a file too, with times.
@@ -227,8 +221,6 @@ class Console:
     def probed(self, record: Record) -> None:
         """Print a probe; its reason only where it is the first of its kind, or with ``-v``."""
         self.story.probes = record.number
-        if self.view is not None:
-            self.view.probed(record)
         first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
         fresh = record.verdict is Verdict.UNRESOLVED and first
         explained = record.number == 1 or fresh or (failed and not self._failed) or self.verbosity > 0

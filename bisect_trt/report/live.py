@@ -17,8 +17,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.text import Text
 
-from bisect_trt.probe.journal import Record
-from bisect_trt.probe.ledger import Watcher
+from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.console import STYLES
 from bisect_trt.report.text import plain, plural, seconds
 from bisect_trt.search.oracle import Verdict

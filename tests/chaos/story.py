@@ -19,7 +19,7 @@ from typing import Any
 from support import chain, overflowing, read_json, script
 
 from bisect_trt.commands.binding import RUN_FILE
-from bisect_trt.probe.journal import JOURNAL, read_journal
+from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import RUNS_FOLDER
 
 MARK = "BISECT_TRT_TEST_CHAOS"

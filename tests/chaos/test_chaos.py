@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from story import LIMIT_S, STORIES, Answer, Killer, Story
 
-from bisect_trt.probe.journal import JOURNAL
+from bisect_trt.probe.ledger import JOURNAL
 
 KILLS = int(os.environ.get("BISECT_TRT_CHAOS_KILLS", "6"))
 SEED = int(os.environ.get("BISECT_TRT_CHAOS_SEED", "0"))

@@ -30,8 +30,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.journal import Journal
-from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -51,7 +50,7 @@ GUARD = 3
 def investigating(model: Path, check: Callable[[Subject], Check], folder: Path | None = None) -> Iterator[Session]:
     console = Console(-1)
     with Subject(ModelSettings(model), Workspace(folder or model.with_suffix(".run")), console) as subject:
-        ledger = Ledger(Journal(subject.workspace.folder), console, Budget())
+        ledger = Ledger(subject.workspace.folder, [console])
         prober = Prober(Runner(check(subject), subject.workspace, subject.reference), ledger)
         try:
             yield Session(subject, console, Result("diagnose"), prober)

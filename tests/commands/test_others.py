@@ -18,8 +18,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.journal import Journal, Record
-from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import Workspace
@@ -27,18 +26,11 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 
 
-class Deaf:
-    """Nobody needs to be told."""
-
-    def probed(self, record: Record) -> None:
-        pass
-
-
 def test_nobody_is_asked_for_all_failures_at_a_prompt(tmp_path: Path) -> None:
     path = chain(tmp_path / "model.onnx")
     console = Console(-1)
     with Subject(ModelSettings(path), Workspace(tmp_path / "run"), console) as subject:
-        ledger = Ledger(Journal(tmp_path), Deaf(), Budget())
+        ledger = Ledger(tmp_path)
         prober = Prober(Runner(PromptCheck(), subject.workspace, subject.reference), ledger)
         settings = Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx", find_all=True)
         with pytest.raises(UsageError, match="too much to answer at a prompt; give a --check command"):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from fakes import Listening, build
 
-from bisect_trt.probe.journal import Journal
-from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.search.oracle import Verdict
 
@@ -24,7 +23,7 @@ from bisect_trt.search.oracle import Verdict
 )
 def test_it_is_said(tmp_path: Path, signature: str, *, akin: bool) -> None:
     told = Listening()
-    ledger = Ledger(Journal(tmp_path), told, Budget())
+    ledger = Ledger(tmp_path, [told])
     original = Outcome(Ending.BROKEN, "build: Add node #: no kernel of tensor(float)", "no kernel")
     for units, outcome in (((0, 1), original), ((0,), Outcome(Ending.BROKEN, signature, "in full"))):
         ledger.decide(build(units).identity, outcome)

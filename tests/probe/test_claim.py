@@ -18,7 +18,7 @@ import bisect_trt
 from bisect_trt import UsageError
 from bisect_trt.commands.binding import RUN_FILE
 from bisect_trt.probe.claim import claimed_run
-from bisect_trt.probe.journal import JOURNAL
+from bisect_trt.probe.ledger import JOURNAL
 
 
 def start(*argv: str | Path) -> subprocess.Popen[bytes]:

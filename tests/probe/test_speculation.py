@@ -25,8 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import examples, gone, script
 
-from bisect_trt.probe.journal import Journal
-from bisect_trt.probe.ledger import Budget, BudgetSpent, Ledger
+from bisect_trt.probe.ledger import BudgetSpent, Ledger
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.speculation import likely_questions
@@ -71,7 +70,7 @@ def test_a_budget_ends_at_the_same_probe(case: Case, workers: int, probes: int, 
     with scratch() as folder:
         with FakeRun(Path(folder, "whole"), FakeCheck(case.predicate)) as whole:
             whole.reduce(case.count, case.algorithm)
-        with FakeRun(Path(folder, "part"), FakeCheck(case.predicate, seed), workers, budget=Budget(probes)) as part:
+        with FakeRun(Path(folder, "part"), FakeCheck(case.predicate, seed), workers, max_probes=probes) as part:
             if len(whole.told.records) > probes:
                 with pytest.raises(BudgetSpent):
                     part.reduce(case.count, case.algorithm)
@@ -125,7 +124,7 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     certain = f"until test $(wc -l < '{pids}') -ge 3; do sleep 0.01; done; exit 1"
     body = f"sleep 600 & echo $$ $! >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
-    ledger = Ledger(Journal(tmp_path), Listening(), Budget())
+    ledger = Ledger(tmp_path)
     prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers=3)
 
     def algorithm(ask: Ask) -> Minimum:
@@ -154,7 +153,7 @@ def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -
     pids = tmp_path / "pids"
     body = f"sleep 600 & echo $$ $! >> '{pids}'\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
-    ledger = Ledger(Journal(tmp_path), Listening(killed_after=1), Budget())
+    ledger = Ledger(tmp_path, [Listening(killed_after=1)])
     prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers)
 
     def algorithm(ask: Ask) -> Minimum:

@@ -19,7 +19,7 @@ from rich.control import Control
 from rich.text import Text
 from support import examples
 
-from bisect_trt.probe.journal import Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
 from bisect_trt.report.live import LiveView, Screen
 from bisect_trt.report.text import plain

@@ -11,7 +11,7 @@ import pytest
 from support import overflowing
 
 import bisect_trt
-from bisect_trt.probe.journal import Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.report.console import NotebookConsole
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict

@@ -24,8 +24,7 @@ from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.journal import Journal, Record
-from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -107,7 +106,7 @@ class ProducesAll:
         return Outcome(Ending.PASSED, "pass", "one is missing")
 
 
-class Keeping:
+class Keeping(Watcher):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class Model:
         """The result, the nodes that are left, and all decisions."""
         with scratch() as folder:
             told = Keeping()
-            ledger = Ledger(Journal(Path(folder)), told, Budget())
+            ledger = Ledger(Path(folder), [told])
             runner = Runner(ProducesAll(culprits), self.subject.workspace, self.subject.reference)
             prober = Prober(runner, ledger, workers)
             output = Path(folder, "out.onnx")
