@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
@@ -152,7 +153,7 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 def _parameter(entry: Entry, group: type, own: type) -> inspect.Parameter:
     """A parameter of a function as Typer reads them."""
     words = entry.option.read is not None or entry.form == "named"
-    one: Any = str if words else entry.kind
+    one: Any = Path if entry.option.metavar == "FILE" else str if words else entry.kind
     kind = list[one] if entry.several else one
     if entry.option.count:
         default: Any = 0

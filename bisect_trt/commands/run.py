@@ -61,8 +61,8 @@ def targets_to_run(more: MoreTargets, target: Target) -> list[TargetSettings]:
     """
     rest = [reference_settings()] if more.onnxrt_reference else []
     if more.onnx and not target.named():
-        target.but(fp16=False, bf16=False, keep_fp32=[]).settings()  # raises if there is another option
-        return [TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=tuple(target.keep_fp32)), *rest]
+        target.but(fp16=False, bf16=False, keep_fp32=()).settings()  # raises if there is another option
+        return [TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=target.keep_fp32), *rest]
     if rest and not target.named() and not target.given():
         return rest
     runtime = target.settings(engines=True)

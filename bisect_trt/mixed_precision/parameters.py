@@ -60,7 +60,7 @@ class PrecisionSettings:
     @property
     def rungs(self) -> tuple[str, ...]:
         """The precisions of ``--ladder``, the cheapest first; none without it."""
-        return self.options.ladder or ()
+        return tuple(self.options.ladder or ())
 
     @property
     def half(self) -> Low | None:

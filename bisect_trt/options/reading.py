@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
+
+from bisect_trt.errors import UsageError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE | re.ASCII)
 _SHAPE = "a shape such as [1,3,224,224], of whole numbers from 0 up"
@@ -217,6 +221,39 @@ def assignment(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was gi
             return name, text
         raise ValueError("NAME=VALUE")
     return pair(value)
+
+
+def once(flag: str) -> Callable[[Any], Any]:
+    """A check that no name of an option's pairs is given twice."""
+
+    def check(pairs: Any) -> Any:  # noqa: ANN401 - a tuple of pairs
+        names = [name for name, _ in pairs]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(f"{flag} is given twice for {twice!r}; give it once.")
+        return pairs
+
+    return check
+
+
+def absolute(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """An absolute path: worker processes read and write it."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("a path")
+    return str(Path(value).absolute())
+
+
+def existing_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """The absolute path of a file."""
+    path = absolute(value)
+    if not os.path.isfile(path):  # noqa: PTH113 - it takes names that no file can have
+        raise ValueError("the path of a file that exists")
+    return path
+
+
+def library(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
+    """``NAME:FILE``, or such a pair: a name and the absolute path of a file."""
+    name, path = pair(value)
+    return name, existing_file(path)
 
 
 def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was given

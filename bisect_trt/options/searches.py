@@ -5,6 +5,7 @@ The docstring of each group is what its command says of itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,7 +146,7 @@ class PrecisionOptions:
     ] = FRESH_SAMPLES
     int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False
     ladder: Annotated[
-        tuple[str, ...] | None,
+        Sequence[str] | None,
         option(
             metavar="LOW,...,fp32",
             help="Of a quantized model: what cannot stay quantized goes to fp16 where that passes, else to fp32: int8,fp16,fp32.",

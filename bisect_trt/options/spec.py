@@ -25,8 +25,9 @@ class Option:
     """What a group's field says beside its type and default: ``Annotated[bool, option("--trt", help="TensorRT.")]``.
 
     The field's type is ``bool``, ``int``, ``float``, ``str``, ``Path`` or an ``Enum``, or one of these that may be missing
-    (``X | None``), given several times (``list[X]``), or given for one tensor or another (``dict[str, X]``: on the command
-    line ``NAME:VALUE``, or ``VALUE`` for the name ``''``).
+    (``X | None``), given several times (``list[X]``, ``tuple[X, ...]``), or given for one tensor or another
+    (``dict[str, X]``, or ``tuple[tuple[str, X], ...]`` with ``need_name``: on the command line ``NAME:VALUE``, or ``VALUE``
+    for the name ``''``). A field without an option is none that a user gives.
 
     Attributes:
         flags: How it is written on a command line; made from the field's name where empty.
@@ -102,6 +103,7 @@ class Entry:
         kind: The type of one value.
         form: Whether it is one value, several, or some by name.
         default: What it is if not given; :data:`dataclasses.MISSING` if it must be.
+        frozen: Whether several values are a tuple, those by name one of pairs.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Entry:
     kind: type
     form: Literal["one", "list", "named"]
     default: Any
+    frozen: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -120,6 +123,25 @@ class Entry:
     def flag(self) -> str:
         """How it is written in messages."""
         return next(flag for flag in map(_shown_flag, self.flags) if flag.startswith("--"))
+
+    @property
+    def keyword(self) -> str:
+        """The keyword in Python; that of :attr:`flag` where it is declared, else the field's name."""
+        return self.flag[2:].replace("-", "_")
+
+    def words(self, value: Any) -> list[str]:  # noqa: ANN401 - of the field's type
+        """Return a value as words of a command line."""
+        if self.form == "one":
+            return [self.flag] if value is True else [self.flag, str(value)]
+        between = "=" if "=" in self.placeholder else ":"
+
+        def word(each: Any) -> str:  # noqa: ANN401 - as above
+            if not isinstance(each, tuple):
+                return str(each)
+            name, held = each
+            return f"{name}{between}{str(list(held)).replace(' ', '') if isinstance(held, tuple) else held}"
+
+        return [self.flag, *(map(word, value) if value else ["none"])]
 
     @property
     def several(self) -> bool:
@@ -156,6 +178,7 @@ def _entries(group: type) -> tuple[Entry, ...]:
     return tuple(
         _entry(each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory())
         for each in fields(group)
+        if any(isinstance(extra, Option) for extra in typing.get_args(hints[each.name]))
     )
 
 
@@ -168,6 +191,10 @@ def _entry(name: str, hint: Any, default: Any) -> Entry:  # noqa: ANN401 - an an
         return Entry(name, declared, _plain(typing.get_args(kind)[1]), "named", default)
     if origin is list:
         return Entry(name, declared, _plain(typing.get_args(kind)[0]), "list", default)
+    if origin is tuple and declared.need_name:
+        return Entry(name, declared, str, "named", default, frozen=True)
+    if origin is tuple:
+        return Entry(name, declared, _plain(typing.get_args(kind)[0]), "list", default, frozen=True)
     return Entry(name, declared, kind, "one", default)
 
 
@@ -230,10 +257,12 @@ def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = F
 def _value(entry: Entry, called: str, value: Any) -> Any:  # noqa: ANN401 - of many types
     read = _reader(entry, called)
     if entry.form == "named":
-        value = _named(entry, called, value, read)
+        value = _named(entry, called, dict(value) if entry.frozen and value == () else value, read)
+        value = tuple(value.items()) if entry.frozen else value
     elif entry.form == "list":
         pairs = value.items() if isinstance(value, Mapping) else value
         value = [read(each) for each in ([value] if _is_single(value) else pairs)]
+        value = tuple(value) if entry.frozen else value
     else:
         value = read(value)
     return value if entry.option.check is None else entry.option.check(value)

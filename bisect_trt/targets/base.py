@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from bisect_trt.options.spec import entries
 from bisect_trt.targets.runtime import (
     ELSEWHERE,
     Arrays,
@@ -40,7 +41,6 @@ __all__ = [
     "Lowering",
     "Minimal",
     "NotReproducible",
-    "OwnOptions",
     "OwnSettings",
     "Package",
     "Runtime",
@@ -174,28 +174,22 @@ class Engines(Protocol):
 
 @dataclass(frozen=True)
 class OwnSettings:
-    """The settings of one target: a frozen dataclass of plain values and tuples, each with a default."""
+    """The settings of one target: a frozen dataclass of plain values and tuples, each with a default.
 
+    What a user can give is declared with its option: ``device: Annotated[str, option("--device", help="...")] = "CPU"``.
+    """
 
-@dataclass
-class OwnOptions:
-    """The options of one target: a dataclass of ``Annotated[..., option(...)]``, each with a default."""
-
-    def settings(self, common: TargetOptions, *, engines: bool) -> OwnSettings:
-        """Return the options as settings.
+    def checked(self, common: TargetOptions, *, engines: bool) -> OwnSettings:
+        """Return the settings, checked against each other and against other options.
 
         Args:
             common: The options of all targets.
             engines: Whether engines may be loaded and saved, as where a single model is built.
 
         Raises:
-            UsageError: An option conflicts with others, or a file does not exist.
+            UsageError: An option conflicts with others.
         """
-        return OwnSettings()
-
-    def files(self) -> list[Path]:
-        """Return the files that the target depends on."""
-        return []
+        return self
 
 
 class Target(ABC):
@@ -204,8 +198,7 @@ class Target(ABC):
     Attributes:
         name: Its name in options (``--NAME``), settings and Python, and of its entry point.
         title: Its name in messages.
-        own: The class of its settings.
-        options: The class of its options.
+        own: The class of its settings, which declare its options.
         help: The help of ``--NAME``.
         precisions: The low precisions that it takes.
         selectable: Whether it can be under suspicion; if not, it only runs beside another.
@@ -228,7 +221,6 @@ class Target(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     own: ClassVar[type[OwnSettings]] = OwnSettings
-    options: ClassVar[type[OwnOptions]] = OwnOptions
     help: ClassVar[str] = ""
     precisions: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     selectable: ClassVar[bool] = True
@@ -323,14 +315,10 @@ class Target(ABC):
         words = [f"--{self.name}", *(f"--{name}" for name in settings.low_precisions)]
         words += ["--hold-precision"] if settings.held else []
         words += ["--keep-fp32", *settings.keep] if settings.keep else []
-        return words + [word for name, value in self.changed(settings) for word in self.flag(name, value)]
-
-    def flag(self, name: str, value: Value) -> list[str]:
-        """Return one of its own settings as an option on a command line."""
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            return [option]
-        return [option, *map(str, value)] if isinstance(value, tuple) else [option, str(value)]
+        known = {entry.name: entry for entry in entries(self.own)}
+        return words + [
+            word for name, value in self.changed(settings) if name in known for word in known[name].words(value)
+        ]
 
     def changed(self, settings: TargetSettings) -> list[tuple[str, Value]]:
         """Return its own settings that differ from their defaults, by name."""

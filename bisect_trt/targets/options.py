@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.options.spec import changed, option, switch
+from bisect_trt.options.spec import changed, entries, option, switch
 from bisect_trt.targets import find, names
+from bisect_trt.targets.base import OwnSettings
 from bisect_trt.targets.base import Target as Plugin
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 
@@ -28,8 +30,8 @@ class _First:
         bool, switch("All layers in the low precision, fp32 only where there is no other (T).")
     ] = False
     keep_fp32: Annotated[
-        list[str], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
-    ] = field(default_factory=list)
+        tuple[str, ...], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
+    ] = ()
 
 
 @dataclass
@@ -48,7 +50,7 @@ class TargetOptions:
     int8: bool
     tf32: bool
     hold_precision: bool
-    keep_fp32: list[str]
+    keep_fp32: tuple[str, ...]
     fresh_process: bool
 
     def named(self) -> list[Plugin]:
@@ -62,8 +64,7 @@ class TargetOptions:
 
     def but(self, **changes: Any) -> Target:  # noqa: ANN401 - of many types
         """The same with other values."""
-        values = {name: getattr(self, name) for name in _field_names(self)}
-        return type(self)(**{**values, **changes})
+        return replace(self, **changes)  # type: ignore[type-var]  # the composed group is a dataclass
 
     def settings(self, *, engines: bool = False) -> TargetSettings | None:
         """As plain data; ``None`` if no target was asked for.
@@ -89,12 +90,12 @@ class TargetOptions:
                 what = f"use --{owner.name}" if plugin.name == "onnxrt" else "drop one"
                 raise UsageError(f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {what}.")
         precisions: dict[str, bool] = {name: getattr(self, name) for name in PRECISIONS}
-        own = self.own(plugin).settings(self, engines=engines)
-        return TargetSettings(plugin.name, **precisions, keep=tuple(self.keep_fp32), held=self.hold_precision, own=own)
+        own = self.own(plugin).checked(self, engines=engines)
+        return TargetSettings(plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=own)
 
-    def own(self, plugin: Plugin) -> Any:  # noqa: ANN401 - of the kind that the target says
-        """The options that only one target has."""
-        return plugin.options(**{entry.name: getattr(self, entry.name) for entry in fields(plugin.options)})
+    def own(self, plugin: Plugin) -> OwnSettings:
+        """The settings that only one target has."""
+        return plugin.own(**{entry.name: getattr(self, entry.keyword) for entry in entries(plugin.own)})
 
     def required(self, *, engines: bool = False) -> TargetSettings:
         """As plain data; see :meth:`settings`.
@@ -111,7 +112,13 @@ class TargetOptions:
 
     def files(self) -> list[Path]:
         """The files that the target depends on."""
-        return [path for plugin in selectable() for path in self.own(plugin).files()]
+        return [
+            Path(word)
+            for plugin in selectable()
+            for name in plugin.files
+            for word in _words(getattr(self.own(plugin), name))
+            if Path(word).is_absolute()
+        ]
 
 
 @cache
@@ -124,7 +131,7 @@ def selectable() -> tuple[Plugin, ...]:
             plugin = find(name)
         except UnavailableError:  # `bisect-trt doctor` says so
             continue
-        own = {name, *(entry.name for entry in fields(plugin.options))}
+        own = {name, *_own_options(plugin)}
         if plugin.selectable and not own & taken:
             found.append(plugin)
             taken |= own
@@ -141,29 +148,32 @@ def target_group() -> type[TargetOptions]:
 
     A target that has an option by its own name is asked for by that: its flag has a value.
     """
-    entries: list[tuple[str, Any, Any]] = [
+    declared: list[tuple[str, Any, Any]] = [
         (plugin.name, Annotated[bool, option(f"--{plugin.name}", help=plugin.help)], field(default=False))
         for plugin in selectable()
-        if plugin.name not in _field_names(plugin.options)
+        if plugin.name not in _own_options(plugin)
     ]
-    groups: list[type[Any]] = [_First, *(plugin.options for plugin in selectable()), _Last]
+    groups: list[type[Any]] = [_First, *(plugin.own for plugin in selectable()), _Last]
     for group in groups:
         hints = typing.get_type_hints(group, include_extras=True)
-        entries += [(entry.name, hints[entry.name], _copy(entry)) for entry in fields(group)]
+        declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in entries(group)]
     return make_dataclass(
-        "Target", entries, bases=(TargetOptions,), namespace={"__doc__": "The runtime under suspicion."}
+        "Target", declared, bases=(TargetOptions,), namespace={"__doc__": "The runtime under suspicion."}
     )
 
 
-def _copy(entry: Field[Any]) -> Any:  # noqa: ANN401 - what it is depends on who asks
-    """A field that another class can have."""
-    if entry.default_factory is not MISSING:
-        return field(default_factory=entry.default_factory)
-    return field(default=entry.default)
+def _own_options(plugin: Plugin) -> set[str]:
+    """The keywords of the options that only one target has."""
+    return {entry.keyword for entry in entries(plugin.own)}
 
 
-def _field_names(group: Any) -> list[str]:  # noqa: ANN401 - a dataclass
-    return [entry.name for entry in fields(group)]
+def _words(value: Any) -> Iterator[str]:  # noqa: ANN401 - a text, or tuples of them
+    """The texts in a setting."""
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _words(each)
+    elif value is not None:
+        yield value
 
 
 def _owner(flag: str, plugin: Plugin) -> Plugin | None:
@@ -176,7 +186,7 @@ def _owner(flag: str, plugin: Plugin) -> Plugin | None:
         if name == "hold_precision":
             return each.capabilities.chooses_precision
         shared = {entry.name for group in (_First, _Last) for entry in fields(group)}
-        return name in shared or name in {entry.name for entry in fields(each.options)}
+        return name in shared or name in _own_options(each)
 
     return None if takes(plugin) else next((each for each in selectable() if takes(each)), None)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnOptions, OwnSettings, Runtime, Target
+from bisect_trt.targets.base import OwnSettings, Runtime, Target
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 
@@ -18,27 +18,19 @@ OPERATORS = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "MatMul": "matm
 
 @dataclass(frozen=True)
 class NumpySettings(OwnSettings):
-    """The settings of this target alone: plain values, which go to the worker processes and into ``reproduce.py``."""
+    """The settings of this target alone: plain values, which go to the worker processes and into ``reproduce.py``.
 
-    leak: float = 0.01
-
-
-@dataclass
-class NumpyOptions(OwnOptions):
-    """Its options; those that all targets share (``--keep-fp32``, ...) are there already."""
+    Each has its option; those that all targets share (``--keep-fp32``, ...) are there already.
+    """
 
     leak: Annotated[float, option(metavar="SLOPE", min=0, max=1, help="How much Relu leaks, with --numpy.")] = 0.01
-
-    def settings(self, common: object, *, engines: bool) -> NumpySettings:  # noqa: ARG002 - nothing to check
-        """Return the options as plain data."""
-        return NumpySettings(self.leak)
 
 
 class NumpyTarget(Target):
     """A NumPy interpreter of ONNX."""
 
     name, title, own = "numpy", "NumPy", NumpySettings
-    options, help = NumpyOptions, "A NumPy interpreter with a leaky Relu."
+    help = "A NumPy interpreter with a leaky Relu."
     precisions, needs = (), "bisect-trt-numpy-target"
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:

@@ -229,7 +229,7 @@ def test_a_prebuilt_engine_is_built(cli: CommandLine, tmp_path: Path, words: lis
 
 def test_there_is_no_such_engine(cli: CommandLine, tmp_path: Path) -> None:
     ran = cli("run", chain(tmp_path / "m.onnx"), "--trt", "--load-engine", "no.plan")
-    assert (ran.status, ran.error) == (2, "error: --load-engine: there is no file no.plan; check the path.")
+    assert (ran.status, ran.error) == (2, "error: --load-engine no.plan: give the path of a file that exists.")
 
 
 def test_a_level_is_a_number_from_0_to_5(cli: CommandLine, tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries, make_group
 from bisect_trt.targets.onnxrt import level
-from bisect_trt.targets.trt.settings import LAYER_TYPES, layer_type
+from bisect_trt.targets.openvino import openvino_property
+from bisect_trt.targets.through import command
+from bisect_trt.targets.trt.settings import LAYER_TYPES, constraints, layer_type
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
@@ -53,6 +55,12 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
     values.assignment: st.tuples(TEXTS, TEXTS),
+    values.absolute: TEXTS.map(Path),
+    values.existing_file: st.just(__file__),
+    values.library: st.tuples(TEXTS, st.just(__file__)),
+    openvino_property: st.tuples(TEXTS, TEXTS),
+    constraints: st.sampled_from(["none", "prefer", "obey"]),
+    command: st.sampled_from(["cp {model} {out}", "cp {model} 'a b' {out}"]),
     metric.finite: st.floats(-1e300, 1e300),
     metric.drop: st.builds(metric.Drop, st.floats(0, 1e300), st.booleans()),
     until: st.sampled_from(["good", "bad", "both"]) | st.integers(1, 1000),
@@ -80,7 +88,12 @@ def values_of(entry: Entry) -> st.SearchStrategy[Any]:
         one = {bool: st.booleans(), Path: TEXTS.map(Path), str: TEXTS}[entry.kind]
     if entry.form == "named":
         return st.dictionaries(NAMES if entry.option.need_name else NAMES | st.just(""), one, min_size=1, max_size=3)
-    return st.lists(one, min_size=1, max_size=3) if entry.form == "list" else one
+    unique = (
+        (lambda pair: pair[0].upper())
+        if entry.option.read in (values.pair, values.assignment, openvino_property)
+        else None
+    )
+    return st.lists(one, min_size=1, max_size=3, unique_by=unique) if entry.form == "list" else one
 
 
 def word(value: Any) -> str:

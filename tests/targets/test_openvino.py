@@ -267,7 +267,7 @@ def test_the_other_commands(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--openvino-property", "A:1", "a:2"], "--openvino-property is given twice for 'A'; give it once"),
+        (["--openvino-property", "A:1", "a:2"], "--openvino-property is given twice for 'A'; give it once."),
         (
             ["--fp16", "--openvino-property", "inference_precision_hint:f32"],
             "--fp16 and --openvino-property INFERENCE_PRECISION_HINT both say in which precision to run; drop one.",

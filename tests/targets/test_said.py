@@ -22,7 +22,7 @@ SAMPLES: dict[str, Any] = {
     "session_options": (("session.disable_prepacking", "1"),),
     "custom_op_libraries": ("files/1-ops.so",),
     "ep_libraries": (("mine", "ep.so"),),
-    "command": ("cp", "{model}", "{out}"),
+    "through": "cp {model} {out}",
     "reads": ("files/1-tool.py",),
     "device": "GPU.0",
     "properties": (("EXECUTION_MODE_HINT", "ACCURACY"),),

@@ -24,7 +24,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.through import parse
+from bisect_trt.targets.through import ThroughSettings
+from bisect_trt.targets.through import command as read_command
 from bisect_trt.targets.through.runner import fill
 
 PYTHON = shlex.quote(sys.executable)
@@ -81,7 +82,7 @@ def edit(path: Path, change: str) -> str:
 
 
 def run(tool: str, path: Path) -> np.ndarray:
-    session = make_runtime(TargetSettings("through", own=parse(tool))).load(path)
+    session = make_runtime(TargetSettings("through", own=ThroughSettings(tool))).load(path)
     return session.run({"x": X})["y"]
 
 
@@ -167,7 +168,7 @@ def test_what_a_tool_may_do_wrong(tmp_path: Path, change: str, complaint: str) -
 def test_an_output_more_does_no_harm(tmp_path: Path) -> None:
     path = model(tmp_path / "model.onnx", 1)
     more = edit(tmp_path / "tool.py", 'm.graph.output.add().name = "side"')
-    session = make_runtime(TargetSettings("through", own=parse(more))).load(path)
+    session = make_runtime(TargetSettings("through", own=ThroughSettings(more))).load(path)
     assert list(session.run({"x": X})) == ["y"]
 
 
@@ -204,7 +205,7 @@ def test_a_tool_that_hangs_is_a_time_out(cli: CommandLine) -> None:
 )
 def test_commands_that_are_none(command: str, complaint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse(command)
+        read_command(command)
     assert str(refused.value) == complaint
 
 
@@ -222,8 +223,10 @@ WORDS = st.lists(st.text(st.sampled_from("ab {}$'model/.")), max_size=4)
 
 @given(WORDS)
 def test_the_option_says_the_command_again(words: Sequence[str]) -> None:
-    settings = TargetSettings("through", own=parse(shlex.join(["cp", "{model}", *words, "--to={out}", __file__])))
-    assert parse(settings.flags()[1]) == settings.own
+    settings = TargetSettings(
+        "through", own=ThroughSettings(shlex.join(["cp", "{model}", *words, "--to={out}", __file__]))
+    )
+    assert ThroughSettings(settings.flags()[1]) == settings.own
     assert TargetSettings.from_json(settings.to_json()) == settings
 
 

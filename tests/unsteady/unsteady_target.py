@@ -7,17 +7,16 @@ beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Capabilities, OwnOptions, OwnSettings, Runtime, Target
+from bisect_trt.targets.base import Capabilities, OwnSettings, Runtime, Target
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
     from bisect_trt.targets.choices import Choice
-    from bisect_trt.targets.options import TargetOptions
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class UnsteadySettings(OwnSettings):
     model.
     """
 
-    fault: str = "never"
-    pins: tuple[str, ...] = ()
-    bans: tuple[str, ...] = ()
+    fault: Annotated[str, option(metavar="WHEN", help="When it is wrong.")] = "never"
+    pins: Annotated[tuple[str, ...], option(metavar="NODE=KERNEL", help="Kernels that nodes have to take.")] = ()
+    bans: Annotated[tuple[str, ...], option(metavar="NODE=KERNEL", help="Kernels that they shall not.")] = ()
     record: str | None = None
     load_engine: str | None = None
     save_engine: str | None = None
@@ -56,28 +55,11 @@ class UnsteadyEngines:
         return settings
 
 
-@dataclass
-class UnsteadyOptions(OwnOptions):
-    """Its own."""
-
-    fault: Annotated[str, option(metavar="WHEN", help="When it is wrong.")] = "never"
-    pins: Annotated[list[str], option(metavar="NODE=KERNEL", help="Kernels that nodes have to take.")] = field(
-        default_factory=list
-    )
-    bans: Annotated[list[str], option(metavar="NODE=KERNEL", help="Kernels that they shall not.")] = field(
-        default_factory=list
-    )
-
-    def settings(self, common: TargetOptions, *, engines: bool) -> UnsteadySettings:  # noqa: ARG002 - nothing to check
-        """As plain data."""
-        return UnsteadySettings(self.fault, tuple(self.pins), tuple(self.bans))
-
-
 class UnsteadyTarget(Target):
     """ONNX Runtime with a fault."""
 
     name, title, own = "unsteady", "Unsteady", UnsteadySettings
-    options, help = UnsteadyOptions, "ONNX Runtime, wrong now and then."
+    help = "ONNX Runtime, wrong now and then."
     precisions = ()
     capabilities = Capabilities(pins=True)
     engines = UnsteadyEngines()

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bisect_trt.errors import UsageError
-from bisect_trt.options.reading import pair
-from bisect_trt.options.spec import option
+from bisect_trt.options.reading import existing_file, library, once, pair
+from bisect_trt.options.spec import entries, option
 from bisect_trt.targets.base import (
     Capabilities,
     Minimal,
     NotReproducible,
-    OwnOptions,
     OwnSettings,
     Package,
     Target,
-    Value,
 )
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.switches import Looked, Switch
 
 ALL, OFF = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
 _LEVEL_TITLES = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
-_OPTIONS = {
-    "disabled_optimizers": "--disable-optimizer",
-    "provider_options": "--provider-option",
-    "session_options": "--session-option",
-    "custom_op_libraries": "--custom-op-library",
-    "ep_libraries": "--ep-library",
-}
-"""Of settings whose options are called otherwise: they may be repeated."""
 _POLYGRAPHY = ("providers", "graph_optimization_level")
 """What `polygraphy run` can be told of."""
 
@@ -66,99 +54,66 @@ def level(value: Any) -> str:  # noqa: ANN401 - whatever was given
 
 @dataclass(frozen=True)
 class OnnxRuntimeSettings(OwnSettings):
-    """What only ONNX Runtime has.
+    """What only ONNX Runtime has."""
 
-    Attributes:
-        providers: Its execution providers, by long or short name (``cuda``); where empty those of ``ep_libraries``, else
-            its CPU provider.
-        graph_optimization_level: How far it may optimise the graph, by ONNX Runtime's name of the level.
-        disabled_optimizers: Graph optimizers that are left out, by their names in ONNX Runtime's log.
-        provider_options: Options of the first provider by name, or of another as ``cuda.NAME``.
-        session_options: Attributes of ``SessionOptions``, or entries of its configuration, by name.
-        custom_op_libraries: Shared libraries with kernels for operators of others.
-        ep_libraries: Shared libraries with execution providers, as the name to register one under, and the file.
-    """
-
-    providers: tuple[str, ...] = ()
-    graph_optimization_level: str = ALL
-    disabled_optimizers: tuple[str, ...] = ()
-    provider_options: tuple[tuple[str, str], ...] = ()
-    session_options: tuple[tuple[str, str], ...] = ()
-    custom_op_libraries: tuple[str, ...] = ()
-    ep_libraries: tuple[tuple[str, str], ...] = ()
+    providers: Annotated[
+        tuple[str, ...], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
+    ] = ()
+    provider_options: Annotated[
+        tuple[tuple[str, str], ...],
+        option(
+            "--provider-option",
+            metavar="K:V",
+            help="An option of the first of them; of another one as cuda.K:V.",
+            read=pair,
+            check=once("--provider-option"),
+        ),
+    ] = ()
+    session_options: Annotated[
+        tuple[tuple[str, str], ...],
+        option(
+            "--session-option",
+            metavar="K:V",
+            help="An attribute of ONNX Runtime's SessionOptions, or, as in session.disable_prepacking:1, an entry of its "
+            "configuration.",
+            read=pair,
+            check=once("--session-option"),
+        ),
+    ] = ()
+    graph_optimization_level: Annotated[
+        str, option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level)
+    ] = ALL
+    disabled_optimizers: Annotated[
+        tuple[str, ...],
+        option(
+            "--disable-optimizer",
+            metavar="NAME",
+            help="Leave a graph optimizer of ONNX Runtime's out: GemmTransposeFusion, ...",
+        ),
+    ] = ()
+    custom_op_libraries: Annotated[
+        tuple[str, ...],
+        option(
+            "--custom-op-library",
+            metavar="FILE",
+            help="Kernels for ONNX Runtime, and for the reference.",
+            read=existing_file,
+        ),
+    ] = ()
+    ep_libraries: Annotated[
+        tuple[tuple[str, str], ...],
+        option(
+            "--ep-library",
+            metavar="NAME:FILE",
+            help="A plug-in execution provider for ONNX Runtime to load, from 1.22 on.",
+            read=library,
+        ),
+    ] = ()
 
     @property
     def optimize(self) -> bool:
         """Whether it may optimise the graph at all."""
         return self.graph_optimization_level != OFF
-
-
-@dataclass
-class OnnxRuntimeOptions(OwnOptions):
-    """What only ONNX Runtime has."""
-
-    providers: Annotated[
-        list[str], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
-    ] = field(default_factory=list)
-    provider_option: Annotated[
-        list[tuple[str, str]],
-        option(metavar="K:V", help="An option of the first of them; of another one as cuda.K:V.", read=pair),
-    ] = field(default_factory=list)
-    session_option: Annotated[
-        list[tuple[str, str]],
-        option(
-            metavar="K:V",
-            help="An attribute of ONNX Runtime's SessionOptions, or, as in session.disable_prepacking:1, an entry of its "
-            "configuration.",
-            read=pair,
-        ),
-    ] = field(default_factory=list)
-    graph_optimization_level: Annotated[
-        str, option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level)
-    ] = ALL
-    disable_optimizer: Annotated[
-        list[str],
-        option(metavar="NAME", help="Leave a graph optimizer of ONNX Runtime's out: GemmTransposeFusion, ..."),
-    ] = field(default_factory=list)
-    custom_op_library: Annotated[
-        list[Path], option(metavar="FILE", help="Kernels for ONNX Runtime, and for the reference.")
-    ] = field(default_factory=list)
-    ep_library: Annotated[
-        list[tuple[str, str]],
-        option(
-            metavar="NAME:FILE", help="A plug-in execution provider for ONNX Runtime to load, from 1.22 on.", read=pair
-        ),
-    ] = field(default_factory=list)
-
-    def settings(self, common: TargetOptions, *, engines: bool) -> OnnxRuntimeSettings:
-        """As plain data.
-
-        Raises:
-            UsageError: A library is not there, or an option of one name has two values.
-        """
-        for flag, pairs in (("--provider-option", self.provider_option), ("--session-option", self.session_option)):
-            if twice := sorted({name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1}):
-                raise UsageError(f"{flag} is given twice for {twice[0]!r}; give it once")
-        return OnnxRuntimeSettings(
-            tuple(self.providers),
-            self.graph_optimization_level,
-            tuple(self.disable_optimizer),
-            tuple(self.provider_option),
-            tuple(self.session_option),
-            tuple(_existing("--custom-op-library", path) for path in self.custom_op_library),
-            tuple((name, _existing("--ep-library", Path(path))) for name, path in self.ep_library),
-        )
-
-    def files(self) -> list[Path]:
-        """The libraries."""
-        return [*self.custom_op_library, *(Path(path) for _, path in self.ep_library)]
-
-
-def _existing(flag: str, path: Path) -> str:
-    """Absolute: the worker reads it."""
-    if not path.is_file():
-        raise UsageError(f"{flag}: there is no file {path}; check the path.")
-    return str(path.absolute())
 
 
 @cache
@@ -177,11 +132,11 @@ class OnnxRuntimeTarget(Target):
 
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
     capabilities = Capabilities(sliced=True)
-    options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
+    help = "ONNX Runtime, all graph optimisations on."
     needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     sent = ("bisect_trt.targets.onnxrt.runner",)
     packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
-    files = ("custom_op_libraries",)
+    files = ("custom_op_libraries", "ep_libraries")
 
     def package(self, settings: TargetSettings) -> Package:
         """The build for CPUs, where it runs on nothing else."""
@@ -239,19 +194,13 @@ class OnnxRuntimeTarget(Target):
         words += [Path(path).name for path in own.custom_op_libraries]
         return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
 
-    def flag(self, name: str, value: Value) -> list[str]:
-        """Each value after a flag of its own, pairs with a colon."""
-        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
-        if isinstance(value, str):
-            return [option, value]
-        return [word for each in value for word in (option, each if isinstance(each, str) else ":".join(each))]
-
     def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
         """To Polygraphy."""
         if tool != "polygraphy":
             return super().said_to(tool, settings, model)
         own = settings.of(OnnxRuntimeSettings)
-        unsaid = [self.flag(name, value)[0] for name, value in self.changed(settings) if name not in _POLYGRAPHY]
+        changed = {name for name, _ in self.changed(settings)}
+        unsaid = [each.flag for each in entries(self.own) if each.name in changed - {*_POLYGRAPHY}]
         if unsaid:
             return NotReproducible(f"it has no option for {', '.join(unsaid)}")
         words = ["--onnxrt", *(["--providers", *own.providers] if own.providers else [])]

@@ -9,15 +9,15 @@ properties, so the runner tries which it takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.reading import pair
+from bisect_trt.options.reading import once, pair
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Minimal, OwnOptions, OwnSettings, Package, Script, Target, Value
+from bisect_trt.targets.base import Minimal, OwnSettings, Package, Script, Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, precision_switches
 
@@ -33,6 +33,12 @@ _CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
+def openvino_property(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
+    """A property, by its name in capital letters, and its value."""
+    name, text = pair(value)
+    return name.upper(), text
+
+
 @dataclass(frozen=True)
 class OpenVinoSettings(OwnSettings):
     """What only OpenVINO has.
@@ -42,44 +48,39 @@ class OpenVinoSettings(OwnSettings):
         properties: Properties of the device that a model is compiled with, by OpenVINO's names.
     """
 
-    device: str = CPU
-    properties: tuple[tuple[str, str], ...] = ()
+    device: Annotated[str, option("--openvino-device", metavar="DEVICE", help="OpenVINO's: CPU, GPU.0, AUTO, ...")] = (
+        CPU
+    )
+    properties: Annotated[
+        tuple[tuple[str, str], ...],
+        option(
+            "--openvino-property",
+            metavar="K:V",
+            help="A property of OpenVINO's device, such as EXECUTION_MODE_HINT:ACCURACY.",
+            read=openvino_property,
+            check=once("--openvino-property"),
+        ),
+    ] = ()
 
-
-@dataclass
-class OpenVinoOptions(OwnOptions):
-    """What only OpenVINO has."""
-
-    openvino_device: Annotated[str, option(metavar="DEVICE", help="OpenVINO's: CPU, GPU.0, AUTO, ...")] = CPU
-    openvino_property: Annotated[
-        list[tuple[str, str]],
-        option(metavar="K:V", help="A property of OpenVINO's device, such as EXECUTION_MODE_HINT:ACCURACY.", read=pair),
-    ] = field(default_factory=list)
-
-    def settings(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:
-        """As plain data.
+    def checked(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:
+        """Check that one precision is asked for.
 
         Raises:
-            UsageError: A property has two values, or is about the precision, which has options of its own.
+            UsageError: Two are.
         """
-        names = [name.upper() for name, _ in self.openvino_property]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UsageError(f"--openvino-property is given twice for {twice[0]!r}; give it once")
         low = next((f"--{name}" for name in ("fp16", "bf16") if getattr(common, name)), None)
-        if low is not None and HINT in names:
+        if low is not None and HINT in dict(self.properties):
             raise UsageError(f"{low} and --openvino-property {HINT} both say in which precision to run; drop one.")
         if common.fp16 and common.bf16:
             raise UsageError("--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them.")
-        return OpenVinoSettings(
-            self.openvino_device, tuple((name.upper(), value) for name, value in self.openvino_property)
-        )
+        return self
 
 
 class OpenVinoTarget(Target):
     """OpenVINO with one of its devices."""
 
     name, title, own = "openvino", "OpenVINO", OpenVinoSettings
-    options, help = OpenVinoOptions, "OpenVINO; fp32 unless --fp16 or --bf16 asks for another precision."
+    help = "OpenVINO; fp32 unless --fp16 or --bf16 asks for another precision."
     needs, emulator = "openvino", f"OpenVINO's CPU device with {HINT}={FULL}"
     sent, reads_graph = ("bisect_trt.targets.openvino.runner",), True
     packages = (Package("openvino"),)
@@ -115,7 +116,7 @@ class OpenVinoTarget(Target):
         openvino = require_openvino()
         yield "OpenVINO", openvino.__version__
         core = openvino.Core()
-        named = {device: core.get_property(device, "FULL_DEVICE_NAME") for device in core.available_devices}
+        named = {device: core.getopenvino_property(device, "FULL_DEVICE_NAME") for device in core.available_devices}
         yield "OpenVINO devices", ", ".join(f"{device} ({name})" for device, name in named.items())
 
     def describe(self, settings: TargetSettings) -> str:
@@ -123,12 +124,6 @@ class OpenVinoTarget(Target):
         own = settings.of(OpenVinoSettings)
         said = [f"{name}={value}" for name, value in own.properties]
         return f"{self.title} ({', '.join([own.device, *said, *(settings.low_precisions or ('fp32',))])})"
-
-    def flag(self, name: str, value: Value) -> list[str]:
-        """Each property after a flag of its own."""
-        if name == "device":
-            return ["--openvino-device", value]
-        return [word for key, each in value for word in ("--openvino-property", f"{key}:{each}")]
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On the CPU, where it computes what a graph has in fp16 in fp32."""

@@ -12,15 +12,36 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Minimal, OwnOptions, OwnSettings, Script, Target
+from bisect_trt.targets.base import Minimal, OwnSettings, Script, Target
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from bisect_trt.targets.options import TargetOptions
 
 MODEL, OUT, FILE = "{model}", "{out}", "{{file{}}}"
+
+
+def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
+    """A command that runs such a tool; there is no shell.
+
+    Raises:
+        UsageError: It names no model to read or to write, its quotes do not match, or there is no such program.
+    """
+    if not isinstance(text, str):
+        raise ValueError("a text")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--through {text}: {error}; mend the quotes.") from error
+    for placeholder, what in ((MODEL, "the model that the tool reads"), (OUT, "where it writes its own")):
+        if not any(placeholder in word for word in words):
+            raise UsageError(f"--through {text}: {placeholder} is missing, {what}; write 'onnxsim {{model}} {{out}}'.")
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"--through: there is no program '{words[0]}' (or it is not executable); give its path or mend PATH."
+        )
+    return text
 
 
 @dataclass(frozen=True)
@@ -28,72 +49,36 @@ class ThroughSettings(OwnSettings):
     """What only a tool from ONNX to ONNX has.
 
     Attributes:
-        command: Its words, with ``{model}`` for what it reads, ``{out}`` for what it writes, and ``{file1}``, ... for files.
+        through: The command, with ``{model}`` for what it reads, ``{out}`` for what it writes, and ``{file1}``, ... for files.
         reads: These files: a script, a configuration.
     """
-
-    command: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> list[str]:
-        """The command as it was given, its files by their paths."""
-        paths = {FILE.format(number): path for number, path in enumerate(self.reads, 1)}
-        return [paths.get(word, word) for word in self.command]
-
-
-@dataclass
-class ThroughOptions(OwnOptions):
-    """What only such a tool has: the command that runs it."""
 
     through: Annotated[
         str | None,
         option(
             metavar="COMMAND",
             help="A tool from ONNX to ONNX, such as 'onnxsim {model} {out}': what it writes is run in the reference.",
+            read=command,
         ),
     ] = None
+    reads: tuple[str, ...] = ()
 
-    def settings(self, common: TargetOptions, *, engines: bool) -> ThroughSettings:
-        """As plain data.
+    def __post_init__(self) -> None:
+        """Find the files in a command as it is given."""
+        if self.reads or self.through is None:
+            return
+        words = shlex.split(self.through)
+        files = [str(Path(word).absolute()) if _is_file(word) else "" for word in words]
+        reads = [path for path in dict.fromkeys(files) if path]
+        names = [FILE.format(reads.index(path) + 1) if path else word for path, word in zip(files, words, strict=True)]
+        object.__setattr__(self, "through", shlex.join(names))
+        object.__setattr__(self, "reads", tuple(reads))
 
-        Raises:
-            UsageError: It names no model to read or to write, its quotes do not match, or there is no such program.
-        """
-        return parse(self.through or "")
-
-    def files(self) -> list[Path]:
-        """The scripts and the like that it names."""
-        try:
-            return [Path(path) for path in parse(self.through).reads] if self.through else []
-        except UsageError:  # said where it is asked for
-            return []
-
-
-def parse(command: str) -> ThroughSettings:
-    """A command from its text; there is no shell.
-
-    Raises:
-        UsageError: As for :meth:`ThroughOptions.settings`.
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--through {command}: {error}; mend the quotes.") from error
-    for placeholder, what in ((MODEL, "the model that the tool reads"), (OUT, "where it writes its own")):
-        if not any(placeholder in word for word in words):
-            raise UsageError(
-                f"--through {command}: {placeholder} is missing, {what}; write 'onnxsim {{model}} {{out}}'."
-            )
-    if shutil.which(words[0]) is None:
-        raise UsageError(
-            f"--through: there is no program '{words[0]}' (or it is not executable); give its path or mend PATH."
-        )
-    reads = list(dict.fromkeys(str(Path(word).absolute()) for word in words if _is_file(word)))
-    places = {path: FILE.format(number) for number, path in enumerate(reads, 1)}
-    return ThroughSettings(
-        tuple(places[str(Path(word).absolute())] if _is_file(word) else word for word in words), tuple(reads)
-    )
+    @property
+    def words(self) -> list[str]:
+        """The command as it was given, its files by their paths."""
+        paths = {FILE.format(number): path for number, path in enumerate(self.reads, 1)}
+        return [paths.get(word, word) for word in shlex.split(self.through or "")]
 
 
 def _is_file(word: str) -> bool:
@@ -115,7 +100,7 @@ _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
 class ThroughTarget(Target):
     """A tool from ONNX to ONNX, whose model is run in the reference."""
 
-    name, title, own, options = "through", "the tool", ThroughSettings, ThroughOptions
+    name, title, own = "through", "the tool", ThroughSettings
     precisions = ()
     needs, reads_graph = "onnxruntime", True
     sent = ("bisect_trt.targets.onnxrt.runner", "bisect_trt.targets.through.runner")
@@ -150,5 +135,5 @@ class ThroughTarget(Target):
     def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """Return how ``reproduce.py`` runs a model: with the tool and ONNX Runtime."""
         script, own = super().script(settings, model), settings.of(ThroughSettings)
-        tool = Path(own.words[0]).name if own.command else self.title
+        tool = Path(own.words[0]).name if own.through else self.title
         return Script(f"{tool}, {script.needs}", script.modules, script.settings, script.hints)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -97,7 +98,7 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
     Args:
         model: What it reads.
         folder: Where it writes.
-        settings: ``command``, and what it ``reads``.
+        settings: The command (``through``), and what it ``reads``.
 
     Raises:
         BuildError: It ends badly, or writes nothing.
@@ -107,7 +108,7 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
     named = {"model": str(model.absolute()), "out": str(out)}
     for number, path in enumerate(settings["reads"], 1):
         named[f"file{number}"] = str(pathlib.Path(path).absolute())
-    words = [fill(word, named) for word in settings["command"]]
+    words = [fill(word, named) for word in shlex.split(settings["through"])]
     if words[0] in named.values() and not os.access(words[0], os.X_OK):
         pathlib.Path(words[0]).chmod(0o755)  # a copy, which does not keep that
     done = subprocess.run(

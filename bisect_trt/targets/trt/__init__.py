@@ -17,12 +17,11 @@ from bisect_trt.targets.base import (
     Package,
     ShapeRange,
     Target,
-    Value,
 )
 from bisect_trt.targets.choices import TIMINGS
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.other_tools import say
-from bisect_trt.targets.trt.settings import TrtOptions, TrtSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
     from bisect_trt.targets.switches import Looked, Switch
 
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_REPEATED = {
-    "builder_flags": "--builder-flag",
-    "builder_settings": "--builder-set",
-    "avoid_tactics": "--avoid-tactic",
-    "pin_tactics": "--pin-tactic",
-}
-"""Settings of which each value is said after an option of its own."""
 
 
 class TensorRtEngines:
@@ -74,7 +66,6 @@ class TensorRtTarget(Target):
         crowds=frozenset({"Conv", "ConvTranspose"}),
     )
     engines = TensorRtEngines()
-    options = TrtOptions
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
     needs = "tensorrt"
@@ -224,17 +215,6 @@ class TensorRtTarget(Target):
         plain = replace(settings, keep=(), held=False)
         plain = plain.with_own(precision_constraints="none", strongly_typed=False, save_engine=None)
         return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True)]
-
-    def flag(self, name: str, value: Value) -> list[str]:
-        """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""
-        if name in _REPEATED:
-            words = [each if isinstance(each, str) else "=".join(each) for each in value]
-            return [part for word in words for part in (_REPEATED[name], word)]
-        option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
-        if name not in ("pool_limits", "layer_precisions") and not name.endswith("_shapes"):
-            return super().flag(name, value if value != () else "none")
-        pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
-        return [option.replace("_", "-"), *pairs]
 
     def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
         """Those of the optimisation profile; the most usual shapes are the largest, where they are not given."""

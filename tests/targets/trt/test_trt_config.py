@@ -12,6 +12,7 @@ import pytest
 from trt_standin import APIS, OLD, STRONG, VERSIONS, WEAK, HostCudart, StandIn, World, plain, trt_target
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.spec import make_group
 from bisect_trt.targets.choices import Choice
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -219,17 +220,15 @@ def test_samples_are_handed_out_by_name_and_ranges_kept(version: str, tmp_path: 
 
 
 def asked(**options: Any) -> TargetSettings:
-    made: Any = Target
-    settings: TargetSettings = made(trt=True, **options).required()
-    return settings
+    return make_group(Target, {"trt": True, **options}).required()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"builder_set": [("a", "1"), ("a", "2")]}, "--builder-set a is given twice"),
+        ({"builder_set": [("a", "1"), ("a", "2")]}, "--builder-set is given twice for 'a'"),
         ({"builder_set": [("tactic_sources", "1")]}, "--builder-set tactic_sources: use --tactic-sources"),
-        ({"load_timing_cache": Path("nowhere")}, "--load-timing-cache: there is no file nowhere"),
+        ({"load_timing_cache": Path("nowhere")}, "load_timing_cache: nowhere: give the path of a file that exists"),
     ],
 )
 def test_options_that_conflict(options: dict[str, Any], said: str) -> None:
