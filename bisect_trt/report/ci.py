@@ -113,12 +113,8 @@ def workflow_commands(result: Mapping[str, Any]) -> Iterator[str]:
     """A line for each case that is not as it should be, which GitHub shows beside the change."""
     bad = [case for case in cases_of(result) if case.verdict != "pass"]
     for case in bad[:_MOST_ANNOTATIONS]:
-        title = (
-            f"bisect-trt {result['command']}: {case.name}"
-            if case.name != result["command"]
-            else f"bisect-trt {case.name}"
-        )
-        known = {"title": title}
+        about = "" if case.name == result["command"] else f": {case.name}"
+        known = {"title": f"bisect-trt {result['command']}{about}"}
         if case.file is not None:
             file, _, line = case.file.rpartition(":")
             known = {"file": _near(file), "line": line, **known}
@@ -135,13 +131,9 @@ def _near(file: str) -> str:
 
 def _data(text: str) -> str:
     """As the toolkit of GitHub Actions escapes what is said (``escapeData``)."""
-    return _printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return clean(text).replace("%", "%25").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
     """The same of a property (``escapeProperty``)."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _printable(text: str) -> str:
-    return "\n".join(clean(line) for line in text.split("\n"))

@@ -17,23 +17,21 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probe.ledger import Record, Watcher
-from bisect_trt.report.text import clean, plain, plural
+from bisect_trt.report.text import VERDICT_STYLES, clean, plain, plural
 from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
-    from bisect_trt.report.live import LiveView, Screen
+    from bisect_trt.report.live import LiveView
 
 Item = TypeVar("Item")
 Part = str | tuple[str, str]
 """A text, or a text with its style as rich names it."""
 IN_JSON = " (--json lists them)"
-STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
 _OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
 _LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings where no handler is configured
@@ -101,21 +99,10 @@ class Console(Watcher):
         self._log: TextIO | None = None
         self.view: LiveView | None = None
         if live and verbosity >= 0 and not _is_plain(sys.stdout):
-            from bisect_trt.report.live import LiveView, is_live  # noqa: PLC0415 - rich takes as long to import as NumPy
+            from bisect_trt.report.live import LiveView, is_live, open_screen  # noqa: PLC0415 - rich is slow to import
 
-            self.view = LiveView(self._screen) if is_live(self._screen) else None
-
-    @cached_property
-    def _screen(self) -> Screen:
-        from bisect_trt.report.live import Screen  # noqa: PLC0415 - as above
-
-        return Screen()
-
-    @cached_property
-    def _error_screen(self) -> Screen:
-        from bisect_trt.report.live import Screen  # noqa: PLC0415 - as above
-
-        return Screen(stderr=True)
+            screen = open_screen()
+            self.view = LiveView(screen) if is_live(screen) else None
 
     def log_to(self, path: Path) -> None:
         """Append everything that ``-v`` prints to a file too, with times.
@@ -233,7 +220,7 @@ class Console(Watcher):
         after, reason = f" {record.seconds:6.2f} s  {plain(record.title)}", f"  {plain(record.reason)}"
         self.note("\n".join([f"{before}{verdict}{after}{reason}", *tail]))
         if self.verbosity >= 0:
-            self._print(before, (verdict, STYLES[record.verdict]), after + (reason if explained else ""))
+            self._print(before, (verdict, VERDICT_STYLES[record.verdict]), after + (reason if explained else ""))
             for line in tail:
                 self._print(line)
 
@@ -243,7 +230,13 @@ class Console(Watcher):
         if not _is_plain(stream):
             from rich.text import Text  # noqa: PLC0415 - as above
 
-            (self._error_screen if stderr else self._screen).print(Text.assemble(*parts))
+            from bisect_trt.report.live import open_screen  # noqa: PLC0415 - as above
+
+            text = Text.assemble(*parts)
+            if self.view is not None and not stderr:
+                self.view.print(text)
+            else:
+                open_screen(stderr=stderr).print(text)
         elif stream is not None:
             texts = (part if isinstance(part, str) else part[0] for part in parts)
             try:

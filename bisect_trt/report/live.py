@@ -8,8 +8,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import IO
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, Group, RenderResult
@@ -18,8 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bisect_trt.probe.ledger import Record, Watcher
-from bisect_trt.report.console import STYLES
-from bisect_trt.report.text import plain, plural, seconds
+from bisect_trt.report.text import VERDICT_STYLES, plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
 _LAST = 3
@@ -28,41 +25,14 @@ _REFRESHES = 4
 """Per second."""
 
 
-def is_live(console: RichConsole) -> bool:
+def open_screen(*, stderr: bool = False) -> RichConsole:
+    """Return a terminal on which lines are not broken, and names are no markup: ``:word:`` is never an emoji."""
+    return RichConsole(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
+def is_live(screen: RichConsole) -> bool:
     """Return whether lines can be overwritten: a real terminal, whatever ``FORCE_COLOR`` says, and not a dumb one."""
-    return console.is_interactive and console.file.isatty()
-
-
-class Screen(RichConsole):
-    """A terminal that one thread at a time lays out for and writes to.
-
-    Rich locks the two apart: a print between the layout of another thread's view and its writing removes as many lines as
-    that view will have, not as it has, and what stood above is lost.
-    """
-
-    def __init__(
-        self, *, file: IO[str] | None = None, stderr: bool = False, force_terminal: bool | None = None
-    ) -> None:
-        """Write to ``file``, else to stdout or ``stderr``; ``:word:`` in a name is never an emoji."""
-        super().__init__(
-            file=file, stderr=stderr, force_terminal=force_terminal, highlight=False, soft_wrap=True, emoji=False
-        )
-        self._turn = threading.RLock()
-
-    def __enter__(self) -> Screen:
-        """Wait for the other threads."""
-        self._turn.acquire()
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Write, then release the other threads."""
-        try:
-            super().__exit__(kind, error, trace)
-        finally:
-            self._turn.release()
+    return screen.is_interactive and screen.file.isatty()
 
 
 class LiveView(Watcher):
@@ -72,10 +42,13 @@ class LiveView(Watcher):
         stopping: Whether the user has asked to stop.
     """
 
-    def __init__(self, console: Screen) -> None:
-        """Show nothing until a step begins; ``console`` is that of a terminal."""
+    def __init__(self, screen: RichConsole) -> None:
+        """Show nothing until a step begins."""
         self.stopping = False
-        self._console = console
+        self._screen = screen
+        # One thread at a time lays out and writes. Rich locks the two apart: a print between the layout of another thread's
+        # view and its writing removes as many lines as that view will have, not as it has, and what stood above is lost.
+        self._turn = threading.RLock()
         self._live: Live | None = None
         self._hidden = threading.Event()
         self._title = ""
@@ -93,32 +66,41 @@ class LiveView(Watcher):
             self._show()
 
     def _show(self) -> None:
-        live = Live(console=self._console, get_renderable=lambda: self, auto_refresh=False, transient=True)
+        live = Live(console=self._screen, get_renderable=lambda: self, auto_refresh=False, transient=True)
         self._hidden = threading.Event()
-        with self._console:
+        with self._turn:
             live.start()
-        self._live = live
-        threading.Thread(target=self._redraw, args=(live, self._hidden), name="view", daemon=True).start()
+            self._live = live
+        threading.Thread(target=self._redraw, args=(self._hidden,), name="view", daemon=True).start()
 
-    def _redraw(self, live: Live, hidden: threading.Event) -> None:
+    def _redraw(self, hidden: threading.Event) -> None:
         """Redraw until hidden; rich's own thread would take locks in another order."""
         while not hidden.wait(1 / _REFRESHES):
-            with self._console:
-                if not hidden.is_set():
-                    live.refresh()
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the lines as they are now."""
+        with self._turn:
+            if self._live is not None:
+                self._live.refresh()
+
+    def print(self, text: Text) -> None:
+        """Print a line above the view."""
+        with self._turn:
+            self._screen.print(text)
 
     def close(self) -> None:
         """Remove the view from the terminal."""
-        if self._live is not None:
-            with self._console:
-                self._hidden.set()
+        self._hidden.set()
+        with self._turn:
+            if self._live is not None:
                 self._live.stop()
-            self._live = None
+                self._live = None
 
     def abandon(self) -> None:
         """Show the cursor again at the end of the process, without any lock."""
         if self._live is not None:
-            os.write(self._console.file.fileno(), f"\n{Control.show_cursor(True)}".encode())
+            os.write(self._screen.file.fileno(), f"\n{Control.show_cursor(True)}".encode())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -135,7 +117,7 @@ class LiveView(Watcher):
     def asking(self) -> Iterator[None]:
         """Leave the terminal to a prompt; the progress stays in sight."""
         with self.paused():
-            self._console.print(Text(plain(self._progress()), "dim"))
+            self._screen.print(Text(plain(self._progress()), "dim"))
             yield
 
     def started(self, key: str, title: str) -> None:
@@ -185,4 +167,7 @@ class LiveView(Watcher):
             wasted = f", {self._wasted} wasted" if self._wasted else ""
             yield f"{len(running)} running{wasted}: {', '.join(running)}".removesuffix(": "), ""
         for record in tuple(self._last):
-            yield f"#{record.number} {record.verdict.value} {record.title}: {record.reason}", STYLES[record.verdict]
+            yield (
+                f"#{record.number} {record.verdict.value} {record.title}: {record.reason}",
+                VERDICT_STYLES[record.verdict],
+            )

@@ -24,7 +24,6 @@ from markupsafe import Markup, escape
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.report import charts
-from bisect_trt.report.result import SCHEMA
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
 from bisect_trt.tensors.npz import replacing
 
@@ -337,13 +336,8 @@ def render(result: Json) -> str:
     """Return the page of a result.
 
     Raises:
-        UnavailableError: The result was written by another version, or is damaged.
+        UnavailableError: The result is damaged.
     """
-    if result.get("schema") != SCHEMA:
-        raise UnavailableError(
-            f"the result has schema {result.get('schema')}, and this version of bisect-trt reads {SCHEMA}; "
-            "use the version that wrote it."
-        )
     try:
         sections = list(_sections(result))
         created = (result.get("report") or {}).get("created")

@@ -136,7 +136,7 @@ def read_result(path: Path) -> dict[str, Any]:
         path: The file, or the folder of a run.
 
     Raises:
-        UnavailableError: There is none, or it holds something else.
+        UnavailableError: There is none, it holds something else, or another version of bisect-trt wrote it.
     """
     file = path / RESULT_FILE if path.is_dir() else path
     try:
@@ -151,6 +151,11 @@ def read_result(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(plain, dict) or "schema" not in plain:
         raise UnavailableError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
+    if plain["schema"] != SCHEMA:
+        raise UnavailableError(
+            f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
+            "use the version that wrote it."
+        )
     return plain
 
 

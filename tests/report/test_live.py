@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from rich.control import Control
 from rich.text import Text
 from support import examples
 
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
-from bisect_trt.report.live import LiveView, Screen
+from bisect_trt.report.live import LiveView
 from bisect_trt.report.text import plain
 from bisect_trt.search.oracle import Verdict
 
@@ -36,7 +35,7 @@ def record(number: int, key: str, verdict: Verdict, title: str, reason: str, sec
 @st.composite
 def views(draw: st.DrawFn) -> LiveView:
     """After a search that got this far."""
-    view = LiveView(Screen(file=io.StringIO(), force_terminal=True))
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True))
     view._title = draw(TEXTS)  # a step would start the threads of a real terminal
     view.stopping = draw(st.booleans())
     if draw(st.booleans()):
@@ -85,13 +84,11 @@ class Emulator(io.StringIO):
 def test_no_line_is_lost_to_a_thread_that_draws_the_view() -> None:
     """Of views that grow and shrink while lines are printed above them; the threads take turns as often as they can."""
     terminal, often = Emulator(), sys.getswitchinterval()
-    screen = Screen(file=terminal, force_terminal=True)
-    view, done = LiveView(screen), threading.Event()
+    view, done = LiveView(Console(file=terminal, force_terminal=True)), threading.Event()
 
     def draw() -> None:
         while not done.is_set():
-            with screen:
-                screen.print(Control())  # as the view's own thread does, but without a pause
+            view.refresh()  # as the view's own thread does, but without a pause
 
     texts = [f"line {number}" for number in range(300)]
     drawing = threading.Thread(target=draw)
@@ -105,7 +102,7 @@ def test_no_line_is_lost_to_a_thread_that_draws_the_view() -> None:
             view._last.clear()
             for key in range(number % 4):
                 view.probed(record(key, str(key), Verdict.PASS, "", "", 0))
-            screen.print(Text(text))
+            view.print(Text(text))
     finally:
         done.set()
         drawing.join()
