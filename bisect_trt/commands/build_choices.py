@@ -65,12 +65,13 @@ def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozense
 
     differing = [choice for choice, made in counts.items() if sum(made) < len(builds) or choice in proven]
     return [
-        _plain(choice) | {"good": counts[choice][0], "bad": counts[choice][1], "proven": choice in proven}
+        plain_choice(choice) | {"good": counts[choice][0], "bad": counts[choice][1], "proven": choice in proven}
         for choice in sorted(differing, key=rank)
     ]
 
 
-def _plain(choice: Choice) -> dict[str, Any]:
+def plain_choice(choice: Choice) -> dict[str, Any]:
+    """A choice as plain values."""
     return {"layer": choice.layer, "choice": choice.said, "kind": choice.kind, "value": choice.value}
 
 

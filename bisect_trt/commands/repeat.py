@@ -1,4 +1,8 @@
-"""``repeat``: how often a build, or a run, fails; the choices that bad builds make and good ones do not; and the proof."""
+"""``repeat``: how often a build, or a run, fails; the choices that bad builds make and good ones do not; and the proof.
+
+The space is repetitions of the original. Where the target says what its builds choose, builds that are held to choices prove
+which of them are the reason (:mod:`bisect_trt.commands.build_proof`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.build_choices import Build, compare_builds, tell_choices
+from bisect_trt.commands.build_choices import Build, compare_builds, plain_choice, tell_choices
 from bisect_trt.commands.build_proof import MOST_REASONS, Held, Reason, find_reasons
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import tell_unused
@@ -22,7 +26,7 @@ from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent, Record
-from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck, RepeatCheck
+from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
@@ -40,9 +44,7 @@ from bisect_trt.targets.settings import TargetSettings
 
 FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 """The folders that files of builds go to, by verdict."""
-_WANTED = {"good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
-_SHARED = "build"
-"""The folder of the one build that is run again and again."""
+_WANTED = {None: [], "good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)
 _TRIED, _TRIED_COSTLY = 10, 2
 """How many builds are pinned to what was found and to nothing else; as many are kept from it."""
@@ -54,22 +56,22 @@ class Repetition:
 
     Attributes:
         session: The model.
-        most: How many at most.
+        target: What builds; ``None`` where a check of the user's does all.
         until: What has to be seen for it to stop: ``good``, ``bad`` or ``both``.
-        same_engine: Whether one build is run again and again.
         folder: Where what builds leave is sorted to.
         confidence: Of the interval of the rate.
-        target: What builds; ``None`` where a check of the user's does all.
+        same_engine: Whether one build is run again and again.
+        engine: That build, where the target makes engines.
         known: Choices of builds that were seen.
     """
 
     session: Session
-    most: int
+    target: TargetSettings | None
     until: str | None
-    same_engine: bool
     folder: Path
     confidence: float
-    target: TargetSettings | None
+    same_engine: bool = False
+    engine: Path | None = None
     known: tuple[Choice, ...] = ()
 
     @property
@@ -79,8 +81,8 @@ class Repetition:
 
     def candidate(self, number: int) -> Candidate:
         """One repetition."""
-        original = self.session.subject.original
-        return replace(original, title=f"{self.what} {number}", target=self.target, repetition=number)
+        original, title = self.session.subject.original, f"{self.what} {number}"
+        return replace(original, title=title, target=self.target, repetition=number, engine=self.engine)
 
     def choices(self, key: str) -> frozenset[Choice]:
         """What the build of a probed candidate chose, as far as the target says."""
@@ -98,7 +100,7 @@ class Repetition:
         candidate = replace(original, title=held.title, target=turned, units=units, repetition=held.repetition)
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
-    def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> Mapping[str, str]:
+    def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> dict[str, str]:
         """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; returns their paths by what they are.
 
         Raises:
@@ -125,46 +127,46 @@ class Repetition:
         return left
 
 
-def repeat(story: Repetition) -> Result:
-    """Build or run the model again and again, and say what the bad ones have in common.
+def repeat(story: Repetition, most: int) -> Result:
+    """Build or run the model up to so many times, and say what the bad ones have in common.
 
     Raises:
         BudgetSpent: What was seen until then is in the result.
         KeyboardInterrupt: The same.
     """
-    console, result, prober = story.session.console, story.session.result, story.session.prober
+    console, result, extra = story.session.console, story.session.result, story.session.result.extra
     until = f", until {story.until} was seen" if story.until else ""
     how = "Run one build" if story.same_engine and story.target is not None else story.what.capitalize()
-    console.step(f"1. {how} {'up to ' if story.until else ''}{story.most} times{until}")
-    result.extra |= {"choices": [], "reasons": [], "avoid": None}
+    console.step(f"1. {how} {'up to ' if story.until else ''}{most} times{until}")
+    extra |= {"choices": [], "reasons": [], "avoid": None}
     series: Series[int] = Series(story.candidate)
-    missing = [verdict for verdict, name in FOLDERS.items() if name in _WANTED.get(story.until or "", ())]
+    missing = {verdict for verdict, name in FOLDERS.items() if name in _WANTED[story.until]}
 
     def strategy(ask: Callable[[int], Verdict]) -> None:
         seen = set()
-        for number in range(1, story.most + 1):
+        for number in range(1, most + 1):
             seen.add(ask(number))
-            if story.until is not None and seen.issuperset(missing):
+            if story.until is not None and seen >= missing:
                 return
 
     try:
-        series.search(prober, strategy)
+        series.search(story.session.prober, strategy)
     except (BudgetSpent, KeyboardInterrupt):
         if seen := len(_summarise(story, series)):
-            console.answer(f"So far it fails in {result.extra['bad']} of {seen}: {result.extra['rate']:.1%}.")
+            console.answer(f"So far it fails in {extra['bad']} of {seen}: {extra['rate']:.1%}.")
         raise
     builds = _summarise(story, series)
-    result.extra["choices"] = rows = compare_builds(builds)
+    extra["choices"] = rows = compare_builds(builds)
     _conclude(story)
-    if not (result.extra["good"] and result.extra["bad"]):
+    if not (extra["good"] and extra["bad"]):
         return result
     if story.same_engine or not any(build.choices for build in builds):
         title = "A check command" if story.target is None else story.target.target.title
-        why = f"{title} says nothing of what its builds choose, so whether a choice decides is not known"
+        extra["note"] = f"{title} says nothing of what its builds choose, so whether a choice decides is not known"
         if story.same_engine:
-            why = "one build was run, so no choice of a build decides: look for what else changes (`bisect-trt run --self-check`)"
-        result.extra["note"] = why
-        console.say(f"  {why}")
+            why = "one build was run, so no choice of a build decides: look for what else changes"
+            extra["note"] = f"{why} (`bisect-trt run --self-check`)"
+        console.say(f"  {extra['note']}")
         return result
     console.step("2. What did the bad builds choose that the good ones did not?")
     tell_choices(builds, rows, console)
@@ -175,29 +177,22 @@ def repeat(story: Repetition) -> Result:
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put into the result what was seen of each, and the rate; returns the builds that are good or bad."""
     result, builds, said = story.session.result, list[Build](), list[dict[str, Any]]()
+    fields = ("reason", "signature", "seconds")
     for number, record in series.seen(story.session.prober).items():
-        choices = frozenset[Choice]() if story.same_engine else story.choices(record.key)
-        left = {} if story.same_engine or story.target is None else dict(story.sort(record, number, choices))
-        said.append(
-            {
-                "verdict": record.verdict.value,
-                "reason": record.reason,
-                "signature": record.signature,
-                "seconds": record.seconds,
-                "probe": record.number,
-                "number": number,
-                "files": left,
-            }
-        )
+        choices, left = frozenset[Choice](), {}
+        if story.what == "build":
+            choices = story.choices(record.key)
+            left = story.sort(record, number, choices)
+        seen = {"verdict": record.verdict.value, **{name: getattr(record, name) for name in fields}}
+        said.append({**seen, "probe": record.number, "number": number, "files": left})
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.verdict is Verdict.PASS, choices))
     counts = {name: sum(each["verdict"] == verdict.value for each in said) for verdict, name in FOLDERS.items()}
-    judged = counts["good"] + counts["bad"]
     result.extra |= {
         "runs": len(said),
         **counts,
-        "rate": counts["bad"] / judged if judged else None,
-        "interval": list(rate_interval(counts["bad"], judged, story.confidence)) if judged else None,
+        "rate": counts["bad"] / len(builds) if builds else None,
+        "interval": list(rate_interval(counts["bad"], len(builds), story.confidence)) if builds else None,
         "confidence": story.confidence,
         "method": INTERVAL_METHOD,
         "until": story.until,
@@ -222,11 +217,10 @@ def _conclude(story: Repetition) -> None:
     interval = f"{low:.1%} to {high:.1%} with {story.confidence:g} confidence, {INTERVAL_METHOD}"
     broke = f" {extra['unresolved']} broke in another way." if extra["unresolved"] else ""
     console.answer(f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}")
-    names = [result.artifacts[name] for name in FOLDERS.values() if result.artifacts.get(name)]
-    if names:
+    if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  what they left lies in {', '.join(map(str, names))}")
     result.status, result.minimality = "found" if bad else "not_reproduced", "1-minimal"
-    missing = [name for name in _WANTED.get(story.until or "", ()) if not extra[name]]
+    missing = [name for name in _WANTED[story.until] if not extra[name]]
     if not bad:
         result.why = f"it passed in all of {good} {what}s; it may still fail in up to {high:.1%} of them"
     elif missing:
@@ -238,7 +232,7 @@ def _conclude(story: Repetition) -> None:
         console.answer(f"{result.why[0].upper()}{result.why[1:]}; `--until both` goes on until one passes.")
     elif not good:
         result.why = f"it fails in every {what}: that is no matter of chance"
-        compared = isinstance(getattr(story.session.prober.runner.check, "inner", None), BuiltinCheck)
+        compared = isinstance(story.session.prober.runner.check, BuiltinCheck)
         command = f"so `bisect-trt {'diagnose' if compared else 'reduce'}` is what finds the reason"
         console.answer(f"{result.why[0].upper()}{result.why[1:]}, {command}.")
 
@@ -254,15 +248,15 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> None:
         _tell_evidence(story)
         return
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden, all else alike")
-    bench = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
+    story = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
     tries = _TRIED_COSTLY if target.target.capabilities.costly else _TRIED
-    reasons, more = find_reasons(bench.build, builds, tries), list[Build]()
+    seen, reasons = list(builds), find_reasons(story.build, builds, tries)
     while reasons and all(reason.proven for reason in reasons):
-        tried = _without(bench, target, reasons, tries)
+        tried = _without(story, target, reasons, tries)
         if all(build.good for build in tried) or len(reasons) == MOST_REASONS:
             break
-        more += tried  # another reason than those that were seen until now
-        reasons = find_reasons(bench.build, [*builds, *more], tries, reasons)
+        seen += tried  # another reason than those that were seen until now
+        reasons = find_reasons(story.build, seen, tries, reasons)
     named = frozenset(choice for reason in reasons if reason.proven for choice in reason.choices)
     result.extra["choices"] = compare_builds(builds, named)
     result.extra["reasons"] = [_told(story, reason) for reason in reasons]
@@ -279,14 +273,14 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> None:
 
 def _told(story: Repetition, reason: Reason) -> dict[str, Any]:
     """Say a reason; returns what the result says of it."""
-    console, choices = story.session.console, sorted(reason.choices)
+    choices = sorted(reason.choices)
     named = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
     if reason.proven:
-        console.answer(f"The reason: {named}. Pinned in an otherwise good build it is bad, forbidden it is good.")
+        said = f"The reason: {named}. Pinned in an otherwise good build it is bad, forbidden it is good."
     else:
-        console.answer(f"Not proven{f' ({named})' if named else ''}: {reason.why}.")
-    plain = [{"layer": c.layer, "choice": c.said, "kind": c.kind, "value": c.value} for c in choices]
-    return {"choices": plain, "proven": reason.proven, "why": reason.why}
+        said = f"Not proven{f' ({named})' if named else ''}: {reason.why}."
+    story.session.console.answer(said)
+    return {"choices": [*map(plain_choice, choices)], "proven": reason.proven, "why": reason.why}
 
 
 def _tell_evidence(story: Repetition) -> None:
@@ -309,9 +303,10 @@ def _without(story: Repetition, target: TargetSettings, reasons: Sequence[Reason
     enough = 1 if rate >= 1 else math.ceil(math.log(1 - story.confidence) / math.log(1 - rate))
     builds: list[Build] = []
     for number in range(1, max(1, min(most, enough)) + 1):
-        verdict, choices = story.build(Held(f"build {number} without what was found", bans=bans, repetition=number))
+        title = f"build {number} without what was found"
+        verdict, choices = story.build(Held(title, bans=bans, repetition=number))
         if verdict is not Verdict.UNRESOLVED:
-            builds.append(Build(f"build {number} without {len(bans)}", verdict is Verdict.PASS, choices))
+            builds.append(Build(title, verdict is Verdict.PASS, choices))
         if verdict is Verdict.FAIL:
             break
     if builds:
@@ -319,6 +314,17 @@ def _without(story: Repetition, target: TargetSettings, reasons: Sequence[Reason
         bad = sum(not build.good for build in builds)
         story.session.result.extra["avoid"] = {"options": options, "runs": len(builds), "bad": bad}
     return builds
+
+
+def _build_once(session: Session, target: TargetSettings) -> Path | None:
+    """The engine that is run again and again; ``None`` where the target makes none, or does not build the model."""
+    subject, original = session.subject, session.subject.original
+    engine = (subject.workspace.folder / ENGINE).absolute()
+    if target.target.engines is None:
+        return None
+    inputs = subject.values(original, original.inputs)
+    failed = None if engine.is_file() else subject.models.build("once", original.proto, inputs, engine, target)
+    return engine if failed is None else None  # a probe then says what is wrong
 
 
 def run(call: Call) -> Result:
@@ -343,12 +349,16 @@ def run(call: Call) -> Result:
         check = replace(check, by_layer=True)
     alike = target is not None and target.target.capabilities.remembers_builds and not own.same_engine
     job = replace(job, fresh_process=job.fresh_process or alike)
-    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, call[Search]) as session:
-        inner, builder, folder = session.prober.runner.check, None, subject.workspace.folder
+    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
+        prober, builder, engine = session.prober, None, None
+        inner = prober.runner.check
         if isinstance(inner, BuiltinCheck | EngineCheck):
-            whole = RepeatCheck.of(inner, (folder / _SHARED).absolute() if own.same_engine else None)
-            session.prober.runner.check, builder = whole, inner.target
-            session.prober.workers = session.prober.workers if whole.parallel else 1
-        if kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir:
-            folder = kept.artifacts_dir
-        return repeat(Repetition(session, most, until, own.same_engine, folder, search.confidence, builder))
+            builder = inner.target
+            if own.same_engine:
+                prober.workers, engine = 1, _build_once(session, builder)
+            if isinstance(inner, BuiltinCheck):
+                inner = replace(inner, layers=True, same=own.same_engine)
+            prober.runner.check = replace(inner, records=not own.same_engine)
+        sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
+        folder = kept.artifacts_dir if sorted_to else subject.workspace.folder
+        return repeat(Repetition(session, builder, until, folder, search.confidence, own.same_engine, engine), most)

@@ -35,9 +35,8 @@ ENGINE = "model.engine"
 class EngineShelf:
     """Keeps the engine of the candidate that passed with the fewest nodes in fp32; those of all would fill the disk."""
 
-    def __init__(self, *, every: bool = False) -> None:
-        """``every`` keeps all: each build is another one, and they are to be compared."""
-        self._every = every
+    def __init__(self) -> None:
+        """None was kept yet."""
         self._lock = threading.Lock()
         self._best: tuple[int, Path] | None = None
 
@@ -51,8 +50,6 @@ class EngineShelf:
     def offer(self, files: CandidateFiles, *, passed: bool) -> None:
         """Keep a candidate's engine in its folder, or remove it."""
         engine, count = files.folder / ENGINE, len(files.keep or ())
-        if self._every:
-            return
         with self._lock:
             best = self._best
             if not passed or (best is not None and best[0] <= count and best[1] != engine):
@@ -84,6 +81,7 @@ class BuiltinCheck:
         same: Whether one session runs whatever is alike, candidate after candidate.
         finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
         pin: What builds are held to, if they shall be.
+        records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
     """
 
     workers: WorkerPool
@@ -98,6 +96,7 @@ class BuiltinCheck:
     same: bool = False
     finds_weights: bool = True
     pin: Pin | None = None
+    records: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -154,9 +153,12 @@ class BuiltinCheck:
     def built(self, files: CandidateFiles) -> TargetSettings:
         """The same, with its engine left in the candidate's folder."""
         target = self.target_of(files)
-        if self.shelf is None or files.engine is not None:
+        if files.engine is not None:
             return target
-        return _engines(target).save(target, files.folder / ENGINE)
+        engines = target.target.engines
+        if engines is not None and (self.records or self.shelf is not None):
+            target = engines.save(target, files.folder / ENGINE)
+        return target.target.recording(target, files.folder) if self.records else target
 
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
@@ -312,12 +314,14 @@ class EngineCheck:
         target: The runtime, and how it is set up.
         command: The check command; ``{engine}`` in it, or ``BISECT_TRT_ENGINE``, is the engine.
         shelf: Which engines stay.
+        records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
     """
 
     workers: WorkerPool
     target: TargetSettings
     command: CommandCheck
     shelf: EngineShelf = field(default_factory=EngineShelf)
+    records: bool = False
 
     @property
     def parallel(self) -> bool:
@@ -335,6 +339,7 @@ class EngineCheck:
             return self._judge(files, cancel)
         engine = files.folder / ENGINE
         target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
+        target = target.target.recording(target, files.folder) if self.records else target
         began = time.monotonic()
         request = BuildEngine(target, files.model, files.inputs, engine)
         reply = self.workers.ask(request, self.command.timeout, cancel, log=files.log)
@@ -345,7 +350,8 @@ class EngineCheck:
             outcome = self._judge(replace(files, engine=engine), cancel)
             passed = outcome.ending is Ending.PASSED
         finally:
-            self.shelf.offer(files, passed=passed)
+            if not self.records:
+                self.shelf.offer(files, passed=passed)
         return outcome
 
     def _judge(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
@@ -418,60 +424,3 @@ class ReleaseCheck:
         if self.unknown(outcome.reason, newest=self.newest):
             return replace(outcome, ending=Ending.OTHER, reason=f"it does not know the model: {outcome.reason}")
         return replace(outcome, signature=kind)
-
-
-@dataclass(frozen=True)
-class RepeatCheck:
-    """Has each candidate built by itself, or all run on one build.
-
-    Attributes:
-        inner: What says good or bad.
-        target: What builds.
-        shared: The folder of the one build that is run again and again; ``None`` for a build each time.
-    """
-
-    inner: BuiltinCheck | EngineCheck
-    target: TargetSettings
-    shared: Path | None = None
-
-    @classmethod
-    def of(cls, check: BuiltinCheck | EngineCheck, shared: Path | None) -> RepeatCheck:
-        """The same check, told to keep what is built."""
-        target, every = check.target, EngineShelf(every=True)
-        if isinstance(check, EngineCheck):
-            return cls(replace(check, shelf=every), target, shared)
-        shelf = every if target.target.engines is not None and shared is None else None
-        return cls(replace(check, layers=True, same=shared is not None, shelf=shelf), target, shared)
-
-    @property
-    def finds_weights(self) -> bool:
-        """Whether it needs no copy of weights in files of their own."""
-        return bool(getattr(self.inner, "finds_weights", False))
-
-    @property
-    def parallel(self) -> bool:
-        """Whether several may run at a time."""
-        return self.inner.parallel and self.shared is None
-
-    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
-        """Probe one repetition.
-
-        Raises:
-            UsageError: As the check.
-            UnavailableError: The same.
-        """
-        target = files.target or self.target
-        folder = files.folder if self.shared is None else self.shared
-        target = target.target.recording(target, folder)
-        engines = target.target.engines
-        if self.shared is None or engines is None:
-            return self.inner.run(replace(files, target=target), cancel)
-        folder.mkdir(parents=True, exist_ok=True)
-        engine = folder / ENGINE
-        if engine.is_file():
-            return self.inner.run(replace(files, engine=engine, target=target), cancel)
-        outcome = self.inner.run(replace(files, target=engines.save(target, engine)), cancel)
-        built = files.folder / ENGINE
-        if built.is_file() and not engine.exists():  # a check command is given it there
-            built.rename(engine)
-        return outcome
