@@ -76,7 +76,7 @@ class _Shrinker:
         order = [value.name for value in answer.proto.graph.input if value.name in answer.inputs]
         self.piece = Piece(answer.proto, {name: values[name] for name in order})
         self._sound = is_sound(answer.proto)
-        self._golden = {name: values[name] for name in answer.outputs if name in values}
+        self._golden: Mapping[str, NDArray[Any]] = {name: values[name] for name in answer.outputs if name in values}
         self._finite = {name for name, value in self._golden.items() if is_finite(value)}
         self._seen = session.outcome(record).comparisons
 

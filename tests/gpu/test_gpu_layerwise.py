@@ -51,19 +51,3 @@ def test_shapes_bools_and_integers_between_layers(cli: CommandLine, here: Path) 
     made = {name for node in model.graph.node for name in node.output}
     assert seen | result["unseen"].keys() == made
     assert {"h", "m", "d", "z", "same"} <= seen
-
-
-def test_what_the_engine_leaves_unfused_is_compared_as_it_is(cli: CommandLine, here: Path) -> None:
-    """From TensorRT 10.12 on; before that it is said."""
-    import tensorrt
-
-    model = overflowing_products(here / "model.onnx")
-    ran = cli("run", model, *TRT, "--trt-outputs", "mark", "unfused", "--json", "r.json")
-    if tuple(map(int, tensorrt.__version__.split(".")[:2])) < (10, 12):
-        assert (ran.status, "cannot show what it leaves unfused" in ran.error) == (4, True)
-        return
-    assert ran.status == 1, ran.out + ran.err
-    seen = {entry["name"]: entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]}
-    assert not seen["after_out"]
-    assert seen.keys() <= {"before_out", "big_out", "small_out", "after_out"}
-    assert "tensors are there; the rest is fused away" in ran.out

@@ -113,8 +113,8 @@ def parse(
         if parser.num_errors == 0:
             raise log.failure(BuildError, "the ONNX parser refuses the model and gives no reason", names)
         error, where = parser.get_error(0), "the model"
-        if hasattr(error, "node_operator") and error.node_operator():
-            where = f"{error.node_operator()} node '{error.node_name()}'"
+        if 0 <= error.node() < len(hints["nodes"]):
+            where = f"node '{hints['nodes'][error.node()][0]}'"
         message = f"the ONNX parser refuses {where}: {error.desc().strip()}"
         raise BuildError(message, signature=signature(message, names))
 

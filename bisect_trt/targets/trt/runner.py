@@ -252,15 +252,11 @@ class TrtRunner:
         process, prebuilt = self._process, self._settings["load_engine"]
         if unfused and (version_of(process.trt) < _FIRST_UNFUSED or prebuilt is not None):
             return None
-        types = hints.get("types", {})
-        run = (process.trt, process.log, process.cuda)
         if prebuilt is not None:
-            return TrtSession(*run, self._prebuilt(), types)
+            return TrtSession(process.trt, process.log, process.cuda, self._prebuilt(), hints.get("types", {}))
         built = build_engine(process, self._settings, path, feed, hints, unfused=unfused)
-        engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
-        session = TrtSession(*run, engine, types, built.parsed.skipped, origins, built.took, unfused=unfused)
-        self._leave(built, session)
-        return session
+        self._save(built)
+        return self._open(built, hints, unfused)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         """Write a model's engine to a file.
@@ -271,7 +267,9 @@ class TrtRunner:
         """
         built = build_engine(self._process, self._settings, path, feed, hints)
         write_file(to, bytes(memoryview(built.plan)))
-        self._leave(built, None)
+        self._save(built)
+        if self._settings["record"] is not None:
+            self._open(built, hints)
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a build does, and what this version has to turn.
@@ -325,26 +323,29 @@ class TrtRunner:
                 "the version and the kind of GPU that it was built for, so build it again here."
             ) from error
 
-    def _leave(self, built: Built, session: TrtSession | None) -> None:
-        """Write the files that are asked for of a build."""
-        folder = self._settings["record"]
-
-        def timings() -> bytes:
-            return bytes(memoryview(built.timings.serialize()))
-
-        if self._settings["save_engine"] is not None:
-            write_file(self._settings["save_engine"], bytes(memoryview(built.plan)))
-        if self._settings["save_timing_cache"] is not None:
-            write_file(self._settings["save_timing_cache"], timings())
-        if folder is None or session is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
-            return
+    def _open(self, built: Built, hints: Mapping[str, Any], unfused: bool = False) -> TrtSession:
+        """Return a session of a new engine; what the build chose is written where that is asked for."""
+        process, folder = self._process, self._settings["record"]
+        engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
+        run = (process.trt, process.log, process.cuda, engine, hints.get("types", {}))
+        session = TrtSession(*run, built.parsed.skipped, origins, built.took, unfused=unfused)
+        if folder is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
+            return session
         to = pathlib.Path(folder)
-        write_file(to / LAYERS, inspect_engine(self._process.trt, session.engine).encode())
-        write_file(to / TIMINGS, timings())
+        write_file(to / LAYERS, inspect_engine(process.trt, engine).encode())
+        write_file(to / TIMINGS, bytes(memoryview(built.timings.serialize())))
         try:
             write_choices(to / RECORD, choices_of_layers(session.layers()))
         except OSError as error:
             raise UsageError(f"{to / RECORD} cannot be written: {error.strerror}; make room.") from error
+        return session
+
+    def _save(self, built: Built) -> None:
+        """Write the engine and the timing cache where that is asked for."""
+        if self._settings["save_engine"] is not None:
+            write_file(self._settings["save_engine"], bytes(memoryview(built.plan)))
+        if self._settings["save_timing_cache"] is not None:
+            write_file(self._settings["save_timing_cache"], bytes(memoryview(built.timings.serialize())))
 
 
 def read_file(path: str) -> bytes:
