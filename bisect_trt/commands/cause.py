@@ -94,7 +94,7 @@ def told_of_switches(check: CheckSettings) -> CheckSettings:
     assert check.target is not None, "the options ask for one"
     if check.function is None and not check.argv:
         return check
-    if check.argv and check.target.target.engines is not None:
+    if check.argv and check.target.target.capabilities.engines:
         return replace(check, by_layer=True)
     what = "a check command" if check.argv else "a check function"
     raise UsageError(

@@ -93,8 +93,7 @@ def convert_to_engine(session: Session, options: Convert, target: TargetSettings
     subject, output, asked = session.subject, options.output, target
     samples = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     if target.int8 and not has_quantized(subject.network.proto):
-        assert target.target.engines is not None  # or there would be none to build
-        target = target.target.engines.calibrate(target, samples, options.calibration_cache)
+        target = target.target.calibrating(target, samples, options.calibration_cache)
     failed = subject.models.build("convert", subject.network.proto, subject.samples[0], output, target, options.timeout)
     if failed is not None:
         raise UnavailableError(
@@ -197,7 +196,7 @@ def run(call: Call) -> Result:
     if own.io_fp16:
         raise UsageError(f"--io-fp16 is for ONNX models, and {own.output} is an engine; use --fp16.")
     runtime = (target if target.named() else target.but(trt=True)).required()
-    if runtime.target.engines is None:
+    if not runtime.target.capabilities.engines:
         raise UsageError(
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )

@@ -78,7 +78,7 @@ class Fed:
 
     def engine(self, candidate: Candidate, values: Values, target: TargetSettings | None) -> Path | None:
         """One engine for all values of the same shapes, where the target makes engines; ``None`` where it builds none."""
-        if target is None or target.target.engines is None:
+        if target is None or not target.target.capabilities.engines:
             return None
         key = "-".join("x".join(map(str, value.shape)) for value in values.values())
         if key not in self._engines:

@@ -320,7 +320,7 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
     """The engine that is run again and again; ``None`` where the target makes none, or does not build the model."""
     subject, original = session.subject, session.subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
-    if target.target.engines is None:
+    if not target.target.capabilities.engines:
         return None
     inputs = subject.values(original, original.inputs)
     failed = None if engine.is_file() else subject.models.build("once", original.proto, inputs, engine, target)
@@ -342,7 +342,7 @@ def run(call: Call) -> Result:
     most, until = own.limits()
     check = call.check(call[Target].settings(), used=True)
     job, target = call.open(check), check.target
-    if check.argv and target is not None and target.target.engines is None:
+    if check.argv and target is not None and not target.target.capabilities.engines:
         tell_unused(target, call.console)
         check = replace(check, target=None)
     elif check.argv and target is not None:  # the command judges what is built

@@ -120,7 +120,7 @@ class Sized:
         if asked is not None and not asked.target.profile(asked):
             lows, highs = (self.shapes(tuple(each.sizes[end] for each in self.swept)) for end in (0, -1))
             self.target = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
-        if self.target is not None and self.target.target.engines is not None:
+        if self.target is not None and self.target.target.capabilities.engines:
             self._engine = self._built(self.target, check.timeout)
 
     def _built(self, target: TargetSettings, timeout: float | None) -> Path | None:

@@ -305,7 +305,7 @@ def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
     if not isinstance(lowering, LayerLowering):
         return [Use(str(output), "", passed, reason)]
     engine = engine_path(output)
-    load = target.target.engines.load(target, engine).flags() if target.target.engines is not None else []
+    load = target.target.loading(target, engine).flags() if target.target.capabilities.engines else []
     command = shlex.join(["bisect-trt", "run", str(task.subject.settings.path), *load])
     return [*_models(task, lowering, keep, tried=written is not None), Use(str(engine), command, passed, reason)]
 

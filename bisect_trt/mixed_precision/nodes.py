@@ -168,7 +168,7 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
         UsageError: Ranges are given to a search that has no use for them.
     """
     target = settings.target
-    able = target is not None and target.int8 and target.target.engines is not None
+    able = target is not None and target.int8 and target.target.capabilities.engines
     if able and target is not None and not has_quantized(subject.network.proto):
         require_target(subject, target)
         if lowers_by(subject, target) == "layer":
@@ -197,20 +197,16 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     cache = settings.options.calibration_cache or subject.workspace.folder / "calibration.cache"
     if not cache.is_file():
         _find_ranges(subject, target, cache)
-    engines = target.target.engines
-    assert engines is not None
-    known = engines.calibrate(target, (), cache)
+    known = target.target.calibrating(target, (), cache)
     return replace(settings, target=known, precision="bf16", bits=(), by_layer=True, calibrated=True)
 
 
 def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
     """Build once with the samples of the search."""
     samples = [subject.models.feed(f"calibration-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
-    engines = target.target.engines
-    assert engines is not None
     subject.console.step(f"Find the ranges for INT8 on {len(samples)} input samples: {cache}")
     engine = subject.workspace.scratch("calibration.engine")
-    found = engines.calibrate(target, samples, cache)
+    found = target.target.calibrating(target, samples, cache)
     failed = subject.models.build("calibration", subject.network.proto, subject.samples[0], engine, found)
     engine.unlink(missing_ok=True)
     if failed is not None or not cache.is_file():

@@ -18,7 +18,6 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.targets.base import Engines
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight, tolerance_ratio
@@ -146,7 +145,7 @@ class BuiltinCheck:
     def target_of(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
         if files.engine is not None:
-            return _engines(self.target).load(self.target, files.engine)
+            return self.target.target.loading(self.target, files.engine)
         target = self.target if files.target is None else files.target
         return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
 
@@ -155,9 +154,8 @@ class BuiltinCheck:
         target = self.target_of(files)
         if files.engine is not None:
             return target
-        engines = target.target.engines
-        if engines is not None and (self.records or self.shelf is not None):
-            target = engines.save(target, files.folder / ENGINE)
+        if target.target.capabilities.engines and (self.records or self.shelf is not None):
+            target = target.target.saving(target, files.folder / ENGINE)
         return target.target.recording(target, files.folder) if self.records else target
 
     def by_hand(self, files: CandidateFiles) -> str:
@@ -167,12 +165,6 @@ class BuiltinCheck:
         words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
         words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
-
-
-def _engines(target: TargetSettings) -> Engines:
-    engines = target.target.engines
-    assert engines is not None  # or there would be no engine
-    return engines
 
 
 def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:

@@ -10,7 +10,7 @@ from abc import ABC
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.options.spec import entries
 from bisect_trt.targets.runtime import (
@@ -37,7 +37,6 @@ __all__ = [
     "Arrays",
     "Capabilities",
     "EngineLayer",
-    "Engines",
     "Lowering",
     "Minimal",
     "NotReproducible",
@@ -73,6 +72,8 @@ class Capabilities:
     """Properties of a target that workflows depend on.
 
     Attributes:
+        engines: Whether it compiles models into files; its settings then have ``load_engine``, ``save_engine``,
+            ``calibration_cache`` and ``calibration_data``.
         costly: Whether a probe takes minutes rather than milliseconds.
         timed: Whether the latency of a model is worth measuring.
         chooses_precision: Whether it may run a layer in fp32 although a low precision is allowed, unless it is held to that.
@@ -85,6 +86,7 @@ class Capabilities:
         crowds: Operators whose builds try kernels on the device, so that parallel builds of several of them gain nothing.
     """
 
+    engines: bool = False
     costly: bool = False
     timed: bool = False
     chooses_precision: bool = False
@@ -159,19 +161,6 @@ class Package:
         return next((needs for before, needs in self.numpy_before if release < before), "numpy")
 
 
-class Engines(Protocol):
-    """Changes the settings of a target that compiles models into files, so that it reads or writes those."""
-
-    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Run a prebuilt engine instead of the model."""
-
-    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Write the engine that is built to a file."""
-
-    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
-        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it exists."""
-
-
 @dataclass(frozen=True)
 class OwnSettings:
     """The settings of one target: a frozen dataclass of plain values and tuples, each with a default.
@@ -203,7 +192,6 @@ class Target(ABC):
         precisions: The low precisions that it takes.
         selectable: Whether it can be under suspicion; if not, it only runs beside another.
         capabilities: Properties that workflows depend on.
-        engines: How its engines are read and written, if it makes any.
         needs: The packages that it needs, in words.
         emulator: What computes emulated precisions (see :meth:`emulates_low`), in words.
         packages: The packages that it is released in.
@@ -225,7 +213,6 @@ class Target(ABC):
     precisions: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     selectable: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
-    engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
     emulator: ClassVar[str] = ""
     packages: ClassVar[tuple[Package, ...]] = ()
@@ -369,6 +356,19 @@ class Target(ABC):
         from bisect_trt.targets.switches import precision_switches  # noqa: PLC0415 - a command line is read without
 
         return precision_switches(settings)
+
+    def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Run a prebuilt engine instead of the model."""
+        return settings.with_own(load_engine=str(engine.absolute()))
+
+    def saving(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Write the engine that is built to a file."""
+        return settings.with_own(save_engine=str(engine.absolute()))
+
+    def calibrating(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it exists."""
+        files, known = tuple(str(path.absolute()) for path in samples), None if cache is None else str(cache.absolute())
+        return settings.with_own(calibration_data=files, calibration_cache=known)
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """Have each build write its choices (``choices.RECORD``), and what else is worth keeping, to an existing folder.

@@ -208,13 +208,13 @@ class LocalRuntime(Runtime):
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write a model's engine to a file; see :class:`Runtime`."""
-        if self._target.engines is None:
+        if not self._target.capabilities.engines:
             super().build(model, target, feed)
         self.runner.build(model, target, feed or {}, self._hints(model))
 
     def describe_engine(self) -> dict[str, Any]:
         """Return what the prebuilt engine is made of; see :class:`Runtime`."""
-        return super().describe_engine() if self._target.engines is None else dict(self.runner.describe_engine())
+        return dict(self.runner.describe_engine()) if self._target.capabilities.engines else super().describe_engine()
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""

@@ -39,30 +39,13 @@ class UnsteadySettings(OwnSettings):
     save_engine: str | None = None
 
 
-class UnsteadyEngines:
-    """How it is set up to read and write engines."""
-
-    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Run a prebuilt engine instead of the model."""
-        return settings.with_own(load_engine=str(engine.absolute()))
-
-    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Leave the engine of what is run."""
-        return settings.with_own(save_engine=str(engine.absolute()))
-
-    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:  # noqa: ARG002 - as every target has it
-        """Nothing to find."""
-        return settings
-
-
 class UnsteadyTarget(Target):
     """ONNX Runtime with a fault."""
 
     name, title, own = "unsteady", "Unsteady", UnsteadySettings
     help = "ONNX Runtime, wrong now and then."
     precisions = ()
-    capabilities = Capabilities(pins=True)
-    engines = UnsteadyEngines()
+    capabilities = Capabilities(engines=True, pins=True)
     sent_back = ("record", "save_engine")
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:

@@ -32,29 +32,12 @@ if TYPE_CHECKING:
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
-class TensorRtEngines:
-    """How TensorRT is set up to read and write engines."""
-
-    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Run a prebuilt engine; the other settings are about building, but for plugins."""
-        own = TrtSettings(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
-        return replace(settings, own=own, keep=(), held=False)
-
-    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Leave the engine that is built."""
-        return settings.with_own(save_engine=str(engine.absolute()))
-
-    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
-        """Find ranges with these samples."""
-        files, known = tuple(str(path.absolute()) for path in samples), None if cache is None else str(cache.absolute())
-        return settings.with_own(calibration_data=files, calibration_cache=known)
-
-
 class TensorRtTarget(Target):
     """TensorRT, 8.6 or later."""
 
     name, title, own = "trt", "TensorRT", TrtSettings
     capabilities = Capabilities(
+        engines=True,
         costly=True,
         timed=True,
         chooses_precision=True,
@@ -65,7 +48,6 @@ class TensorRtTarget(Target):
         pins=True,
         crowds=frozenset({"Conv", "ConvTranspose"}),
     )
-    engines = TensorRtEngines()
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
     needs = "tensorrt"
@@ -180,6 +162,11 @@ class TensorRtTarget(Target):
         from bisect_trt.targets.trt.switches import trt_switches  # noqa: PLC0415 - a command line is read without
 
         return trt_switches(settings, looked)
+
+    def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Run a prebuilt engine; the other settings are about building, but for plugins."""
+        own = TrtSettings(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
+        return replace(settings, own=own, keep=(), held=False)
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """Leave tactics, layers and timings."""
