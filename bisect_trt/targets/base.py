@@ -5,6 +5,7 @@ It is long because it is one class, whose methods the author of another target r
 
 from __future__ import annotations
 
+import importlib
 import re
 from abc import ABC
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from bisect_trt.targets.runtime import (
     ELSEWHERE,
     Arrays,
     EngineLayer,
-    LocalRuntime,
     Lowering,
     Runtime,
     RuntimeSession,
@@ -199,7 +199,7 @@ class Target(ABC):
         not_reproducible: The settings that are left out of a reproducer, with the reason.
         sent: The modules that run it, each after those it imports; the last one is its runner, see
             :mod:`bisect_trt.targets.runtime`. They are sent to remote workers and joined into ``reproduce.py``. Empty for
-            a target that only runs on this machine, by its own :meth:`make_runtime`.
+            a target that only runs on this machine, by its own :meth:`make_runner`.
         reads_graph: Whether its :meth:`hints` are needed for every model.
         sent_back: The settings that are files which it writes when a model is loaded; they come back from a place.
         stays: Whether it always runs on this machine.
@@ -224,14 +224,16 @@ class Target(ABC):
     stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
-    def make_runtime(self, settings: TargetSettings) -> Runtime:
-        """Return what runs models; called in a worker process. The runtime's package is imported here and not before.
+    def make_runner(self, settings: TargetSettings) -> Any:  # noqa: ANN401 - of a module of its own
+        """Return what runs models, see :mod:`bisect_trt.targets.runtime`; called in a worker process.
+
+        The runtime's package is imported here and not before.
 
         Raises:
             UnavailableError: The runtime is missing, or has no such provider, or there is no GPU.
             UsageError: The runtime has no such option.
         """
-        return LocalRuntime(settings)
+        return importlib.import_module(self.sent[-1]).make(self.plain(settings))
 
     def plain(self, settings: TargetSettings) -> dict[str, Any]:
         """Return the settings as a runner takes them: those of all targets, and its own beside them."""
@@ -250,7 +252,7 @@ class Target(ABC):
         Raises:
             UnavailableError: The rest does not exist.
         """
-        self.make_runtime(plain)
+        self.make_runner(plain)
         yield from ()
 
     def package(self, settings: TargetSettings) -> Package | None:
@@ -471,4 +473,4 @@ def make_runtime(settings: TargetSettings) -> Runtime:
         UnavailableError: It is missing, or has no such provider, or there is no GPU.
         UsageError: It has no such option.
     """
-    return settings.target.make_runtime(settings)
+    return Runtime(settings)

@@ -1,20 +1,20 @@
-"""What runs models: :class:`Runtime`, its ``RuntimeSession``, and :class:`LocalRuntime`, which drives a target's ``runner.py``.
+"""What runs models: :class:`Runtime`, which drives a target's runner, and the ``RuntimeSession`` of a model.
 
-A ``runner.py`` is plain: it imports NumPy, its runtime's package and the modules that are sent with it, and defines
-``make(settings)``. That returns an object with
+A runner is an object with
 
-- ``facts``: plain values, among them ``version`` and ``lowers_by``,
+- ``facts``: plain values, among them ``version``, and ``lowers_by`` where that is not ``cast``,
 - ``load(path, feed, hints, unfused)``: a :class:`RuntimeSession`, or ``None`` where it cannot show unfused tensors,
 - ``trace(path, feed, hints)``, ``build(path, to, feed, hints)`` and ``describe_engine()``, where it has such,
-- ``gpu_memory()``: bytes of GPU memory in use.
+- ``gpu_memory()``: bytes of GPU memory in use; only needed in a module that is sent.
 
-``hints`` are plain values that :meth:`~bisect_trt.targets.base.Target.hints` reads in the graph, since a runner has no ONNX.
-The same source serves :class:`LocalRuntime` in the local worker, remote workers, and ``reproduce.py``.
+A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and the modules that are sent
+with it, and defines ``make(settings)``, which returns the runner. ``hints`` are plain values that
+:meth:`~bisect_trt.targets.base.Target.hints` reads in the graph, since such a runner has no ONNX. The same source serves the
+local worker, remote workers, and ``reproduce.py``.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,76 +89,10 @@ class RuntimeSession(Protocol):
 
 
 class Runtime:
-    """Runs models; a target without a runner module derives its own from this one.
-
-    Its defaults are those of a runtime that computes a graph node by node: no engine, no fusion, no GPU of its own.
-    """
-
-    name = "this runtime"
-
-    @property
-    def lowers_by(self) -> Lowering:
-        """Whether half precision is written into the model (``cast``), or chosen by the runtime layer by layer."""
-        return "cast"
-
-    def lowered(self, model: Path) -> ModelProto | None:
-        """Return the form of a model that really runs; ``None`` if that is the model itself."""
-        return None
-
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession:
-        """Prepare a model.
-
-        Args:
-            model: The ONNX file.
-            feed: The values that it will be fed, where known; a runtime that compiles may compile for them.
-
-        Raises:
-            BuildError: It refuses the model.
-        """
-        raise NotImplementedError
-
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession | None:
-        """Prepare a model that returns all tensors that are not fused away; ``None`` if that is not possible.
-
-        Raises:
-            BuildError: It refuses the model.
-        """
-        return None
-
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return what it does to a model on the way to running it, as plain values that its target's ``switches`` read.
-
-        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not report any.
-        """
-        return {}
-
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write the engine of a model to a file; the arguments are those of :meth:`load`.
-
-        Raises:
-            BuildError: It refuses the model.
-            UsageError: It makes no engines, or the file cannot be written.
-        """
-        raise UsageError(f"{self.name} has no engine to write; name TensorRT as the target (--trt).")
-
-    def describe_engine(self) -> dict[str, Any]:
-        """Return the contents of the prebuilt engine that it was set up with, as plain values.
-
-        Raises:
-            UnavailableError: The engine is not for this runtime.
-            UsageError: It makes no engines.
-        """
-        raise UsageError(f"{self.name} has no engine to show; name TensorRT as the target (--trt).")
-
-    def gpu_memory(self) -> int:
-        """Return the bytes of GPU memory in use, by any process; 0 without a GPU."""
-        return 0
-
-
-class LocalRuntime(Runtime):
-    """Drives a target's runner: it lowers models and reads hints with ONNX.
+    """Runs models on a target: it drives the target's runner, lowers models and reads hints with ONNX.
 
     Attributes:
+        runner: The target's runner.
         facts: What the runner reports of itself.
     """
 
@@ -175,14 +109,13 @@ class LocalRuntime(Runtime):
         """
         self._settings, self._target = settings, settings.target
         self._remote = remote is not None
-        self.runner: Any = remote or importlib.import_module(self._target.sent[-1]).make(self._target.plain(settings))
+        self.runner: Any = remote or self._target.make_runner(settings)
         self.facts: Mapping[str, Any] = self.runner.facts
-        self.name = self._target.title
 
     @property
     def lowers_by(self) -> Lowering:
         """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
-        by: Lowering = self.facts["lowers_by"]
+        by: Lowering = self.facts.get("lowers_by", "cast")
         return by
 
     def lowered(self, model: Path) -> ModelProto | None:
@@ -191,34 +124,63 @@ class LocalRuntime(Runtime):
         return self._target.lower(self._settings, model, self.facts) if changes else None
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession:
-        """Prepare a model; see :class:`Runtime`."""
+        """Prepare a model.
+
+        Args:
+            model: The ONNX file.
+            feed: The values that it will be fed, where known; a runtime that compiles may compile for them.
+
+        Raises:
+            BuildError: The runtime refuses the model.
+        """
         session: RuntimeSession = self.runner.load(model, feed or {}, self._hints(model), False)
         return session
 
     def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession | None:
-        """Prepare a model that returns all tensors that are not fused away; see :class:`Runtime`."""
+        """Prepare a model that returns all tensors that are not fused away; ``None`` if that is not possible.
+
+        Raises:
+            BuildError: The runtime refuses the model.
+        """
         session: RuntimeSession | None = self.runner.load(model, feed or {}, self._hints(model), True)
         return session
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return what the runtime does to a model; see :class:`Runtime`."""
+        """Return what it does to a model on the way to running it, as plain values that its target's ``switches`` read.
+
+        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not report any.
+        """
         if not hasattr(self.runner, "trace"):
             return {}
         return dict(self.runner.trace(model, feed or {}, self._hints(model)))
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write a model's engine to a file; see :class:`Runtime`."""
-        if not self._target.capabilities.engines:
-            super().build(model, target, feed)
+        """Write the engine of a model to a file; the arguments are those of :meth:`load`.
+
+        Raises:
+            BuildError: The runtime refuses the model.
+            UsageError: It makes no engines, or the file cannot be written.
+        """
+        self._need_engines("write")
         self.runner.build(model, target, feed or {}, self._hints(model))
 
     def describe_engine(self) -> dict[str, Any]:
-        """Return what the prebuilt engine is made of; see :class:`Runtime`."""
-        return dict(self.runner.describe_engine()) if self._target.capabilities.engines else super().describe_engine()
+        """Return the contents of the prebuilt engine that it was set up with, as plain values.
+
+        Raises:
+            UnavailableError: The engine is not for this runtime.
+            UsageError: It makes no engines.
+        """
+        self._need_engines("show")
+        return dict(self.runner.describe_engine())
+
+    def _need_engines(self, verb: str) -> None:
+        if not self._target.capabilities.engines:
+            raise UsageError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""
-        return int(self.runner.gpu_memory())
+        return int(self.runner.gpu_memory()) if hasattr(self.runner, "gpu_memory") else 0
 
     def _hints(self, model: Path) -> dict[str, Any]:
         """Collect the plain values that the runner needs, with the model's content where that is not its file's."""

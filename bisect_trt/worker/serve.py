@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
-from bisect_trt.targets.runtime import LocalRuntime
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.kernel_memory import forget_peak, status_bytes
@@ -150,7 +149,7 @@ class Worker:
             return make_runtime(settings)
         from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
 
-        return LocalRuntime(settings, RemoteRunner(settings, self._place))
+        return Runtime(settings, RemoteRunner(settings, self._place))
 
     def _build(self, request: BuildEngine) -> None:
         self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))

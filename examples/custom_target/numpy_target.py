@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Runtime, Target
+from bisect_trt.targets.base import OwnSettings, Target
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 
@@ -33,25 +33,27 @@ class NumpyTarget(Target):
     help = "A NumPy interpreter with a leaky Relu."
     precisions, needs = (), "bisect-trt-numpy-target"
 
-    def make_runtime(self, settings: TargetSettings) -> Runtime:
+    def make_runner(self, settings: TargetSettings) -> NumpyRunner:
         """Return what runs models; called in a worker process."""
-        return NumpyRuntime(settings.of(NumpySettings).leak)
+        return NumpyRunner(settings.of(NumpySettings).leak)
 
     def describe(self, settings: TargetSettings) -> str:
         """Return it in words."""
         return f"NumPy (leak {settings.of(NumpySettings).leak:g})"
 
 
-class NumpyRuntime(Runtime):
-    """Loads models; ``Runtime`` has what every runtime without engines answers alike."""
+class NumpyRunner:
+    """Loads models; ``facts`` are what it reports of itself."""
+
+    facts: Mapping[str, Any] = {"version": "1"}
 
     def __init__(self, leak: float) -> None:
         """Set it up."""
         self._leak = leak
 
-    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> NumpySession:  # noqa: ARG002 - not needed
-        """Prepare a model, or raise ``BuildError``."""
-        return NumpySession(model, self._leak)
+    def load(self, path: Path, feed: object, hints: object, unfused: bool) -> NumpySession | None:  # noqa: ARG002 - not needed
+        """Prepare a model, or raise ``BuildError``; ``None`` for ``unfused``, which asks for tensors inside."""
+        return None if unfused else NumpySession(path, self._leak)
 
 
 class NumpySession:

@@ -35,7 +35,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import LocalRuntime
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker import channel
 from bisect_trt.worker.channel import ChannelLost, ProcessDied
@@ -57,9 +57,9 @@ def connect(at: Place | None = None, memory_limit: int | None = None) -> Connect
     return Connection(at or place(), {"memory_limit": memory_limit})
 
 
-def runtime(target: TargetSettings, connection: Connection) -> LocalRuntime:
+def runtime(target: TargetSettings, connection: Connection) -> Runtime:
     """A target in a place."""
-    return LocalRuntime(target, RemoteRunner(target, connection))
+    return Runtime(target, RemoteRunner(target, connection))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import unsteady_builds
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import Runtime
 
 if TYPE_CHECKING:
     from unsteady_target import UnsteadySettings
@@ -123,10 +122,10 @@ class Session:
         return wrong if bad else right
 
 
-class UnsteadyRuntime(Runtime):
+class UnsteadyRunner:
     """Makes sessions with a fault."""
 
-    name = "Unsteady"
+    facts: Mapping[str, Any] = {"version": "1"}
 
     def __init__(self, settings: UnsteadySettings) -> None:
         self._settings = settings
@@ -145,12 +144,14 @@ class UnsteadyRuntime(Runtime):
             unsteady_builds.save_engine(Path(own.save_engine), proto, choices)
         return proto, choices
 
-    def build(self, model: Path, target: Path, feed: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - not needed
+    def build(self, model: Path, target: Path, feed: object, hints: object) -> None:  # noqa: ARG002 - not needed
         """Write an engine."""
         unsteady_builds.save_engine(target, *self._built(model))
 
-    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Session:  # noqa: ARG002 - not needed
+    def load(self, model: Path, feed: object, hints: object, unfused: bool) -> Session | None:  # noqa: ARG002 - not needed
         """Prepare a model."""
+        if unfused:
+            return None
         proto, choices = self._built(model)
         if self._settings.fault == "refuses":
             raise BuildError("it has no kernel")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Capabilities, OwnSettings, Runtime, Target
+from bisect_trt.targets.base import Capabilities, OwnSettings, Target
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class UnsteadyTarget(Target):
         wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
         return settings.with_own(pins=(*own.pins, *wanted), bans=(*own.bans, *unwanted))
 
-    def make_runtime(self, settings: TargetSettings) -> Runtime:
+    def make_runner(self, settings: TargetSettings) -> object:
         """Called in a worker process."""
-        from unsteady_runtime import UnsteadyRuntime
+        from unsteady_runtime import UnsteadyRunner
 
-        return UnsteadyRuntime(settings.of(UnsteadySettings))
+        return UnsteadyRunner(settings.of(UnsteadySettings))

@@ -18,6 +18,7 @@ from bisect_trt.targets.base import (
     OwnSettings,
     Package,
     Target,
+    make_runtime,
 )
 from bisect_trt.targets.settings import TargetSettings
 
@@ -182,7 +183,7 @@ class OnnxRuntimeTarget(Target):
         with TemporaryDirectory() as folder:
             path = Path(folder) / "tiny.onnx"
             path.write_bytes(TINY_MODEL)
-            self.make_runtime(plain.with_own(providers=("cuda",))).load(path)
+            make_runtime(plain.with_own(providers=("cuda",))).load(path)
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""
