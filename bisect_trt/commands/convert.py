@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model
-from bisect_trt.onnxlib.shapes import free_inputs, inferred_infos
+from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.commands import Convert, Extract
 from bisect_trt.options.shared import Data
 from bisect_trt.report.console import Console
@@ -119,7 +119,7 @@ def extract_model(session: Session, options: Extract, values: Path | None = None
     """
     subject, result, fixed = session.subject, session.result, sized or values is not None
     network = subject.network if fixed else _as_in_file(subject)
-    infos = inferred_infos(network)
+    infos = network.infos
     starts, ends = _tensors(options.inputs, network), _tensors(options.outputs, network)
     piece, inputs = extract(network, starts, ends, infos)
     # The input of a valid model has a type; a run knows those that shape inference does not find.

@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.external_data import tensor_bytes
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, reads
-from bisect_trt.onnxlib.shapes import element_dtype, inferred_infos, value_info
+from bisect_trt.onnxlib.shapes import element_dtype, value_info
 from bisect_trt.report.text import Branch
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -107,7 +107,7 @@ def describe_model(
     """
     proto = load_model(path, weights, structure=structure)
     network = Network(proto)
-    infos, tensors = inferred_infos(network), proto.graph.initializer
+    infos, tensors = network.infos, proto.graph.initializer
     plain: dict[str, Any] = {
         "ir_version": proto.ir_version,
         "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
@@ -155,9 +155,7 @@ def _describe_layers(network: Network, infos: Infos, *, attributes: bool) -> lis
         if attributes:
             layer["attributes"] = {each.name: _describe_attribute(each) for each in node.attribute}
         if inner := [_body_network(body, infos, network.proto) for body in bodies(node)]:
-            layer["bodies"] = [
-                _describe_layers(body, {**infos, **inferred_infos(body)}, attributes=attributes) for body in inner
-            ]
+            layer["bodies"] = [_describe_layers(body, {**infos, **body.infos}, attributes=attributes) for body in inner]
             graphs = [each for each in node.attribute if each.HasField("g") or each.graphs]
             layer["branches"] = [each.name for each in graphs for _ in range(len(each.graphs) or 1)]
         layers.append(layer)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.onnxlib.units import attribute_texts, edges_between, neighbourhood
 from bisect_trt.report.charts import plain_number
 from bisect_trt.report.result import Result
@@ -37,7 +36,7 @@ class Findings:
         """Look at a result; the model is not run."""
         self.network, self._result, extra = subject.network, result, result.extra
         self._reference = vars(subject).get("reference")  # asking the subject for it would run the model
-        self._infos = inferred_infos(self.network) if self._reference is None else subject.infos
+        self._infos = self.network.infos if self._reference is None else subject.infos
         self.marks = list(extra.get("hiding", {}).get("marks", ()))
         entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
         passed = {entry["name"]: entry for entry in entries if entry["passed"]}

@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.external_data import share_weights, tensor_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import share_names, tell_apart
 from bisect_trt.onnxlib.save import save_model
-from bisect_trt.onnxlib.shapes import declare_shapes, fix_input_shapes, inferred_infos
+from bisect_trt.onnxlib.shapes import declare_shapes, fix_input_shapes
 from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import reference_settings
@@ -135,7 +135,7 @@ def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[s
     """Return the values of tensors that depend on no input: computed at once, else one by one; some may be missing."""
     if not names:
         return {}
-    part, _ = extract(network, (), names, inferred_infos(network))
+    part, _ = extract(network, (), names, network.infos)
     values = subject.models.run("fold", part, {})
     if not isinstance(values, Failed):
         tensors = {name: to_tensor(name, value) for name, value in values.items()}

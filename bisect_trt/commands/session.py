@@ -40,6 +40,7 @@ from bisect_trt.search.oracle import (
     Oracle,
     Subset,
     Transcript,
+    Units,
     Verdict,
     about_units,
 )
@@ -332,17 +333,16 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
     Returns:
         What the search found; ``FAILURE_LOST`` if all units together pass.
     """
-    heard: set[Subset] = set()
+    heard: set[Units] = set()
     patience, fails = len(everything).bit_length() + 1, False
 
     def watched(units: Subset) -> Verdict:
         nonlocal fails
         verdict = ask(units)
         fails = fails or verdict is Verdict.FAIL
-        heard.add(units)
-        if not fails and len(heard) == patience:
-            heard.add(everything)
-            if ask(everything) is Verdict.PASS:
+        if not fails and len(heard) < patience:
+            heard.add(Units(units))
+            if len(heard) == patience and ask(everything) is Verdict.PASS:
                 raise _Lost
         return verdict
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import shlex
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from bisect_trt.onnxlib.nodes import share_names
 from bisect_trt.onnxlib.shapes import (
     declare_shapes,
     fix_input_shapes,
-    inferred_infos,
+    infer,
     input_infos,
     take_input_shapes,
     to_info,
@@ -199,10 +200,11 @@ class Subject:
 
     def _declare_shapes(self) -> None:
         """Write what shape inference finds into the model, so that whatever runs it need not find it."""
-        if not self.network.inferred:
+        found = infer(self.network)
+        if found is None:
             self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
             return
-        declare_shapes(self.network.proto, self.network.inferred)
+        declare_shapes(self.network.proto, found)
         self.network = self.truth = Network(self.network.proto)
 
     def __enter__(self) -> Subject:
@@ -309,9 +311,9 @@ class Subject:
         return f" `{command}` gives each node a name of its own."
 
     @cached_property
-    def infos(self) -> dict[str, TensorInfo]:
+    def infos(self) -> Mapping[str, TensorInfo]:
         """Type and shape of tensors: as they ran, else as shape inference says."""
-        known = {**inferred_infos(self.network), **self.reference.infos}
+        known: Mapping[str, TensorInfo] = ChainMap(cast("Any", self.reference.infos), cast("Any", self.network.infos))
         return known if self.freed is None else self.freed.infos(known)
 
     @cached_property

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.onnxlib.cut import PRODUCER
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, held, inner_nodes, keep_only
-from bisect_trt.onnxlib.shapes import element_type, to_info
+from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.info import is_extension
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -72,8 +72,7 @@ class Folding:
 
     def known_bytes(self, name: str) -> int | None:
         """How large a tensor is, as far as shape inference tells."""
-        value = self.network.inferred.get(name)
-        info = None if value is None else to_info(value)
+        info = self.network.infos.get(name)
         if info is None or info.shape is None or not info.is_static:
             return None
         return math.prod(int(dim or 0) for dim in info.shape) * info.dtype.itemsize
@@ -86,13 +85,12 @@ class Folding:
 def fold_shapes(network: Network) -> onnx.ModelProto | None:
     """The model with the shapes that inference finds stored in place of ``Shape`` and ``Size``; ``None`` without any."""
     values: dict[str, onnx.TensorProto] = {}
-    types = network.declared | network.inferred
     for node in network.nodes:
         if node.op_type not in ("Shape", "Size") or node.domain not in DEFAULT_DOMAINS:
             continue
-        if not (node.input and node.output) or node.input[0] not in types:
+        if not (node.input and node.output):
             continue
-        info = to_info(types[node.input[0]])
+        info = network.infos.get(node.input[0])
         name = node.output[0]
         if info is not None and info.is_static and name not in network.outputs:
             values[name] = numpy_helper.from_array(

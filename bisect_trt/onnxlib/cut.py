@@ -198,10 +198,13 @@ def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], 
     ends, sparse = onnx.GraphProto(), onnx.GraphProto()
     fed, boundary = set(piece.inputs), {*piece.inputs, *piece.outputs}
     # Shape inference costs a moment, and says what a run cannot: the types of sequences, and of what did not run.
-    types = network.declared if boundary <= infos.keys() else network.declared | network.inferred
+    types = network.declared if all(name in infos for name in boundary) else network.inferred
     ends.input.extend(value_info(name, infos, types) for name in piece.inputs)
     ends.output.extend(value_info(name, infos, types) for name in piece.outputs)
-    nodes, weights = network.written_nodes, list[bytes]()
+    nodes, weights = bytearray(), bytearray()
+    for index in piece.nodes:
+        node = piece.renamed.get(index)
+        nodes += network.written_nodes[index] if node is None else network.written_nodes.other(node)
     for name in piece.unmade:
         if name in fed:
             continue
@@ -210,18 +213,18 @@ def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], 
             continue
         if name in network.initializers:
             tensor = network.initializers[name]
-            weights.append(network.written_weight(name))
+            weights += network.written_weight(name)
         else:
             tensor = stored(name)
-            weights.append(network.written_weights.other(tensor))
+            weights += network.written_weights.other(tensor)
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
             known = network.declared.get(name)
             ends.input.append(known or make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
     inside = set(piece.nodes if network.stated else ())
     parts = (
-        *(nodes.other(piece.renamed[index]) if index in piece.renamed else nodes[index] for index in piece.nodes),
+        nodes,
         onnx.GraphProto(name=source.graph.name or "graph").SerializeToString(),
-        *weights,
+        weights,
         ends.SerializeToString(deterministic=True),
         *(field for name, field in network.stated if network.producer.get(name) in inside and name not in boundary),
         sparse.SerializeToString(deterministic=True),

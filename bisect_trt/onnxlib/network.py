@@ -5,11 +5,12 @@ Read once, never changed. Nodes are kept as the protobuf messages of the origina
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
 from google.protobuf.message import Message
@@ -19,18 +20,20 @@ from bisect_trt.onnxlib.exported import describe_module, module_of
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.nodes import Draws, label, reads
 from bisect_trt.onnxlib.shapes import Declarations, infer
+from bisect_trt.tensors.info import Infos
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
 
+_M = TypeVar("_M", bound=Message)
 _LARGE = 4096
 """Bytes: what is larger holds a weight, which is not kept twice."""
 _GRAPH_OF_MODEL, NODE, INITIALIZER, VALUE_INFO = (number << 3 | 2 for number in (7, 1, 5, 13))
 """Tags of fields (onnx.proto): the number, and 2 for what says its length."""
 
 
-def _field(tag: int, *parts: bytes) -> tuple[bytes, ...]:
+def _field(tag: int, *parts: bytes | bytearray) -> tuple[bytes | bytearray, ...]:
     """A message, in pieces, as a field of another: the tag, the length in groups of seven bits, the message."""
     head, length = bytearray([tag]), sum(map(len, parts))
     while length > 0x7F:
@@ -41,27 +44,55 @@ def _field(tag: int, *parts: bytes) -> tuple[bytes, ...]:
 
 
 class Written:
-    """Messages of a kind, each serialized once, as a field of the graph that has it."""
+    """Messages of a kind as fields of the graph that has them: small ones are serialized once, all in one piece of memory."""
 
     def __init__(self, tag: int, messages: Sequence[Message]) -> None:
         """``messages`` do not change; ``tag`` is that of their field."""
         self._tag, self._messages = tag, messages
-        self._kept = [b"" if message.ByteSize() > _LARGE else self.other(message) for message in messages]
+        kept, self._ends = bytearray(), array("Q", [0])
+        for message in messages:
+            kept += b"" if message.ByteSize() > _LARGE else self.other(message)
+            self._ends.append(len(kept))
+        self._kept = bytes(kept)
 
     def __getitem__(self, place: int) -> bytes:
-        return self._kept[place] or self.other(self._messages[place])
+        return self._kept[self._ends[place] : self._ends[place + 1]] or self.other(self._messages[place])
 
     def other(self, message: Message) -> bytes:
         """Another message, as such a field."""
         return b"".join(_field(self._tag, message.SerializeToString(deterministic=True)))
 
 
-def model_bytes(head: bytes, graph: Sequence[bytes], tail: bytes) -> bytes:
+class Named(Mapping[str, _M]):
+    """Messages by name; Python holds none of them, for each in its hands takes half a kilobyte.
+
+    Attributes:
+        places: Where each stands in the field that has them.
+    """
+
+    def __init__(self, messages: Sequence[_M], names: Iterable[str]) -> None:
+        self._messages = messages
+        self.places = {intern(name): place for place, name in enumerate(names)}
+
+    def __getitem__(self, name: str) -> _M:
+        return self._messages[self.places[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+
+def model_bytes(head: bytes, graph: Sequence[bytes | bytearray], tail: bytes) -> bytes:
     """A model: its fields before the graph, the graph in pieces that are in the order of its own, and the fields behind it."""
     return b"".join((head, *_field(_GRAPH_OF_MODEL, *graph), tail))
 
 
-def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
+def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
     """Order nodes so that each comes after its parents and a branch stays in one piece.
 
     Post-order of a depth-first walk against the edges: before a node, all of one parent's chain, then all of the next
@@ -69,15 +100,21 @@ def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
     (breadth first) is not; cutting a window out then opens few edges.
 
     Args:
-        parents: For each node the nodes that it depends on.
+        count: How many nodes there are.
+        parents: Gives the nodes that one depends on.
 
     Returns:
         Node numbers. Nodes on a cycle, and those that depend on one, are missing.
     """
     done: list[int] = []
-    state = [0] * len(parents)  # 0 not seen, 1 on the stack, 2 in the order, 3 stands on a cycle
-    for start in _sinks(parents):
-        stack = [(start, iter(parents[start]))] if state[start] == 0 else []
+    state = bytearray(count)  # 0 not seen, 1 on the stack, 2 in the order, 3 stands on a cycle
+    used = bytearray(count)
+    for node in range(count):
+        for needed in parents(node):
+            used[needed] = 1
+    sinks = (node for node in range(count) if not used[node])
+    for start in chain(sinks, range(count)):  # only a cycle leaves nodes unvisited that something depends on
+        stack = [(start, iter(parents(start)))] if state[start] == 0 else []
         state[start] = state[start] or 1
         while stack:
             node, rest = stack[-1]
@@ -88,18 +125,12 @@ def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
                 done.append(node)
             elif state[parent] == 0:
                 state[parent] = 1
-                stack.append((parent, iter(parents[parent])))
+                stack.append((parent, iter(parents(parent))))
             else:  # on the stack already: a cycle
                 for member, _ in stack:
                     state[member] = 3
                 stack.clear()
     return done
-
-
-def _sinks(parents: Sequence[Sequence[int]]) -> list[int]:
-    """Nodes nobody depends on first, in their order, then all others (which only a cycle leaves unvisited)."""
-    used = {parent for node in parents for parent in node}
-    return [node for node in range(len(parents)) if node not in used] + list(range(len(parents)))
 
 
 class Network:
@@ -127,56 +158,61 @@ class Network:
         """
         graph = proto.graph
         self.proto = proto
-        # No list of them: each message in Python's hands takes half a kilobyte, with the fields that it was asked for in vain.
         self.nodes: Sequence[onnx.NodeProto] = graph.node
-        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.sparse_initializers = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
-        weights = self.initializers.keys() | self.sparse_initializers.keys()
-        self.inputs = [value.name for value in graph.input if value.name not in weights]
+        self.initializers = Named(graph.initializer, (tensor.name for tensor in graph.initializer))
+        sparse = graph.sparse_initializer
+        self.sparse_initializers = Named(sparse, (tensor.values.name for tensor in sparse))
+        self.inputs = [value.name for value in graph.input if not self._is_stored(value.name)]
         self.outputs = [value.name for value in graph.output]
-        # Protobuf is slow to ask again, and makes each name anew.
-        self._made = [tuple(name for name in map(intern, node.output) if name) for node in self.nodes]
-        self.reads = [tuple(dict.fromkeys(map(intern, reads(node)))) for node in self.nodes]
+        # Protobuf is slow to ask again, and makes each name anew. What one node makes, one node alone mostly reads.
+        same: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._made: list[tuple[str, ...]] = []
+        self.reads: list[tuple[str, ...]] = []
+        for node in self.nodes:
+            made = tuple(name for name in map(intern, node.output) if name)
+            read = tuple(dict.fromkeys(map(intern, reads(node))))
+            self._made.append(same.setdefault(made, made))
+            self.reads.append(same.setdefault(read, read))
+        del same
+        self._fed = frozenset(self.inputs)
         self.producer: dict[str, int] = {}
-        self._find_producers(weights)
-        self.consumers = self._find_consumers()
-        self._check_dangling(weights)
-        self.order = depth_first_order([self.parents(index) for index in range(len(self.nodes))])
+        self.consumers: dict[str, Sequence[int]] = {}
+        self._number_ends()
+        self._check_dangling()
+        self.order = depth_first_order(len(self.nodes), self.parents)
         if len(self.order) < len(self.nodes):
             raise UnavailableError(
                 f"the graph has a cycle through {self.describe(self._on_cycle())}, so the model is not valid ONNX."
             )
-        self.rank = [0] * len(self.nodes)
+        self.rank = array("L", bytes(len(self.nodes) * array("L").itemsize))
         for place, index in enumerate(self.order):
             self.rank[index] = place
         self.constant = self._find_constants()
 
-    def _find_producers(self, weights: set[str]) -> None:
-        known = weights | set(self.inputs)
-        if len(self.inputs) > len(set(self.inputs)):
+    def _is_stored(self, name: str) -> bool:
+        return name in self.initializers or name in self.sparse_initializers
+
+    def _number_ends(self) -> None:
+        """Find who makes and who reads each tensor."""
+        if len(self.inputs) > len(self._fed):
             name = next(name for name in self.inputs if self.inputs.count(name) > 1)
             raise UnavailableError(f"the graph has two inputs named '{name}', so the model is not valid ONNX.")
+        several: dict[str, list[int]] = {}
         for index in range(len(self.nodes)):
+            alone = (index,)  # one for all that this node alone reads
+            for name in self.reads[index]:
+                if (first := self.consumers.setdefault(name, alone)) is not alone:
+                    several.setdefault(name, [*first]).append(index)
             for name in self.made(index):
                 if name in self.producer:
                     raise UnavailableError(f"the tensor '{name}' is made by two nodes, so the model is not valid ONNX.")
-                if name in known:
+                if name in self._fed or self._is_stored(name):
                     raise UnavailableError(
                         f"{self.describe(index)} makes '{name}', which is an input or an initializer too, "
                         "so the model is not valid ONNX."
                     )
                 self.producer[name] = index
-
-    def _find_consumers(self) -> dict[str, list[int]]:
-        """By tensor; what one node alone reads has that node's one list, because one for each takes twice the memory."""
-        found: dict[str, list[int]] = {}
-        several: dict[str, list[int]] = {}
-        for index, names in enumerate(self.reads):
-            alone = [index]
-            for name in names:
-                if (first := found.setdefault(name, alone)) is not alone:
-                    several.setdefault(name, [*first]).append(index)
-        return found | several
+        self.consumers |= several
 
     def _on_cycle(self) -> int:
         """A node that depends on itself: walking back among the nodes that have no place in the order ends on one."""
@@ -188,26 +224,24 @@ class Network:
             node = next(parent for parent in self.parents(node) if parent in left)
         return node
 
-    def _check_dangling(self, weights: set[str]) -> None:
-        known = weights | set(self.inputs) | self.producer.keys()
+    def _check_dangling(self) -> None:
         for index, names in enumerate(self.reads):
             for name in names:
-                if name not in known:
+                if name not in self.producer and name not in self._fed and not self._is_stored(name):
                     raise UnavailableError(
                         f"{self.describe(index)} reads '{name}', which no node, input or initializer makes, "
                         "so the model is not valid ONNX."
                     )
         for name in self.outputs:
-            if name not in known:
+            if name not in self.producer and name not in self._fed and not self._is_stored(name):
                 raise UnavailableError(f"nothing makes the output '{name}', so the model is not valid ONNX.")
 
     def _find_constants(self) -> list[bool]:
-        inputs = set(self.inputs)
         random = Draws(self.proto, {}, unsure=True)  # they depend on no input, and are no constants
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (
-                not any(name in inputs for name in self.reads[index])
+                self._fed.isdisjoint(self.reads[index])
                 and all(constant[parent] for parent in self.parents(index))
                 and not random.by(self.nodes[index])
             )
@@ -298,13 +332,9 @@ class Network:
         """The initializers as bytes, in the file's order."""
         return Written(INITIALIZER, self.proto.graph.initializer)
 
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {tensor.name: place for place, tensor in enumerate(self.proto.graph.initializer)}
-
     def written_weight(self, name: str) -> bytes:
         """An initializer as bytes."""
-        return self.written_weights[self._places[name]]
+        return self.written_weights[self.initializers.places[name]]
 
     @cached_property
     def stated(self) -> list[tuple[str, bytes]]:
@@ -324,10 +354,6 @@ class Network:
         return frozenset(self.outputs)
 
     @cached_property
-    def _fed(self) -> frozenset[str]:
-        return frozenset(self.inputs)
-
-    @cached_property
     def computed(self) -> list[str]:
         """Every tensor made by a node that is not constant, in topological order."""
         return [name for index in self.order if not self.constant[index] for name in self.made(index)]
@@ -340,13 +366,13 @@ class Network:
         sparse = ((t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer)
         declared = Declarations()
         for name, kind, dims in chain(dense, sparse):
-            value = onnx.ValueInfoProto()
+            value = onnx.ValueInfoProto(name=name)
             tensor = value.type.tensor_type
             tensor.elem_type = kind
             tensor.shape.SetInParent()
             for dim in dims:
                 tensor.shape.dim.add(dim_value=dim)
-            declared.add(name, value)
+            declared.put(value)
         for value in chain(graph.value_info, graph.input, graph.output):
             if value.HasField("type"):
                 declared.put(value)
@@ -354,8 +380,13 @@ class Network:
 
     @cached_property
     def inferred(self) -> Declarations:
-        """The types that ONNX's shape inference finds, together with the declared ones, of sequences too, by name."""
-        return infer(self)
+        """The types that are declared and that ONNX's shape inference finds, of sequences too, by tensor name."""
+        return infer(self) or self.declared
+
+    @cached_property
+    def infos(self) -> Infos:
+        """The same of plain tensors, as types and shapes of NumPy."""
+        return self.inferred.infos()
 
     def element_type(self, name: str) -> int:
         """ONNX's element type of a tensor, as it is declared or inferred; 0 where it is not known."""

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored, selection, splice
+from bisect_trt.onnxlib.cut import cut, nothing_stored, selection, splice
 from bisect_trt.onnxlib.external_data import tensor_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import captured_names
@@ -223,7 +223,7 @@ def _slice(network: Network, stretch: Iterable[int], constants: Iterable[int]) -
 
 def slice_model(network: Network, part: Slice, infos: Mapping[str, TensorInfo]) -> onnx.ModelProto:
     """The model of a slice, with every tensor that it makes as an output."""
-    return mark_outputs(Network(cut(network, part.nodes, infos, nothing_stored).proto), part.tensors, {})
+    return cut(network, part.nodes, infos, nothing_stored, part.tensors).proto
 
 
 def _weight(network: Network, infos: Mapping[str, TensorInfo], name: str) -> int:

@@ -25,7 +25,6 @@ from bisect_trt.onnxlib.nodes import (
     reads,
     rename_reads,
 )
-from bisect_trt.onnxlib.shapes import to_info
 from bisect_trt.tensors.info import TensorInfo
 
 Array = NDArray[Any]
@@ -155,8 +154,7 @@ class NetworkView:
 
     def info(self, name: str) -> TensorInfo | None:
         """Type and shape of a tensor, as far as they are known."""
-        declared = self.network.declared.get(name) or self.network.inferred.get(name)
-        return None if declared is None else to_info(declared)
+        return self.network.infos.get(name)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor, if all of it is known."""

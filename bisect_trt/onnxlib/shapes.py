@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, keep_only
-from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_string
+from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_string
 
 if TYPE_CHECKING:
     from bisect_trt.onnxlib.network import Network
@@ -72,66 +72,43 @@ def element_type(dtype: np.dtype[np.generic]) -> int:
 
 
 class Declarations(Mapping[str, onnx.ValueInfoProto]):
-    """What is declared of tensors, by name; a message of its own for each of 100,000 tensors takes hundreds of bytes.
+    """What is known of the types of tensors, by name; a message of its own for each of 100,000 takes hundreds of bytes.
 
     All but the name is kept as bytes, which tensors of the same type share.
-
-    Attributes:
-        kinds: These bytes, by name.
     """
 
-    def __init__(self, values: Iterable[onnx.ValueInfoProto] = ()) -> None:
-        """Of a name that comes twice the last counts."""
-        self.kinds: dict[str, bytes] = {}
+    def __init__(self, known: Declarations | None = None) -> None:
+        """Begin with what others say."""
+        self._kinds: dict[str, bytes] = {} if known is None else dict(known._kinds)
         self._shared: dict[bytes, bytes] = {}
-        for value in values:
-            self.put(value)
 
     def put(self, value: onnx.ValueInfoProto) -> None:
-        """Declare a tensor as this does."""
+        """Declare a tensor as this does; the last declaration counts."""
         bare = clone(value)
         bare.ClearField("name")
-        self.add(value.name, bare)
-
-    def add(self, name: str, bare: onnx.ValueInfoProto) -> None:
-        """Declare a tensor by a declaration without a name."""
         kind = bare.SerializeToString()
-        self.kinds[intern(name)] = self._shared.setdefault(kind, kind)  # a network has the same name
-
-    def __or__(self, other: Declarations) -> Declarations:
-        """Both; the other is believed where they differ."""
-        both = Declarations()
-        both.kinds = self.kinds | other.kinds
-        return both
+        self._kinds[intern(value.name)] = self._shared.setdefault(kind, kind)  # a network has the same name
 
     def __getitem__(self, name: str) -> onnx.ValueInfoProto:
-        return _declaration(name, self.kinds[name])
+        value = onnx.ValueInfoProto()
+        value.ParseFromString(self._kinds[name])
+        value.name = name
+        return value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.kinds)
+        return iter(self._kinds)
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self._kinds)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.kinds
+        return name in self._kinds
 
-
-def _declaration(name: str, kind: bytes) -> onnx.ValueInfoProto:
-    value = onnx.ValueInfoProto()
-    value.ParseFromString(kind)
-    value.name = name
-    return value
-
-
-def known_infos(declared: Declarations) -> dict[str, TensorInfo]:
-    """Types and shapes of tensors; those without an element type are missing."""
-    known = {kind: to_info(_declaration("", kind)) for kind in set(declared.kinds.values())}
-    return {
-        name: TensorInfo(name, info.dtype, info.shape)
-        for name, kind in declared.kinds.items()
-        if (info := known[kind]) is not None
-    }
+    def infos(self) -> Infos:
+        """Types and shapes of the plain tensors among them."""
+        one_of_each = {kind: name for name, kind in self._kinds.items()}
+        known = {kind: to_info(self[name]) for kind, name in one_of_each.items()}
+        return Infos(self._kinds, {kind: info for kind, info in known.items() if info is not None})
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:
@@ -173,44 +150,26 @@ def value_info(
 
 AT_ONCE = 2048
 """Nodes of a stretch. Below twice as many the whole is done at once."""
-_LIMIT_BYTES = 1 << 30
-"""Shape inference makes a copy, and no message can be of more than twice this."""
+_SHAPE_BYTES = 1 << 16
+"""A larger weight is no shape: inference is given its type alone, for it makes a copy, and no message can be of 2 GB."""
 
 
-def infer(network: Network, at_once: int = AT_ONCE) -> Declarations:
-    """The types that are found, together with the declared ones, of sequences too, by name; none where inference gives up.
+def infer(network: Network, at_once: int = AT_ONCE) -> Declarations | None:
+    """The types that are declared and found, of sequences too, by name; ``None`` where inference gives up.
 
     Args:
         network: The model.
         at_once: Nodes of a stretch.
     """
-    if network.proto.ByteSize() > _LIMIT_BYTES:
-        return Declarations()
+    order, known = network.order, Declarations(network.declared)
+    step = at_once if len(order) >= 2 * at_once else len(order)
     try:
-        if len(network.nodes) < 2 * at_once:
-            graph = onnx.shape_inference.infer_shapes(_sorted(network)).graph
-            return Declarations(chain(graph.value_info, graph.output))
-        graph = network.proto.graph
-        found = Declarations(value for value in chain(graph.value_info, graph.output) if value.HasField("type"))
-        known = network.declared | found
-        for start in range(0, len(network.order), at_once):
-            stretch = network.order[start : start + at_once]
-            for value in _of(network, stretch, known):
-                found.put(value)
-            made = (name for index in stretch for name in network.made(index))
-            known.kinds.update((name, found.kinds[name]) for name in made if name in found)
+        for start in range(0, len(order), step):
+            for value in _of(network, order[start : start + step], known):
+                known.put(value)
     except Exception:  # it gives up as a whole on what it does not understand, in several ways
-        return Declarations()
-    return found
-
-
-def _sorted(network: Network) -> onnx.ModelProto:
-    """The model, with its nodes in an order that inference takes."""
-    if network.is_sorted:
-        return network.proto
-    model = clone(network.proto)
-    keep_only(model.graph.node, [network.nodes[index] for index in network.order])
-    return model
+        return None
+    return known
 
 
 def _of(network: Network, stretch: Sequence[int], known: Declarations) -> Iterable[onnx.ValueInfoProto]:
@@ -232,8 +191,9 @@ def _of(network: Network, stretch: Sequence[int], known: Declarations) -> Iterab
     graph = model.graph
     graph.node.extend(network.nodes[index] for index in nodes)
     for name in dict.fromkeys(name for index in stretch for name in network.reads[index]):
-        if name in network.initializers:
-            graph.initializer.append(network.initializers[name])
+        weight = network.initializers.get(name)
+        if weight is not None and weight.ByteSize() <= _SHAPE_BYTES:
+            graph.initializer.append(weight)
         elif name in network.sparse_initializers:
             graph.sparse_initializer.append(network.sparse_initializers[name])
         elif name not in made and name in known:
@@ -241,7 +201,7 @@ def _of(network: Network, stretch: Sequence[int], known: Declarations) -> Iterab
     graph.value_info.extend(known[name] for name in made if name in known and name not in network.returned)
     graph.output.extend(known[name] for name in network.outputs if name in made and name in known)
     inferred = onnx.shape_inference.infer_shapes(model).graph
-    return (*inferred.value_info, *inferred.output)
+    return (value for value in chain(inferred.value_info, inferred.output) if value.HasField("type"))
 
 
 def input_infos(network: Network) -> list[TensorInfo]:
@@ -386,18 +346,9 @@ def declare_shapes(model: onnx.ModelProto, values: Mapping[str, onnx.ValueInfoPr
         values: What is known of its tensors, outputs included, by name; what the model declares itself is part of it.
     """
     graph = model.graph
+    # Both are made first: values may be parts of this model.
     outputs = [values.get(value.name, value) for value in graph.output]
-    inner = values.keys() - {value.name for value in (*graph.input, *graph.output)}
-    declared = [
-        values[name] for name in values if name in inner
-    ]  # both are made first: values may be parts of this model
+    made = {name for node in graph.node for name in node.output}.difference(value.name for value in graph.output)
+    declared = [values[name] for name in values if name in made]
     keep_only(graph.output, outputs)
     keep_only(graph.value_info, declared)
-
-
-def inferred_infos(network: Network) -> dict[str, TensorInfo]:
-    """What ONNX's shape inference says of the tensors, where the model could not be run to see.
-
-    Types that stay unknown are missing.
-    """
-    return known_infos(network.declared | network.inferred)

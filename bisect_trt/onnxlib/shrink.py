@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, keep_only
-from bisect_trt.onnxlib.shapes import element_type, forget_shapes, inferred_infos
+from bisect_trt.onnxlib.shapes import element_type, forget_shapes
 
 Axis = tuple[str, int]
 """A tensor's name, and which of its axes."""
@@ -169,7 +169,7 @@ def _parameters_fit(network: Network) -> bool:
 
     ONNX's shape inference does not look at them, and a runtime may read past the end of a bias that is too short.
     """
-    infos = {name: info.shape for name, info in inferred_infos(network).items() if info.is_static}
+    infos = {name: info.shape for name, info in network.infos.items() if info.is_static}
     infos |= {tensor.name: tuple(tensor.dims) for tensor in network.proto.graph.initializer}
     for node in network.nodes:
         made = infos.get(node.output[0] if node.output else "") or ()

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from sys import intern
 
 import onnx
 
@@ -33,7 +34,7 @@ class Patterns:
     def __init__(self, network: Network, searched: Sequence[int]) -> None:
         """``searched`` are the units of a search, in topological order."""
         self._searched = list(searched)
-        self._scopes = [network.nodes[network.order[unit]].name.rpartition("/")[0] for unit in self._searched]
+        self._scopes = [intern(network.nodes[network.order[unit]].name.rpartition("/")[0]) for unit in self._searched]
         self._widths = crossing_widths(network, self._searched)
 
     def around(self, unit: int) -> Subset:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.onnxlib.cut import cut, mark_outputs
+from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.pieces import Slice, plan_slices, slice_model
-from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
@@ -150,8 +150,7 @@ class Constants:
         network = self._network
         maker = network.rank[network.producer[name]]
         nodes = self._units.to_nodes(self._units.with_weights([maker]))
-        part = Network(cut(network, nodes, {}, stored=self.value).proto)
-        made = self._models.run("constant", mark_outputs(part, [name], {}), {})
+        made = self._models.run("constant", cut(network, nodes, {}, self.value, [name]).proto, {})
         if isinstance(made, Failed):
             raise UnavailableError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
         return numpy_helper.from_array(made[name], name)
@@ -210,8 +209,8 @@ class Reference:
         self.inputs_file = models.feed(f"inputs{suffix}", self.inputs)
         self.store = workspace.scratch(f"activations{suffix}")
         self._values = self._run()
-        self.infos = {name: self._values.info(name) for name in self._values}
-        self.infos |= {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+        fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+        self.infos: Mapping[str, TensorInfo] = ChainMap(fed, cast("Any", self._values.infos))
 
     def add(self, other: Reference) -> None:
         """Take a further input sample in."""
@@ -283,14 +282,15 @@ class Reference:
         if not nodes:
             with StoreWriter(self.store):
                 return None
-        slices = plan_slices(network, nodes, inferred_infos(network), self._limit)
+        slices = plan_slices(network, nodes, network.infos, self._limit)
         if len(slices) > 1:
             return self._collect_slices(slices)
         if len(nodes) == len(network.nodes):
             returned = [name for name in network.outputs if name in network.producer]
             return self._collect(mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {}))
-        part = Network(cut(network, nodes, {}, stored=_never).proto)
-        return self._collect(mark_outputs(part, part.computed, {}))
+        kept = [index for index in nodes if not network.constant[index]] or nodes
+        made = [name for index in kept for name in network.made(index)]
+        return self._collect(cut(network, nodes, {}, nothing_stored, made).proto)
 
     def _collect_slices(self, slices: Sequence[Slice]) -> _Problem | None:
         """Run one slice after the other, each on what those before it left on the disk."""
@@ -335,10 +335,6 @@ def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:
     plain.graph.node.append(onnx.helper.make_node("Constant", [], ["constant"], value=value))
     plain.graph.output.append(onnx.helper.make_tensor_value_info("constant", onnx.TensorProto.FLOAT, [1]))
     return plain
-
-
-def _never(name: str) -> onnx.TensorProto:
-    raise AssertionError(f"the maker of {name} was left out")
 
 
 def _without(network: Network, nodes: list[int], broken: set[int]) -> list[int]:

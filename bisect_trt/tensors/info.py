@@ -6,6 +6,7 @@ NumPy alone cannot name or store some element types: strings, and the ``ml_dtype
 from __future__ import annotations
 
 import importlib
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +81,26 @@ class TensorInfo:
     def is_static(self) -> bool:
         """Whether every dimension is a known number."""
         return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+
+
+class Infos(Mapping[str, TensorInfo]):
+    """Types and shapes of tensors by name, each made when it is asked for: a network has 100,000 tensors of a few kinds."""
+
+    def __init__(self, kinds: Mapping[str, Hashable], known: Mapping[Any, TensorInfo]) -> None:
+        """``kinds`` say which of the ``known`` a tensor is like; one of another kind is not in it."""
+        self._kinds, self._known = kinds, known
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        info = self._known.get(self._kinds[name])
+        if info is None:
+            raise KeyError(name)
+        return TensorInfo(name, info.dtype, info.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, kind in self._kinds.items() if kind in self._known)
+
+    def __len__(self) -> int:
+        return sum(kind in self._known for kind in self._kinds.values())
 
 
 def common(one: TensorInfo, other: TensorInfo) -> TensorInfo:

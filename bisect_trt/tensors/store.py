@@ -6,19 +6,20 @@ A network's activations can be larger than memory, and each probe needs only a f
 from __future__ import annotations
 
 import json
+import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
+from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
 from bisect_trt.tensors.kernel_memory import free_bytes
 from bisect_trt.tensors.npz import cannot_write, replacing
 
@@ -40,19 +41,11 @@ def swap_limit(megabytes: int | None = None) -> int:
 
 
 _DATA, _INDEX = "tensors.bin", "index.json"
-_SCHEMA = 2
+_SCHEMA = 3
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
 _COPIED = 1 << 20
 """Bytes up to which :meth:`ActivationStore.take` copies values."""
-
-
-class _Entry(NamedTuple):
-    """Type and shape of a tensor, and its first byte in the file, or its elements if they are strings."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    place: int | list[str]
 
 
 class StoreWriter:
@@ -71,11 +64,14 @@ class StoreWriter:
 
     def __init__(self, folder: Path, *, append: bool = False) -> None:
         self._folder = folder
-        self._tensors: dict[str, _Entry] = {}
+        self._types: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._kinds: dict[str, int] = {}
+        self._places: dict[str, int | list[str]] = {}
         self._skipped: dict[str, str] = {}
         if append:
             before = ActivationStore.open(folder)
-            self._tensors, self._skipped = dict(before.entries), dict(before.skipped)
+            self._types = {known: kind for kind, known in enumerate(before.types)}
+            self._kinds, self._places, self._skipped = before.kinds, before.places, before.skipped
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / _INDEX).unlink(missing_ok=True)
@@ -98,7 +94,8 @@ class StoreWriter:
             if error is None:
                 raise cannot_write(self._folder / _DATA, err) from err
         if error is None:
-            index = {"schema": _SCHEMA, "bytes": self._offset, "tensors": self._tensors, "skipped": self._skipped}
+            index = {"schema": _SCHEMA, "bytes": self._offset, "types": list(self._types), "kinds": self._kinds}
+            index |= {"places": self._places, "skipped": self._skipped}
             with replacing(self._folder / _INDEX) as file:
                 file.write(json.dumps(index).encode())
 
@@ -108,14 +105,14 @@ class StoreWriter:
         Raises:
             ValueError: If there is a tensor of this name already.
         """
-        if name in self._tensors or name in self._skipped:
+        if name in self._kinds or name in self._skipped:
             raise ValueError(f"tensor '{name}' is in the store already")
         if not isinstance(array, np.ndarray):
             self.skip(name, f"it is a {type(array).__name__}, not a tensor")
         elif is_string(array.dtype):
             texts = array.ravel().tolist()
             if all(isinstance(text, str) for text in texts):
-                self._tensors[name] = _Entry("object", array.shape, texts)
+                self._note(name, array, texts)
             else:
                 self.skip(name, "it holds Python objects other than strings")
         elif array.dtype.kind in "biufc" or is_extension(array.dtype):
@@ -137,8 +134,13 @@ class StoreWriter:
                 self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         except OSError as err:
             raise cannot_write(self._folder / _DATA, err) from err
-        self._tensors[name] = _Entry(array.dtype.name, array.shape, self._offset + padding)
+        self._note(name, array, self._offset + padding)
         self._offset += padding + values.nbytes
+
+    def _note(self, name: str, array: NDArray[Any], place: int | list[str]) -> None:
+        dtype = "object" if isinstance(place, list) else array.dtype.name
+        self._kinds[name] = self._types.setdefault((dtype, array.shape), len(self._types))
+        self._places[name] = place
 
 
 class ActivationStore(Mapping[str, NDArray[Any]]):
@@ -148,7 +150,9 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
 
     Attributes:
         folder: Where it is.
-        entries: Type, shape and place of each tensor.
+        types: Every type and shape that tensors have.
+        kinds: Which of them each tensor has, by name.
+        places: The first byte of each tensor in the file, or its elements if they are strings, by name.
         skipped: Tensors that could not be stored, with the reason.
 
     Raises:
@@ -156,11 +160,16 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         UnavailableError: If the file has been changed since it was opened.
     """
 
-    def __init__(self, folder: Path, entries: dict[str, _Entry], skipped: dict[str, str], file: int) -> None:
-        """Map an open file, which is closed with the store."""
-        self.folder, self.entries, self.skipped = folder, entries, skipped
-        self._file = file
+    def __init__(self, folder: Path, index: Mapping[str, Any], file: int) -> None:
+        """Map an open file, which is closed with the store; ``index`` is what the writer wrote of it."""
+        self.folder, self._file = folder, file
         weakref.finalize(self, os.close, file)
+        self.types: list[tuple[str, tuple[int, ...]]] = [(dtype, tuple(dims)) for dtype, dims in index["types"]]
+        self.kinds: dict[str, int] = {intern(name): kind for name, kind in index["kinds"].items()}
+        self.places: dict[str, int | list[str]] = {intern(name): place for name, place in index["places"].items()}
+        self.skipped: dict[str, str] = index["skipped"]
+        known = {kind: TensorInfo("", dtype_from_name(dtype), shape) for kind, (dtype, shape) in enumerate(self.types)}
+        self.infos = Infos(self.kinds, known)
         self._seen = self._look()
         # An empty file cannot be mapped.
         with os.fdopen(os.dup(file), "rb") as stream:
@@ -183,12 +192,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
             size = (folder / _DATA).stat().st_size
             if size != index["bytes"]:
                 raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
-            shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # a network has 100,000 tensors of a few shapes
-            entries = {}
-            for name, (dtype, dims, place) in index["tensors"].items():
-                shape = tuple(dims)
-                entries[intern(name)] = _Entry(intern(dtype), shapes.setdefault(shape, shape), place)
-            return cls(folder, entries, index["skipped"], os.open(folder / _DATA, os.O_RDONLY))
+            return cls(folder, index, os.open(folder / _DATA, os.O_RDONLY))
         except OSError as err:
             raise UnavailableError(
                 f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
@@ -209,26 +213,26 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
             )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+        return iter(self.kinds)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.kinds)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.entries
+        return name in self.kinds
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        info, place = self.info(name), self.entries[name].place
+        info = self.info(name)
+        place, (_, shape) = self.places[name], self.types[self.kinds[name]]
         self._check_unchanged()
         if isinstance(place, list):
-            return np.array(place, object).reshape(self.entries[name].shape)
-        count = int(np.prod(self.entries[name].shape, dtype=np.int64))
-        stop = place + info.dtype.itemsize * count
-        return self._data[place:stop].view(info.dtype).reshape(self.entries[name].shape)
+            return np.array(place, object).reshape(shape)
+        stop = place + info.dtype.itemsize * math.prod(shape)
+        return self._data[place:stop].view(info.dtype).reshape(shape)
 
     def take(self, name: str) -> NDArray[Any]:
         """Return the values while checks run, which may cut the file off: up to 1 MiB of them are a copy."""
-        values, place = self[name], self.entries[name].place
+        values, place = self[name], self.places[name]
         if isinstance(place, list) or not 0 < values.nbytes <= _COPIED:
             return values
         content = os.pread(self._file, values.nbytes, place)
@@ -237,7 +241,6 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
 
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""
-        if name not in self.entries:
+        if name not in self.kinds:
             raise KeyError(f"no tensor '{name}' in {self.folder}: {self.skipped.get(name, 'never stored')}")
-        entry = self.entries[name]
-        return TensorInfo(name, dtype_from_name(entry.dtype), entry.shape)
+        return self.infos[name]

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from bisect_trt.onnxlib.cut import Cut, cut
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.shapes import inferred_infos, input_infos
+from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.onnxlib.units import NetworkUnits
 
 
@@ -27,7 +27,7 @@ class Whole:
     def __init__(self, name: str, folder: Path) -> None:
         self.path = tag_light(name, folder).path
         self.network = Network(load_model(self.path))
-        self.infos = inferred_infos(self.network)
+        self.infos = self.network.infos
         self.units = NetworkUnits(self.network, self.network.computed, self.infos)
 
     def cut(self, units: Iterable[int]) -> tuple[Cut, frozenset[int]]:

@@ -17,7 +17,6 @@ from support import TARGET, examples, overflowing, read_json
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.pieces import plan_slices
-from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors.store import ActivationStore
@@ -26,7 +25,7 @@ from bisect_trt.worker.pool import WorkerPool
 
 def test_slices_cover_every_node_once(light: Light) -> None:
     network = Network(onnx.load(str(light.path)))
-    infos = inferred_infos(network)
+    infos = network.infos
     for limit in (0, 1 << 16, 1 << 20, 1 << 40):
         slices = plan_slices(network, network.order, infos, limit)
         tensors = [name for part in slices for name in part.tensors]
@@ -43,7 +42,7 @@ def test_slices_cover_every_node_once(light: Light) -> None:
 
 def test_slices_of_a_network_of_many_nodes_are_bounded_in_number_and_in_nodes(light: Light) -> None:
     network = Network(onnx.load(str(light.path)))
-    infos, computing = inferred_infos(network), network.constant.count(False)
+    infos, computing = network.infos, network.constant.count(False)
     for most in (1, 7, computing):
         slices = plan_slices(network, network.order, infos, 1 << 40, most)
         bound = max(most, len(network.order) // 16)

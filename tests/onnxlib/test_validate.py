@@ -19,7 +19,7 @@ from bisect_trt.errors import BisectError, UnavailableError
 from bisect_trt.onnxlib.cut import cut
 from bisect_trt.onnxlib.load import check_model, load_model
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.shapes import inferred_infos, input_infos
+from bisect_trt.onnxlib.shapes import input_infos
 
 X = tensor_info("x", TensorProto.FLOAT, [2, 3])
 node = helper.make_node
@@ -187,7 +187,7 @@ def test_whatever_is_read_can_be_taken_apart(tmp_path: Path, content: bytes) -> 
         input_infos(network)
     except BisectError:
         return
-    infos = inferred_infos(network)
+    infos = network.infos
     for index in network.order:
         piece = cut(network, [index], infos, lambda name: TensorProto(name=name))
         assert [each.name for each in piece.proto.graph.node] == [network.nodes[index].name]
