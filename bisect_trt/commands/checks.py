@@ -20,7 +20,6 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
-from bisect_trt.probe.pin import make_pin
 from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.workspace import Workspace
@@ -179,8 +178,6 @@ def make_prober(
     if settings.artifacts:
         watchers.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
-    built_in = isinstance(check, BuiltinCheck) and settings.metric is None
-    pin = make_pin(subject.workspace.folder, settings.target if built_in else None, search.pin, elsewhere is not None)
     if settings.show_output:
         watchers.append(CheckOutput(subject.workspace, console))
     if elsewhere is not None:
@@ -191,7 +188,7 @@ def make_prober(
         if fed and not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = _scaled(replace(check, confirm=search.repeat == 1, pin=pin), settings, subject)
+        check = _scaled(replace(check, confirm=search.repeat == 1), settings, subject)
     elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:

@@ -237,7 +237,7 @@ def arbitrated(
     small = shrink(session, whole) if settings.search.shrink else whole
     check = settings.for_answer(small).check
     assert check.target is not None
-    fault = arbitrate(session, session.held(check.target), check.tolerance, small)
+    fault = arbitrate(session, check.target, check.tolerance, small)
     return Delivered(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
 
 

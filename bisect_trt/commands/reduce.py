@@ -85,7 +85,7 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
     # One look at all tensors is one build, for the nine or ten that bisecting a thousand nodes takes.
     looks = settings.mode is Mode.AUTO and settings.both_ends and isinstance(check, BuiltinCheck)
     looks = looks and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
-    if search.repeat is not None or search.pin or looks:
+    if search.repeat is not None or looks:
         session.probe_original(search)
     case, suspect = _look_first(session) if looks else (None, None)
     if case is None and not settings.both_ends:
@@ -229,7 +229,7 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     if isinstance(check, BuiltinCheck):
         from bisect_trt.commands.arbitration import arbitrate  # noqa: PLC0415 - as the module says
 
-        target = session.held(answer.target or check.target)
+        target = answer.target or check.target
         fault = arbitrate(session, target, check.tolerance, answer)
         result.extra["fault"] = fault.to_json()
         console.answer(f"  {fault.sentence}")

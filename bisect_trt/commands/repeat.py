@@ -337,8 +337,6 @@ def run(call: Call) -> Result:
     own, search, kept = call[Repeat], call[Search], call[CheckOptions]
     if search.repeat is not None:
         raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
-    if search.pin:
-        raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
     most, until = own.limits()
     check = call.check(call[Target].settings(), used=True)
     job, target = call.open(check), check.target

@@ -173,7 +173,7 @@ def leave_reproducer(
         nodes = [f"{node.op_type} '{node.name}'" for node in candidate.proto.graph.node]
         sentence = f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
     keep = candidate.keep or check.target.keep
-    target = session.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
+    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
     ran = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(ran, Failed) else ran
     carried, files = carry(target, folder / FILES)

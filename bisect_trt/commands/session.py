@@ -25,7 +25,6 @@ from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
 from bisect_trt.report.console import Console
@@ -45,7 +44,6 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.strategy import minimise
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.protocol import LOST
 
 Told = TypeVar("Told")
@@ -148,11 +146,6 @@ class Session:
                 f"{flakiness.passes_needed} passes in a row ({flakiness.confidence:.0%} confidence over all)"
             )
         return record
-
-    def held(self, target: TargetSettings) -> TargetSettings:
-        """The target, its builds held to what the one that failed chose, if they are (``--pin``)."""
-        pin = getattr(self.prober.runner.check, "pin", None)
-        return pin.hold(target) if isinstance(pin, Pin) else target
 
     def outcome(self, record: Record) -> Outcome:
         """What the check said in a probe."""

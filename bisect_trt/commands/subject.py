@@ -33,7 +33,6 @@ from bisect_trt.onnxlib.shapes import (
 )
 from bisect_trt.onnxlib.units import NetworkUnits, Patterns
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reference import Constants, Models, Reference, nothing_special
 from bisect_trt.probe.workspace import Workspace, sha256_of
@@ -386,7 +385,4 @@ class Subject:
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
-            pin = getattr(prober.runner.check, "pin", None)
-            if isinstance(pin, Pin):
-                result.extra["pinned"] = pin.to_json()
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

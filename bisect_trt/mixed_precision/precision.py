@@ -86,7 +86,7 @@ def _find(task: Task, search: Search, progress: Progress) -> Result:
     console.step(
         f"Probe all {count} in {space.high}, then all in {low}, then search for the fewest to keep in {space.high}"
     )
-    if search.repeat is not None or search.pin:
+    if search.repeat is not None:
         _measure_lowered(task, search)
     answer = find_answer(task, progress, Fresh.of(task), nothing_may_pass=ladder)
     return deliver_ladder(task, answer, progress) if task.settings.rungs else deliver(task, answer)

@@ -169,7 +169,6 @@ class Search:
     confidence: Annotated[
         float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
     ] = 0.99
-    pin: Annotated[bool, switch("Hold all builds to what the first that fails chose (TensorRT's tactics).")] = False
     shrink: Annotated[bool, option(help="Do not make the tensors of the minimal case smaller.")] = True
     max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None

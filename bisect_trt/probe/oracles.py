@@ -15,7 +15,6 @@ from typing import Any
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.choices import OutputStat
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.messages import error_class
@@ -79,7 +78,6 @@ class BuiltinCheck:
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
         finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
-        pin: What builds are held to, if they shall be.
         records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
     """
 
@@ -94,7 +92,6 @@ class BuiltinCheck:
     layers: bool = False
     same: bool = False
     finds_weights: bool = True
-    pin: Pin | None = None
     records: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
@@ -107,23 +104,19 @@ class BuiltinCheck:
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
         strict = given or files.target is not None  # with something else turned, less of the failure is no pass
         request = Compare(
-            target := self.built(files),
+            self.built(files),
             files.model,
             tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
             self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
             every=bool(files.more) and not strict,
-            layers=self.timed or self.layers or self.pin is not None,
+            layers=self.timed or self.layers,
             warm_up=1 if self.timed else None,
             timed_for=_TIMED_FOR,
             same=self.same,
         )
 
-        def asked(of: TargetSettings) -> Outcome:
-            return self._ask(replace(request, target=of), files.log, cancel, strict=strict)
-
-        pin = None if files.engine is not None else self.pin
-        outcome = asked(target) if pin is None else pin.probe(target, files, asked)
+        outcome = self._ask(request, files.log, cancel, strict=strict)
         if self.shelf is not None and files.engine is None:
             self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
@@ -161,7 +154,6 @@ class BuiltinCheck:
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
         target = self.target_of(files)
-        target = target if self.pin is None or files.engine is not None else self.pin.hold(target)
         words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
         words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])

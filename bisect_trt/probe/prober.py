@@ -22,7 +22,6 @@ from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -111,20 +110,13 @@ class Runner:
         outcomes = [self._original(files)]
         for _ in range(1, repeat):
             go_on()
-            held = self._is_held()
             files.renew()
             outcomes.append(self._original(files))
-            if self._is_held() and not held:  # from here on it is another thing: builds as this one
-                outcomes = outcomes[-1:]
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = replace((failures or outcomes[-1:])[0], failures=len(failures))
         if repeat > 1:
             outcome = replace(outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)")
         return _summed(outcome, outcomes, began)
-
-    def _is_held(self) -> bool:
-        pin = getattr(self.check, "pin", None)
-        return isinstance(pin, Pin) and pin.is_held()
 
     def _original(self, files: CandidateFiles) -> Outcome:
         """One run of the original, which has to give an answer.

@@ -398,22 +398,6 @@ class Target(ABC):
         """
         return settings
 
-    def held_to(
-        self,
-        settings: TargetSettings,
-        choices: Sequence[Choice],
-        folder: Path,
-    ) -> TargetSettings | None:
-        """Hold builds to all that another one chose; ``None`` if it chose nothing that a build can be held to.
-
-        Args:
-            settings: Its settings.
-            choices: What the other build chose.
-            folder: The folder of :meth:`recording`.
-        """
-        pins = [choice for choice in choices if choice.pins]
-        return self.pinned(settings, pins) if pins else None
-
     def snippet(self, settings: TargetSettings) -> tuple[str, ...] | None:
         """Return the settings as lines of Python, with the model's file as ``m``; ``None`` if there are none."""
         return None

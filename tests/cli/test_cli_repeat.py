@@ -184,7 +184,6 @@ def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
     [
         (["-n", "3", "--until", "4"], "-n and --until with a number both say how many; drop one."),
         (["--until", "soon"], "--until soon: give good, bad, both, or a number from 1 up."),
-        (["--pin"], "--pin holds builds to one that failed, and repeat is about builds that differ; drop it."),
         (["--repeat", "3"], "here say how often with -n."),
         ([], "there is nothing to check with"),
     ],

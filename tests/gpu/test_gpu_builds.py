@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support import chained_convolutions, squares_between_convolutions
+from support import chained_convolutions
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
@@ -95,8 +93,7 @@ def test_a_build_that_is_held_chooses_what_the_other_one_did(tmp_path: Path) -> 
     path = convolutions(tmp_path / "m.onnx")
     first = recorded(path, PLAIN, tmp_path / "first")
     assert len(tactics(first)) >= 4
-    held = PLAIN.target.held_to(PLAIN, first, tmp_path / "first")
-    assert held is not None
+    held = PLAIN.target.pinned(PLAIN, [choice for choice in first if choice.pins])
     assert tactics(recorded(path, held, tmp_path / "again")) == tactics(first)
     # Held to another tactic for one of them, it takes that.
     layer, other = next(
@@ -121,21 +118,6 @@ def test_a_build_that_cannot_be_held_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="cannot be held to the tactic") as refused:
         make_runtime(held).load(path, feed())
     assert refused.value.signature == "pin"
-
-
-def test_a_search_that_is_pinned(tmp_path: Path) -> None:
-    needs_selector()
-    path = squares_between_convolutions(tmp_path / "m.onnx")
-    words = ["reduce", str(path), "--trt", "--fp16", "--hold-precision", "--pin", "-o", "r.onnx", "--json", "r.json"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "bisect_trt", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (tmp_path / "r.json").exists(), ended.stdout + ended.stderr
-    result = json.loads((tmp_path / "r.json").read_text())
-    print(ended.stdout)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(result["pinned"]["choices"]) >= 4
-    assert "square" in {node["name"] for node in result["culprits"]}
 
 
 OPTIONS: dict[str, tuple[TargetSettings, dict[str, Any]]] = {

@@ -36,15 +36,3 @@ def test_a_place_is_no_other_target(model: Path, command: str) -> None:
     assert theirs["culprits"] == ours["culprits"]
     assert theirs.get("keep_fp32") == ours.get("keep_fp32")
     assert theirs["places"][0]["target"]["version"]
-
-
-def test_a_build_in_a_place_is_held_to_what_failed_there(model: Path) -> None:
-    argv = ["reduce", "m.onnx", "--trt", "--fp16", "--hold-precision", "--pin", "-o", "r.onnx", "--json", "r.json"]
-    argv += ["--on", f"python={sys.executable}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bisect_trt", *argv], cwd=model.parent, capture_output=True, text=True, check=False
-    )
-    result = json.loads((model.parent / "r.json").read_text())
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert result["pinned"]["choices"]

@@ -40,7 +40,6 @@ SAMPLES: dict[str, Any] = {
     "builder_settings": (("max_aux_streams", "0"), ("preview_features", "PROFILE_SHARING_0806")),
     "avoid_tactics": ("conv=1:2",),
     "pin_tactics": ("conv=1:2",),
-    "pin_timings": "builds/timing.cache",
     "record": "builds",
     "load_timing_cache": "files/1-timings",
     "save_timing_cache": "timings",

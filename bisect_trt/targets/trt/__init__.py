@@ -18,7 +18,6 @@ from bisect_trt.targets.base import (
     ShapeRange,
     Target,
 )
-from bisect_trt.targets.choices import TIMINGS
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.other_tools import say
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -69,7 +68,6 @@ class TensorRtTarget(Target):
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
         "save_engine": NotReproducible("says where a file goes, and changes no engine"),
-        "pin_timings": NotReproducible("timings are of one machine and one version; tactics that are pinned are said"),
         "record": NotReproducible("says where files go, and changes no engine"),
         "load_engine": NotReproducible("an engine is of one model, and a reproducer has a model of its own"),
         "calibration_data": NotReproducible("only `convert` calibrates, and leaves a cache, which is said"),
@@ -148,7 +146,7 @@ class TensorRtTarget(Target):
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
-        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name not in ("record", "pin_timings")]
+        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name != "record"]
         said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
@@ -183,13 +181,6 @@ class TensorRtTarget(Target):
         own = settings.of(TrtSettings)
         wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
         return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
-
-    def held_to(self, settings: TargetSettings, choices: Sequence[Choice], folder: Path) -> TargetSettings:
-        """By tactics; where it chose none that can be pinned, by the timings of that build."""
-        pins = [choice for choice in choices if choice.pins]
-        if pins:
-            return self.pinned(settings, pins)
-        return settings.with_own(pin_timings=str((folder / TIMINGS).absolute()))
 
     def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
         """The builder configuration."""

@@ -72,10 +72,6 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
         if not written and not (hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)):
             instead = "quantize the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
             raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
-    if settings["pin_timings"] is not None and not hasattr(trt.BuilderFlag, "ERROR_ON_TIMING_CACHE_MISS"):
-        raise UsageError(
-            f"--pin: {have}, and its build chose nothing that another build can be held to; leave --pin out."
-        )
     for _, kind in settings["layer_precisions"]:
         member(trt, "DataType", LAYER_TYPES[kind], "--layer-precisions")
     builder_flags(trt, settings)

@@ -41,7 +41,7 @@ from bisect_trt.targets.trt.engine import (
 from bisect_trt.targets.trt.log import Log, is_out_of_memory
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
 from bisect_trt.targets.trt.session import TrtSession
-from bisect_trt.targets.trt.tactics import PIN_MISSED, TimingEditor, pin_refused, tactic_chooser
+from bisect_trt.targets.trt.tactics import TimingEditor, pin_refused, tactic_chooser
 
 _OLDEST, _FIRST_UNFUSED = (8, 6, 0), (10, 12, 0)
 """The oldest version that is supported; the first whose debug tensors are chosen after fusion."""
@@ -173,9 +173,8 @@ def build_engine(
     if chooser is not None:
         chooser.lifted.update(told)
     log.errors.clear()
-    pinned = settings["pin_timings"]
-    start = settings["load_timing_cache"] if pinned is None else pinned
-    if isinstance(chooser, TimingEditor) and pinned is None:
+    start = settings["load_timing_cache"]
+    if isinstance(chooser, TimingEditor):
         # Layers are held to the entries of its timing cache, so no other build uses that.
         plan = chooser.build(builder, network, config, b"" if start is None else read_file(start), log)
         timings = config.get_timing_cache()
@@ -184,18 +183,11 @@ def build_engine(
             process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
         timings = process.timing_caches[start]
         config.set_timing_cache(timings, ignore_mismatch=False)
-        if pinned is not None:
-            config.set_flag(trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
-        if chooser is not None and not isinstance(chooser, TimingEditor):
+        if chooser is not None:
             config.algorithm_selector = chooser
         plan = builder.build_serialized_network(network, config)
     if plan is None:
-        missed = pinned is not None and any("cache" in error.lower() for error in log.errors)
-        failure = log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
-        if missed:
-            message = f"a layer cannot be held to the timings that are pinned: {failure.message}"
-            raise BuildError(message, signature=PIN_MISSED)
-        raise failure
+        raise log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
     if not isinstance(chooser, TimingEditor) and settings["pin_tactics"] and (taken := chooser.missed()):
         raise pin_refused(", ".join(taken))
     took = [] if chooser is None else chooser.took

@@ -79,7 +79,6 @@ class TrtSettings(OwnSettings):
         opt_shapes: The usual input shapes of the optimization profile; the largest where empty.
         pool_limits: Bytes by memory pool, as (``workspace``, 4294967296).
         tactic_sources: Names of tactic sources; ``None`` for TensorRT's default, empty for none.
-        pin_timings: A timing cache of the build that others are held to; one that needs another timing is refused.
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
         calibration_cache: The file that ranges for INT8 are read from, if it exists, and else written to.
         calibration_data: Files of sample inputs to find those ranges with.
@@ -157,7 +156,6 @@ class TrtSettings(OwnSettings):
             help="A tactic that a layer has to take if it exists (T).",
         ),
     ] = ()
-    pin_timings: str | None = None
     record: str | None = None
     load_timing_cache: Annotated[
         str | None, option(metavar="FILE", help="Timings to start from (T).", read=existing_file)

@@ -13,7 +13,6 @@ from trt_standin import APIS, OLD, STRONG, VERSIONS, WEAK, HostCudart, StandIn, 
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import make_group
-from bisect_trt.targets.choices import Choice
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Tier
@@ -88,7 +87,6 @@ def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: Tar
         (OLD, trt_target(layer_precisions=(("a", "bf16"),)), "--layer-precisions: TensorRT 8.6.0 has no 'BF16'; it has: "),
         (OLD, trt_target(pool_limits=(("tactic_shared_memory", 1),)), "--pool-limit: .* it has: dla_global_dram"),
         (STRONG, trt_target(tactic_sources=("cublas",)), "--tactic-sources: .* it has: edge_mask_convolutions"),
-        (OLD, trt_target(pin_timings="t"), "--pin: this is TensorRT 8.6.0, and its build chose nothing"),
         *[
             (version, trt_target(builder_flags=("NO_SUCH",)), r"--builder-flag: .* has no 'NO_SUCH'; it has: .*REFIT")
             for version in VERSIONS
@@ -243,13 +241,6 @@ def test_int8_without_ranges_is_refused() -> None:
     target.target.check_model(target, {"Conv", "DequantizeLinear"})
     for known in ({"calibration_data": ("x.npz",)}, {"calibration_cache": "c"}, {"load_engine": "m.engine"}):
         target.target.check_model(trt_target("int8", **known), conv)
-
-
-def test_builds_are_held_to_tactics_or_else_to_timings() -> None:
-    target, folder = trt_target("fp16"), Path("/pinned")
-    choices = [Choice("a", "tactic", "1:2", pins=True), Choice("b", "format", "linear")]
-    assert target.target.held_to(target, choices, folder) == trt_target("fp16", pin_tactics=("a=1:2",))
-    assert target.target.held_to(target, choices[1:], folder) == trt_target("fp16", pin_timings="/pinned/timing.cache")
 
 
 TRACE = {
