@@ -46,7 +46,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.place import HERE, Where, is_away
+from bisect_trt.worker.place import Place, is_away
 
 Group = TypeVar("Group")
 _FUNCTION_OPTIONS = ("check", "candidate", "artifacts", "artifacts_dir")
@@ -198,7 +198,7 @@ class Call:
         metric = metric_settings(
             self[MetricOptions], settings.data, self[CompareOptions], confidence=confidence, bounded=bounded
         )
-        where = open_places(self[Places], self.console)
+        places = open_places(self[Places], self.console)
         fixed_path = None if check is None else check.fixed_path
         self.kept.enter_context(claimed_path(fixed_path))
         workspace = self._folder(source.named, fixed_path)
@@ -211,7 +211,7 @@ class Call:
         named += metric_files(self[MetricOptions]) + self[Target].files()
         self._bind(source, settings, named, workspace.folder)
         fresh = self[Target].fresh_process
-        return Job(settings, workspace, self.console, self.result, fresh, annotation, where, metric)
+        return Job(settings, workspace, self.console, self.result, fresh, annotation, places, metric)
 
     def _folder(self, model: Path, fixed_path: Path | None) -> Workspace:
         """The folder of the run, locked; the lock of one that ``resume`` goes on with is held already."""
@@ -247,7 +247,7 @@ class Job:
         result: The result, filled in as the command goes on.
         fresh_process: Whether each probe gets a worker process of its own.
         annotation: The file of the model annotated with verdicts, if it is wanted.
-        where: Where targets run.
+        places: Where targets run; none for this machine.
         metric: The metric that decides whether a candidate fails, if one does.
     """
 
@@ -257,7 +257,7 @@ class Job:
     result: Result
     fresh_process: bool = False
     annotation: Path | None = None
-    where: Where = HERE
+    places: tuple[Place, ...] = ()
     metric: MetricSettings | None = None
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
@@ -266,13 +266,13 @@ class Job:
         if self.metric is not None:  # the search looks inside the first sample; the set is the metric's
             model = replace(model, most=1)
         return Subject(
-            replace(model, older=older or bool(self.where.places)),
+            replace(model, older=older or bool(self.places)),
             self.workspace,
             self.console,
             fresh_process=self.fresh_process,
             timeout=timeout,
             target=target,
-            where=self.where,
+            places=self.places,
         )
 
     def deciding(self, check: CheckSettings) -> CheckSettings:

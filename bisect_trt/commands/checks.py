@@ -189,9 +189,9 @@ def make_prober(
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
         check = _scaled(replace(check, confirm=search.repeat == 1), settings, subject)
-    elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
+    elif subject.workers.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
-    elif subject.where.places:
+    elif subject.workers.places:
         raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
     workers = subject.workers.width if search.workers is None else search.workers
     if settings.fixed_path is not None or settings.artifacts:

@@ -46,6 +46,7 @@ from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Oracle
 from bisect_trt.targets.options import Target
+from bisect_trt.worker.place import rerun_command
 
 MOST_PASSED_OVER = 3
 """Answers about which neither side is wrong that are passed over at most: each is a search."""
@@ -287,7 +288,7 @@ def deliver(session: Session, settings: DiagnoseSettings, answer: Delivered) -> 
         result.extra["held"] = True
         console.answer(HELD)
     tell_dynamic(session, answer.candidate)
-    console.answer(f"To see it again: {session.subject.where.again(settings.output / SCRIPT)}")
+    console.answer(f"To see it again: {rerun_command(settings.output / SCRIPT, session.subject.workers.places)}")
     return left
 
 
@@ -314,7 +315,7 @@ def deliver_another(session: Session, settings: DiagnoseSettings, answer: Delive
     console.answer(f"Another failure: {answer.sentence} ({failure['minimality']}).")
     tell_modules(subject.network, answer.blamed, console)
     console.answer(answer.fault.sentence)
-    console.answer(f"To see it again: {subject.where.again(folder / SCRIPT)}")
+    console.answer(f"To see it again: {rerun_command(folder / SCRIPT, subject.workers.places)}")
     return {**failure, "fault": answer.fault.to_json()}
 
 

@@ -142,12 +142,12 @@ def run(call: Call) -> Result:
     Raises:
         UnavailableError: A place is not there.
     """
-    where = open_places(call[Places], call.console)
+    places = open_places(call[Places], call.console)
     for failed in FAILED:
         call.console.warn(failed)
     with scratch() as folder:
-        if where.places:
-            return look_there(Path(folder), where, call.console, call.result)
+        if places:
+            return look_there(Path(folder), places, call.console, call.result)
         return doctor(Path(folder), call.console, call.result)
 
 

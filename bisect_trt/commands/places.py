@@ -15,12 +15,12 @@ from bisect_trt.report.result import Result
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import replacing
-from bisect_trt.worker.place import Place, Seen, Where, make_place, parse
+from bisect_trt.worker.place import Place, Seen, make_place, parse
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Failed, Look
 
 
-def open_places(options: Places, console: Console) -> Where:
+def open_places(options: Places, console: Console) -> tuple[Place, ...]:
     """The places that were named; environments are made, which may take minutes.
 
     Raises:
@@ -47,7 +47,7 @@ def open_places(options: Places, console: Console) -> Where:
             places += slots(word, parts["address"], parts["resource"])
         else:
             places.append(make_place(_absolute(word), environment))
-    return Where(tuple(places), options.mixed_places)
+    return tuple(places)
 
 
 PLACES_FILE = "places.json"
@@ -63,12 +63,12 @@ def look_around(subject: Subject, target: TargetSettings | None) -> None:
 
     Raises:
         UnavailableError: A place is not there, or the target is not there.
-        UsageError: They are unlike, and that was not asked for; or they are not what they were when the run began.
+        UsageError: They are unlike, or they are not what they were when the run began.
     """
     plugin = None if target is None else target.target
     named = [package.name for package in plugin.packages] if plugin is not None else _all_packages()
     packages = tuple(dict.fromkeys([*named, "numpy"]))
-    for place in dict.fromkeys(subject.where.places):
+    for place in dict.fromkeys(subject.workers.places):
         if place in subject.seen or (plugin is not None and plugin.stays):
             continue
         request = Look(target or TargetSettings(), packages, start=target is not None)
@@ -78,16 +78,16 @@ def look_around(subject: Subject, target: TargetSettings | None) -> None:
         subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
     if subject.seen:
-        _refuse_unlike(list(subject.seen.values()), mixed=subject.where.mixed)
+        _refuse_unlike(list(subject.seen.values()))
         _refuse_changed(subject)
 
 
-def look_there(folder: Path, where: Where, console: Console, result: Result) -> Result:
+def look_there(folder: Path, places: Sequence[Place], console: Console, result: Result) -> Result:
     """Say what there is in places, and which targets run there; what ``doctor --on`` prints.
 
     Args:
         folder: Where the log of the workers goes.
-        where: The places.
+        places: The places.
         console: Who is told.
         result: Gets ``places``: of each what it says of itself, and under ``targets`` why one cannot be used there or ``None``.
 
@@ -95,8 +95,8 @@ def look_there(folder: Path, where: Where, console: Console, result: Result) -> 
         UnavailableError: A place is not there.
     """
     packages, found = (*dict.fromkeys([*_all_packages(), "numpy"]),), []
-    with WorkerPool(folder, places=where.places) as workers:
-        for place in dict.fromkeys(where.places):
+    with WorkerPool(folder, places=places) as workers:
+        for place in dict.fromkeys(places):
             reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
             if isinstance(reply, Failed):
                 raise UnavailableError(f"{place.said} cannot be used: {reply.message}.")
@@ -136,16 +136,16 @@ def _all_packages() -> list[str]:
     return [package.name for plugin in selectable() for package in plugin.packages]
 
 
-def _refuse_unlike(seen: Sequence[Seen], *, mixed: bool) -> None:
+def _refuse_unlike(seen: Sequence[Seen]) -> None:
     first = seen[0]
     for other in seen[1:]:
         ours, theirs = first.kind, other.kind
         unlike = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-        if unlike and not mixed:
+        if unlike:
             said = "; ".join(f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}" for name in unlike)
             raise UsageError(
                 f"the places {first.place.said} and {other.place.said} are unlike ({said}), and a search with verdicts of "
-                "both would be about neither; name those that are alike, or add --mixed-places."
+                "both would be about neither; name those that are alike."
             )
 
 

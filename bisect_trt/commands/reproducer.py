@@ -349,7 +349,7 @@ def _try_commands(session: Session, case: Reproducer, folder: Path, seconds: flo
 
 def _runner(session: Session, case: Reproducer, folder: Path, log: Path, limit: float) -> Callable[[], ProcessEnd]:
     """Runs ``reproduce.py``, where the target runs."""
-    places, models = session.subject.where.places, session.subject.models
+    places, models = session.subject.workers.places, session.subject.models
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
 
     def here() -> ProcessEnd:

@@ -44,7 +44,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit
-from bisect_trt.worker.place import HERE, Place, Seen, Where
+from bisect_trt.worker.place import Place, Seen
 from bisect_trt.worker.pool import WorkerPool, visible_gpus
 from bisect_trt.worker.protocol import About, Failed
 
@@ -68,7 +68,6 @@ class Subject:
         workers: Processes that run models.
         models: Runs models in them.
         samples: The values fed to it, one or more sets.
-        where: Where targets run.
         seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
         truth: The graph whose run is the reference: the model's own, unless that is not what is right.
@@ -89,7 +88,7 @@ class Subject:
         fresh_process: bool = False,
         timeout: float | None = None,
         target: TargetSettings | None = None,
-        where: Where = HERE,
+        places: tuple[Place, ...] = (),
     ) -> None:
         """Read the model and make its inputs.
 
@@ -100,7 +99,7 @@ class Subject:
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, but at least 30; as by default if not said.
             target: What the reference is for, where that makes a difference.
-            where: Where targets run.
+            places: Where targets run; none for this machine.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -116,11 +115,10 @@ class Subject:
             fresh_process=fresh_process,
             memory_limit=settings.data.memory_limit,
             timeout=timeout,
-            places=where.places,
+            places=places,
             bring=workspace.weights.bring,
         )
         self.models = Models(workspace, self.workers, target)
-        self.where = where
         self._open(settings)
 
     def _open(self, settings: ModelSettings) -> None:

@@ -203,4 +203,3 @@ class Places:
             "command='... python3 -', or ray=auto. Several are several workers.",
         ),
     ] = field(default_factory=list)
-    mixed_places: Annotated[bool, switch("Also where the places differ, in versions or hardware.")] = False

@@ -52,31 +52,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Where:
-    """The places that targets run in.
-
-    Attributes:
-        places: None for here.
-        mixed: Whether their verdicts may go into one search although they are unlike.
-    """
-
-    places: tuple[Place, ...] = ()
-    mixed: bool = False
-
-    def again(self, script: Path) -> str:
-        """The command that runs a script as the target ran: by the interpreter of the place, where it is on this machine."""
-        place = next(iter(self.places), None)
-        if place is None:
-            return shlex.join(["python", str(script)])
-        if place.local:
-            return shlex.join([place.argv[0], str(script)])
-        return f"{shlex.join(['python', str(script)])}, where the target ran: {place.said}"
-
-
-HERE = Where()
-
-
-@dataclass(frozen=True)
 class Seen:
     """The contents of a place.
 
@@ -117,6 +92,14 @@ class Seen:
         gpus = self.found.get("GPU", ())
         known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
         return {name: value for name, value in known.items() if value}
+
+
+def rerun_command(script: Path, places: Sequence[Place]) -> str:
+    """The command that runs a script as the target ran: by the interpreter of the place, where it is on this machine."""
+    place = places[0] if places else None
+    python = place.argv[0] if place is not None and place.local else "python"
+    there = "" if place is None or place.local else f", where the target ran: {place.said}"
+    return shlex.join([python, str(script)]) + there
 
 
 _SSH = [

@@ -40,7 +40,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker import channel
 from bisect_trt.worker.channel import ChannelLost, ProcessDied
 from bisect_trt.worker.host import pack, unpack
-from bisect_trt.worker.place import Place, Where, make_place, parse
+from bisect_trt.worker.place import Place, make_place, parse, rerun_command
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import PLACE_PYTHON, Execute, Executed
 from bisect_trt.worker.remote import Connection, RemoteRunner, application, execute
@@ -398,15 +398,13 @@ def test_diagnose_tries_its_script_where_the_target_runs(run: CommandLine, faili
 def test_where_a_failure_is_seen_again() -> None:
     script = Path("my bug/reproduce.py")
     there = Place("ssh", "ssh=host,python=p", ("ssh", "host", "p"))
-    assert Where().again(Path("bug/reproduce.py")) == "python bug/reproduce.py"
-    assert (
-        Where((Place("env", "env=x", ("/envs/x/bin/python", "-c")),)).again(script)
-        == "/envs/x/bin/python 'my bug/reproduce.py'"
-    )
-    assert Where((there,)).again(script).endswith("where the target ran: ssh=host,python=p")
+    here = Place("env", "env=x", ("/envs/x/bin/python", "-c"))
+    assert rerun_command(Path("bug/reproduce.py"), ()) == "python bug/reproduce.py"
+    assert rerun_command(script, (here,)) == "/envs/x/bin/python 'my bug/reproduce.py'"
+    assert rerun_command(script, (there,)).endswith("where the target ran: ssh=host,python=p")
 
 
-def test_unlike_places_are_not_mixed_unless_asked_for(run: CommandLine, failing: Path, tmp_path: Path) -> None:
+def test_unlike_places_are_refused(run: CommandLine, tmp_path: Path) -> None:
     """A place whose GPU differs, as far as its nvidia-smi says."""
     tool = tmp_path / "bin/nvidia-smi"
     tool.parent.mkdir()
@@ -418,10 +416,6 @@ def test_unlike_places_are_not_mixed_unless_asked_for(run: CommandLine, failing:
     done = run(*words)
     assert done.status == 2
     assert "are unlike (GPU: none and Tesla X)" in done.err
-    assert "--mixed-places" in done.err
-    done = run(*words, "--mixed-places", "--json", "mixed.json")
-    assert done.status == 0, done.err
-    assert len(json.loads((failing / "mixed.json").read_text())["places"]) == 2
 
 
 def test_a_place_that_is_not_there(run: CommandLine) -> None:
