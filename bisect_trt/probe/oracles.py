@@ -7,24 +7,23 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import OutputStat
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight, tolerance_ratio
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.place import Place, make_place
+from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import CANCELLED, BuildEngine, Compare, Compared, Failed, Sample
+from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, Sample
 
 ENGINE = "model.engine"
 """A candidate's engine, in its folder."""
@@ -348,63 +347,3 @@ class EngineCheck:
             except OSError as error:
                 raise UsageError(f"{fixed} cannot be written: {error.strerror}; run where you can write.") from error
         return self.command.run(files, cancel)
-
-
-@dataclass(frozen=True)
-class ReleaseCheck:
-    """The built-in comparison, or a command, with the packages that a candidate names.
-
-    What says nothing of the failure is never a verdict: a release that cannot be installed or started, or that does not know
-    what the model is made of.
-
-    Attributes:
-        check: What says good or bad. A command has ``{python}`` in it, which becomes the environment's interpreter.
-        workers: Makes the workers of an environment; they are ended with the probe.
-        unknown: Whether a message says that a release, the ``newest`` or not, does not know what is in a model.
-        expected: The signature of the failure that is looked for, where it is known already.
-        newest: Whether it is about the newest release.
-    """
-
-    check: BuiltinCheck | CommandCheck
-    workers: Callable[..., WorkerPool]
-    unknown: Callable[..., bool]
-    expected: str | None = None
-    newest: bool = False
-
-    @property
-    def parallel(self) -> bool:
-        """Whether several may run at a time."""
-        return self.check.parallel
-
-    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
-        """Probe one candidate; its environment is made first, where it is not there yet."""
-        began = time.monotonic()
-        try:
-            return self._judged(self._run(files, cancel))
-        except (UnavailableError, UsageError) as error:  # of this release alone: others go on
-            signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
-            files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
-            return Outcome(Ending.OTHER, signature, str(error), time.monotonic() - began)
-
-    def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
-        from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of `releases` alone
-
-        python = interpreter(Environment.parse(files.packages), cancel=cancel)
-        if isinstance(self.check, CommandCheck):
-            return self.check.run(replace(files, python=python), cancel)
-        place = make_place(f"env={files.packages}", lambda _: str(python))
-        with self.workers(places=(place,)) as pool:
-            outcome = replace(self.check, workers=pool).run(files, cancel)
-        # How far it is off is the release's matter; that it is beyond tolerance is the failure.
-        return replace(outcome, severity=None)
-
-    def _judged(self, outcome: Outcome) -> Outcome:
-        """The same failure in the words of another release has the same signature."""
-        if outcome.ending is not Ending.BROKEN:
-            return outcome
-        kind = error_class(outcome.signature)
-        if self.expected is not None and error_class(self.expected) == kind:
-            return replace(outcome, signature=self.expected)
-        if self.unknown(outcome.reason, newest=self.newest):
-            return replace(outcome, ending=Ending.OTHER, reason=f"it does not know the model: {outcome.reason}")
-        return replace(outcome, signature=kind)
