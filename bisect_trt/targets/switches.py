@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bisect_trt.targets.settings import TargetSettings
 
+Turn = Callable[["TargetSettings"], "TargetSettings"]
 LIKELY = 30.0
 """The weight of a switch that something speaks for; 1 is that of the others."""
 
@@ -42,7 +43,7 @@ class Switch:
     """
 
     name: str
-    turn: Callable[[TargetSettings], TargetSettings] = field(compare=False)
+    turn: Turn = field(compare=False)
     tier: Tier = Tier.OPTION
     weight: float = 1.0
     covers: str | None = None
@@ -77,10 +78,32 @@ class Looked:
     suspects: frozenset[str] = frozenset()
 
 
+def setting(**values: Any) -> Turn:  # noqa: ANN401 - of many types
+    """Return a function that sets some of the settings that only one target has."""
+    return lambda settings: settings.with_own(**values)
+
+
+def changing(name: str, change: Callable[[Any], object]) -> Turn:
+    """Return a function that changes a setting that only one target has, from its value then."""
+    return lambda settings: settings.with_own(**{name: change(getattr(settings.of(settings.target.own), name))})
+
+
+def adding(name: str, *values: object) -> Turn:
+    """Return a function that adds values to such a setting."""
+    return changing(name, lambda known: (*known, *values))
+
+
+def dropping(name: str, key: str) -> Turn:
+    """Return a function that leaves a value, or the pair of a name, out of such a setting."""
+    return changing(
+        name, lambda known: tuple(each for each in known if key != (each if isinstance(each, str) else each[0]))
+    )
+
+
 def precision_switches(settings: TargetSettings) -> list[Switch]:
     """Each low precision that it may run in, left out."""
 
-    def without(name: str) -> Callable[[TargetSettings], TargetSettings]:
+    def without(name: str) -> Turn:
         def turn(given: TargetSettings) -> TargetSettings:
             changes: dict[str, Any] = {name: False}
             turned = replace(given, **changes)

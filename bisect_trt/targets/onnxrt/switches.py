@@ -7,14 +7,13 @@ Names and operators of the optimizers: ``onnxruntime/core/optimizer`` of the rel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, precision_switches
+from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, adding, dropping, precision_switches, setting
 
-Turn = Callable[[TargetSettings], TargetSettings]
 OPTIMIZER = "optimizer"
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _GROUP = re.compile(r"Level\d_RuleBasedTransformer")
@@ -145,7 +144,7 @@ def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
         operators = RULES.get(name) or PASSES.get(name) or ()
         yield Switch(
             f"{OPTIMIZER}:{name}",
-            _disable(name),
+            adding("disabled_optimizers", name),
             Tier.PASS if touched else Tier.SPARE,
             LIKELY if _concerns(operators, looked.suspects) else 1.0,
         )
@@ -157,41 +156,17 @@ def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
     return bool(about) and (len(about) > 1 or operators[0] in about)
 
 
-def _disable(name: str) -> Turn:
-    def turn(settings: TargetSettings) -> TargetSettings:
-        known = settings.of(OnnxRuntimeSettings).disabled_optimizers
-        return settings.with_own(disabled_optimizers=(*known, name))
-
-    return turn
-
-
 def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Options that are given, each left out; then those that are not, each turned."""
     given = dict(own.session_options)
     for name in given:
-        yield Switch(f"option:{name}", _drop("session_options", name), weight=LIKELY, how="left out")
+        yield Switch(f"option:{name}", dropping("session_options", name), weight=LIKELY, how="left out")
     for name, _ in own.provider_options:
-        yield Switch(f"provider-option:{name}", _drop("provider_options", name), weight=LIKELY, how="left out")
+        yield Switch(f"provider-option:{name}", dropping("provider_options", name), weight=LIKELY, how="left out")
     for tier, pairs, within in ((Tier.OPTION, _OPTIONS, None), (Tier.WHOLE, _KINDS, OPTIMIZER)):
         for name, value in pairs:
             if name not in given:
-                yield Switch(f"option:{name}={value}", _set(name, value), tier, within=within)
-
-
-def _drop(field: str, name: str) -> Turn:
-    def turn(settings: TargetSettings) -> TargetSettings:
-        pairs = getattr(settings.of(OnnxRuntimeSettings), field)
-        return settings.with_own(**{field: tuple(pair for pair in pairs if pair[0] != name)})
-
-    return turn
-
-
-def _set(name: str, value: str) -> Turn:
-    def turn(settings: TargetSettings) -> TargetSettings:
-        given = settings.of(OnnxRuntimeSettings).session_options
-        return settings.with_own(session_options=(*given, (name, value)))
-
-    return turn
+                yield Switch(f"option:{name}={value}", adding("session_options", (name, value)), tier, within=within)
 
 
 def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
@@ -199,10 +174,7 @@ def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     names = [name for name, _ in _LEVELS]
     lower = names.index(own.graph_optimization_level) if own.graph_optimization_level in names else len(names)
     for level, word in _LEVELS[:lower]:
-
-        def turn(settings: TargetSettings, to: str = level) -> TargetSettings:
-            return settings.with_own(graph_optimization_level=to)
-
+        turn = setting(graph_optimization_level=level)
         covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
         yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers, within=within)
 
@@ -211,10 +183,7 @@ def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
     """The CPU's alone, where others are asked for."""
     if not (own.providers or own.ep_libraries):
         return []
-
-    def turn(settings: TargetSettings) -> TargetSettings:
-        return settings.with_own(providers=(), provider_options=(), ep_libraries=())
-
+    turn = setting(providers=(), provider_options=(), ep_libraries=())
     return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -19,7 +18,7 @@ from bisect_trt.options.reading import once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import Minimal, OwnSettings, Package, Script, Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, precision_switches
+from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, adding, dropping, precision_switches
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -142,7 +141,9 @@ class OpenVinoTarget(Target):
         """Return properties that are given, each left out; those that the device takes, each set; precisions."""
         own, takes = settings.of(OpenVinoSettings), (looked.trace or {}).get("takes", {})
         given = dict(own.properties)
-        found = [Switch(f"option:{name}", partial(_without, name), weight=LIKELY, how="left out") for name in given]
+        found = [
+            Switch(f"option:{name}", dropping("properties", name), weight=LIKELY, how="left out") for name in given
+        ]
         for name, value in takes.items():
             if name in given:
                 continue
@@ -152,7 +153,7 @@ class OpenVinoTarget(Target):
             found.append(
                 Switch(
                     f"option:{name}={value}",
-                    partial(_with, name, value),
+                    adding("properties", (name, value)),
                     Tier.PASS if name in ("LP_TRANSFORMS_MODE", "SNIPPETS_MODE") else Tier.OPTION,
                     LIKELY if quantized and looked.suspects & _QUANTIZED else 1.0,
                 )
@@ -167,12 +168,3 @@ class OpenVinoTarget(Target):
         properties = {HINT: FULL if rounded or low is None else HINTS[low], **dict(own.properties)}
         line = f"compiled = openvino.Core().compile_model(m, {own.device!r}, {properties!r})".replace("'", '"')
         return (line,)
-
-
-def _without(name: str, settings: TargetSettings) -> TargetSettings:
-    pairs = settings.of(OpenVinoSettings).properties
-    return settings.with_own(properties=tuple(pair for pair in pairs if pair[0] != name))
-
-
-def _with(name: str, value: str, settings: TargetSettings) -> TargetSettings:
-    return settings.with_own(properties=(*settings.of(OpenVinoSettings).properties, (name, value)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -56,9 +57,14 @@ class ThroughRunner:
             except BuildError as error:
                 raise BuildError(f"the model that the tool writes does not load: {error.message}") from error
         assert session is not None  # it is only where nothing shall be fused
-        inputs, outputs = [info.name for info in session.inputs], [*session.names, *session.skipped]
-        if wrong := same_ends(hints["inputs"], inputs, outputs, hints["outputs"]):
-            raise BuildError(wrong)
+        for info in session.inputs:
+            if info.name not in hints["inputs"]:
+                raise BuildError(
+                    f"the model that the tool writes has an input '{info.name}', which the original has not"
+                )
+        for name in hints["outputs"]:
+            if name not in (*session.names, *session.skipped):
+                raise BuildError(f"the model that the tool writes has no output '{name}' any more")
         return ThroughSession(session, hints["outputs"])
 
 
@@ -119,11 +125,8 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = f": {lines[-1][:LAST_WORDS]}" if lines else ""
     if done.returncode < 0:
-        try:
-            name = signal.Signals(-done.returncode).name
-        except ValueError:
-            name = f"signal {-done.returncode}"
-        raise BuildError(f"the tool crashes ({name})")
+        names = {int(each): each.name for each in signal.Signals}
+        raise BuildError(f"the tool crashes ({names.get(-done.returncode, f'signal {-done.returncode}')})")
     if done.returncode:
         raise BuildError(f"the tool ends with status {done.returncode}{said}")
     if not out.is_file() or not out.stat().st_size:
@@ -133,33 +136,4 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
 
 def fill(word: str, named: Mapping[str, str]) -> str:
     """A word with its placeholders filled in, those in what is filled in left as they are."""
-    parts = []
-    while word:
-        found = min(
-            (place for place in ((word.find("{" + name + "}"), name) for name in named) if place[0] >= 0), default=None
-        )
-        if found is None:
-            break
-        parts += [word[: found[0]], named[found[1]]]
-        word = word[found[0] + len(found[1]) + 2 :]
-    return "".join([*parts, word])
-
-
-def same_ends(
-    given: Collection[str], inputs: Collection[str], outputs: Collection[str], wanted: Collection[str]
-) -> str:
-    """What is wrong with the names of what a tool wrote; empty if nothing is.
-
-    Args:
-        given: Names of what is fed.
-        inputs: Names of the inputs that its model has.
-        outputs: Names of the outputs that its model has.
-        wanted: Names of the outputs that the original has; none where that is not known.
-    """
-    for name in inputs:
-        if name not in given:
-            return f"the model that the tool writes has an input '{name}', which the original has not"
-    for name in wanted:
-        if name not in outputs:
-            return f"the model that the tool writes has no output '{name}' any more"
-    return ""
+    return re.sub(r"\{(\w+)\}", lambda found: named.get(found[1], found[0]), word)

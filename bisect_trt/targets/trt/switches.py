@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import Looked, Switch, Tier, precision_switches
+from bisect_trt.targets.switches import Looked, Switch, Tier, adding, changing, dropping, precision_switches, setting
 from bisect_trt.targets.trt.settings import TrtSettings
 
 _SMALL_WORKSPACE = 1 << 20
@@ -35,62 +35,42 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     return sorted([*found.values(), *wholes], key=lambda each: each.tier)
 
 
-def _turn(name: str, changed: Callable[[Any], object]) -> Callable[[TargetSettings], TargetSettings]:
-    """Return a function that changes one of TensorRT's own settings."""
-    return lambda settings: settings.with_own(**{name: changed(getattr(settings.of(TrtSettings), name))})
-
-
-def _without(name: str, gone: Callable[[Any], bool]) -> Callable[[TargetSettings], TargetSettings]:
-    return _turn(name, lambda values: tuple(each for each in values if not gone(each)))
-
-
-def _with(name: str, *more: object) -> Callable[[TargetSettings], TargetSettings]:
-    return _turn(name, lambda values: (*values, *more))
-
-
 def _tactics(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
     """Yield, for each layer that has a choice, another tactic than it took, and each source of tactics, left out."""
     for layer, tactic, offered in trace.get("tactics", ()):
         if offered > 1:
-            yield Switch(f"tactic:{layer}", _with("avoid_tactics", tactic), Tier.PASS, how="given another tactic")
+            yield Switch(f"tactic:{layer}", adding("avoid_tactics", tactic), Tier.PASS, how="given another tactic")
     used = tuple(trace.get("sources", ())) if own.tactic_sources is None else own.tactic_sources
     for name in used:
 
         def left(values: Iterable[str] | None, without: str = name) -> tuple[str, ...]:
             return tuple(each for each in (used if values is None else values) if each.lower() != without.lower())
 
-        yield Switch(f"tactic-source:{name.upper()}", _turn("tactic_sources", left))
+        yield Switch(f"tactic-source:{name.upper()}", changing("tactic_sources", left))
 
 
 def _given(own: TrtSettings) -> Iterator[Switch]:
     """Yield what is given and differs from the default, each left out."""
     for flag in own.builder_flags:
-        yield Switch(f"option:{flag}", _without("builder_flags", flag.__eq__), how="left out")
+        yield Switch(f"option:{flag}", dropping("builder_flags", flag), how="left out")
     for attribute, _ in own.builder_settings:
-        yield Switch(f"option:{attribute}", _without("builder_settings", _is_of(attribute)), how="left out")
+        yield Switch(f"option:{attribute}", dropping("builder_settings", attribute), how="left out")
     for name in _GIVEN:
-        if getattr(own, name) != getattr(TrtSettings(), name):
-            yield Switch(f"option:{name}", _default(name), how="left out")
-
-
-def _default(name: str) -> Callable[[TargetSettings], TargetSettings]:
-    return _turn(name, lambda _: getattr(TrtSettings(), name))
-
-
-def _is_of(attribute: str) -> Callable[[tuple[str, str]], bool]:
-    return lambda pair: pair[0] == attribute
+        default = getattr(TrtSettings(), name)
+        if getattr(own, name) != default:
+            yield Switch(f"option:{name}", setting(**{name: default}), how="left out")
 
 
 def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
     """Yield what is not given: levels and limits that ask little of TensorRT, preview features turned, flags set."""
     given = dict(own.builder_settings)
     if own.builder_optimization_level is None:
-        yield Switch("option:builder_optimization_level=0", _turn("builder_optimization_level", lambda _: 0))
+        yield Switch("option:builder_optimization_level=0", setting(builder_optimization_level=0))
     if not own.pool_limits:
-        yield Switch("option:workspace=1M", _with("pool_limits", ("workspace", _SMALL_WORKSPACE)))
+        yield Switch("option:workspace=1M", adding("pool_limits", ("workspace", _SMALL_WORKSPACE)))
     for name, value in _LEAST:
         if name not in given and trace:
-            yield Switch(f"option:{name}={value}", _with("builder_settings", (name, value)))
+            yield Switch(f"option:{name}={value}", adding("builder_settings", (name, value)))
     features: Mapping[str, bool] = trace.get("previews", {})
     on = [name for name, is_on in features.items() if is_on]
     if "preview_features" in given:
@@ -105,10 +85,10 @@ def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
             return (*rest, ("preview_features", ",".join(left) or "none"))
 
         how = "turned off" if name in on else "turned on"
-        yield Switch(f"preview-feature:{name}", _turn("builder_settings", turned), how=how)
+        yield Switch(f"preview-feature:{name}", changing("builder_settings", turned), how=how)
     for flag in _FLAGS:
         if flag in trace.get("flags", ()) and flag not in own.builder_flags:
-            yield Switch(f"option:{flag}", _with("builder_flags", flag), how="turned on")
+            yield Switch(f"option:{flag}", adding("builder_flags", flag), how="turned on")
 
 
 def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
