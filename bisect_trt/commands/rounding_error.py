@@ -1,4 +1,4 @@
-"""How far rounding moves what a model computes of given values, whatever runtime computes it.
+"""How far rounding alone moves what a model computes of given values, whatever runtime computes it.
 
 To first order, rounding moves a result by the rounding of each step times the condition of what follows (N. Higham, "Accuracy and
 Stability of Numerical Algorithms", 2002, chapter 1), and a sum of n terms rounds like a random walk of n steps. This is
@@ -8,27 +8,26 @@ measured: each tensor is moved at random by the rounding of its node, and the mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
 from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.ties import DECIDING, Computed, Values
 from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.external_data import held_bytes
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import Draws, bodies
-from bisect_trt.onnxlib.rewrites import NetworkView, splice_in
-from bisect_trt.onnxlib.rules import matches
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.onnxlib.nodes import Draws, bodies, clone
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.margins import DECIDING
+from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.stats import finite_rms
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Failed, Sample
+from bisect_trt.worker.protocol import Failed
 
 MUCH_WORSE = 4.0
 """A target may be off by so many times the error of rounding alone before that is a bug: it may round more often."""
@@ -40,14 +39,8 @@ _TRIALS = 2
 _SMALL = 0.1
 """A tolerance past so much of an output would say nothing of it."""
 _MOST_BYTES = 256 << 20
-_MOVEMENT_TRIALS = 6
-"""That an element whose movement is random moves by less than a tenth of it in all of them is one in millions."""
 _JUMPING = DECIDING | {"DynamicQuantizeLinear", "GridSample", "Mod", "Resize", "RoiAlign", "Upsample"}
 """Operators for which the movement says nothing: the least difference makes a wholly different result."""
-_SPELLED = ("spelled-layer-norm", "spelled-instance-norm")
-
-Shapes = Mapping[str, Sequence[int]]
-Compute = Callable[[onnx.ModelProto], "Mapping[str, NDArray[np.float64]] | str"]
 _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = {
     "MatMul": lambda read, _: read[0][-1],
     "Gemm": lambda read, made: math.prod(read[0]) // made[0],
@@ -76,39 +69,33 @@ def rounding_alone(
         numbers or is too large to be run once more.
     """
     failed = {each.name: each for each in seen if not each.passed}
-    proto, models, infos = subject.network.proto, subject.models, subject.infos
+    proto, original = subject.network.proto, subject.original
     if not failed or target.low_precisions or not all(math.isfinite(each.severity) for each in failed.values()):
         return None
     draws = Draws(proto, subject.samples[0], unsure=True)
     if held_bytes(proto) > _MOST_BYTES or subject.reference.lost or any(map(draws.by, proto.graph.node)):
         return None
-    shapes = {name: [dim if isinstance(dim, int) else 1 for dim in info.shape or ()] for name, info in infos.items()}
-    units = _roundings(proto, [name for name, info in infos.items() if info.dtype == np.float32], shapes, ULP)
-    original = subject.original
-    golden = subject.values(original, list(failed))
-    sample = Sample(
-        models.feed("moved.in", subject.values(original, original.inputs)), models.feed("moved.golden", golden)
-    )
-    worst: dict[str, TensorComparison] = {}
-    for trial in range(_TRIALS):
-        path = models.write("moved", jittered(proto, units, trial))
-        request = Compare(reference_settings(target), path, (sample,), tolerance, tuple(failed), every=True)
-        if isinstance(reply := models.workers.ask(request), Failed):
-            return None
-        for each in reply.comparisons:
-            if not each.passed and (each.name not in worst or worst[each.name].severity < each.severity):
-                worst[each.name] = each
+    golden, fed = subject.values(original, list(failed)), subject.values(original, original.inputs)
+
+    def run(model: onnx.ModelProto) -> Computed:
+        made = subject.models.run("moved", model, fed)
+        return made.message if isinstance(made, Failed) else made
+
+    moved = furthest_moved(proto, subject.infos, ULP, golden, run, _TRIALS)
+    if isinstance(moved, str):
+        return None
+    worst = {each.name: each for each in compare_all(golden, moved, tolerance) if not each.passed}
     if any(name not in worst or _much_worse(each, worst[name]) for name, each in failed.items()):
         return None
     furthest = max(failed.values(), key=lambda each: each.severity)
-    moved, off = worst[furthest.name].max_abs or 0.0, furthest.max_abs or 0.0
-    keeps = f", or a tolerance that rounding keeps (--atol {2 * moved:.2g})"
+    apart, off = worst[furthest.name].max_abs or 0.0, furthest.max_abs or 0.0
+    keeps = f", or a tolerance that rounding keeps (--atol {2 * apart:.2g})"
     sentence = (
         "Perhaps neither side is wrong, and the model amplifies rounding: with each tensor moved at random in its last place the "
-        f"reference is off by {moved:.3g} at '{furthest.name}', and the target by {off:.3g}. To tell, use real inputs "
-        f"(--load-inputs){keeps if moved < _SMALL * finite_rms(golden[furthest.name]) else ''}."
+        f"reference is off by {apart:.3g} at '{furthest.name}', and the target by {off:.3g}. To tell, use real inputs "
+        f"(--load-inputs){keeps if apart < _SMALL * finite_rms(golden[furthest.name]) else ''}."
     )
-    plain: dict[str, Any] = to_plain({"output": furthest.name, "moved": moved, "off": off, "sentence": sentence})
+    plain: dict[str, Any] = to_plain({"output": furthest.name, "moved": apart, "off": off, "sentence": sentence})
     return plain
 
 
@@ -117,66 +104,53 @@ def _much_worse(target: TensorComparison, rounding: TensorComparison) -> bool:
     return largest or target.severity > MUCH_WORSE * rounding.severity
 
 
-def expected_movement(
+def is_steady(model: onnx.ModelProto) -> bool:
+    """Whether small movements of a model's tensors make small movements of its outputs, as far as operators tell."""
+    functions = {(each.domain, each.name) for each in model.functions}
+    return not any(
+        any(bodies(node))
+        or (node.domain, node.op_type) in functions
+        or node.op_type in _JUMPING
+        or node.op_type.startswith("QLinear")
+        for node in model.graph.node
+    )
+
+
+def furthest_moved(
     model: onnx.ModelProto,
-    wide: onnx.ModelProto,
-    inputs: Mapping[str, NDArray[Any]],
+    infos: Mapping[str, TensorInfo],
     unit: float,
-    compute: Compute,
-) -> dict[str, NDArray[np.float64]] | None:
-    """How far rounding may move each element of the outputs.
+    golden: Values,
+    run: Callable[[onnx.ModelProto], Computed],
+    trials: int,
+) -> Computed:
+    """The outputs of a model whose fp32 tensors are moved at random by their rounding, those that come out furthest off.
 
     Args:
-        model: The case, in float32.
-        wide: The same in float64.
-        inputs: The input values; any types.
+        model: The model.
+        infos: Types and shapes of its tensors.
         unit: One unit in the last place, relative to the value.
-        compute: Runs a model in float64 on these inputs; gives its outputs, or why there are none.
-
-    Returns:
-        Absolute and in float64, of the shape of each output; ``None`` if it cannot be measured.
+        golden: The outputs as they are without.
+        run: Runs a model on the same inputs.
+        trials: How often to move them.
     """
-    functions = {(each.domain, each.name) for each in model.functions}
-    for node in model.graph.node:
-        nested = any(bodies(node)) or (node.domain, node.op_type) in functions
-        if nested or node.op_type in _JUMPING or node.op_type.startswith("QLinear"):
-            return None
-    try:
-        graph = onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # whatever ONNX raises
-        return None
-    declared = [*graph.value_info, *graph.input, *graph.output]
-    single = {value.name for value in declared if value.type.tensor_type.elem_type == TensorProto.FLOAT}
-    shapes: dict[str, Sequence[int]] = {
-        value.name: [dimension.dim_value for dimension in value.type.tensor_type.shape.dim] for value in declared
-    }
-    shapes |= {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    shapes |= {name: value.shape for name, value in inputs.items()}
-    exact, units = compute(wide), _roundings(model, single, shapes, unit)
-    if isinstance(exact, str):
-        return None
-    most = {name: np.zeros(np.shape(value)) for name, value in exact.items()}
-    for trial in range(_MOVEMENT_TRIALS):
-        seen = compute(jittered(wide, units, trial))
-        if isinstance(seen, str) or any(np.shape(seen[name]) != value.shape for name, value in most.items()):
-            return None
-        with np.errstate(all="ignore"):
-            for name, value in most.items():
-                moved = np.abs(np.asarray(seen[name], np.float64) - np.asarray(exact[name], np.float64))
-                np.maximum(value, np.where(np.isfinite(moved), moved, 0.0), out=value)
-    return most
+    units, found = _roundings(model, infos, unit), dict[str, NDArray[Any]]()
+    for trial in range(trials):
+        made = run(_jittered(model, units, trial))
+        if isinstance(made, str):
+            return made
+        for name, right in golden.items():
+            with np.errstate(all="ignore"):
+                further = name not in found or _off(made[name], right) > _off(found[name], right)
+            found |= {name: made[name]} if further else {}
+    return found
 
 
-def spelled(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its norms spelled out, so that the rounding inside them is measured too."""
-    for name in _SPELLED:
-        view = NetworkView(Network(model))
-        if fragments := matches(view, name):
-            model = splice_in(view, fragments)
-    return model
+def _off(value: NDArray[Any], right: NDArray[Any]) -> float:
+    return float(np.max(np.abs(value.astype(np.float64) - right), initial=0.0)) if value.shape == right.shape else 0.0
 
 
-def jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) -> onnx.ModelProto:
+def _jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) -> onnx.ModelProto:
     """The model with its inputs and what its nodes compute moved at random; what is only moved about stays exact.
 
     Args:
@@ -184,8 +158,7 @@ def jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) -> 
         units: Its tensors that are moved, float32 or float64, and by up to how much of the value.
         trial: Another number gives other movements, the same one the same.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = clone(model)
     nodes: list[onnx.NodeProto] = []
 
     def move(source: str, target: str, unit: float) -> None:
@@ -198,8 +171,7 @@ def jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) -> 
     for name in sorted(fed):
         move(name, f"{name}__moved", units[name])
     for node in model.graph.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = clone(node)
         copy.input[:] = [f"{name}__moved" if name in fed else name for name in node.input]
         rounds = node.op_type not in EXACT_OPS and any(node.input)
         moved = [name for name in node.output if name in units] if rounds else []
@@ -212,9 +184,10 @@ def jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) -> 
     return result
 
 
-def _roundings(model: onnx.ModelProto, names: Collection[str], shapes: Shapes, unit: float) -> dict[str, float]:
-    """How far the node that makes each tensor rounds it, relative to its value."""
-    units = dict.fromkeys(names, unit)
+def _roundings(model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: float) -> dict[str, float]:
+    """How far the node that makes each tensor of float32 rounds it, relative to its value."""
+    shapes = {name: [dim if isinstance(dim, int) else 1 for dim in info.shape or ()] for name, info in infos.items()}
+    units = dict.fromkeys((name for name, info in infos.items() if info.dtype == np.float32), unit)
     for node in model.graph.node:
         many = _TERMS.get("Reduce" if node.op_type.startswith(("Reduce", "Global")) else node.op_type)
         try:
