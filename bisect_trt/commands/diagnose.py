@@ -11,7 +11,7 @@ from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
-from bisect_trt.commands.layerwise import report_hiding, tell, to_json
+from bisect_trt.commands.layerwise import tell, to_json
 from bisect_trt.commands.marking import Marking, compare_layers
 from bisect_trt.commands.metric_commands import diagnose_metric
 from bisect_trt.commands.minimal_case import (
@@ -194,8 +194,6 @@ def suspects_by_layer(session: Session, settings: DiagnoseSettings) -> Suspects:
     else:
         session.result.extra |= to_json(subject, layers)
         tell(subject, layers, console)
-        if layers.hidden:
-            report_hiding(session, look, layers, settings.search.max_probes)
         if layers.outputs_fail and layers.origins:
             return Suspects(layers.origins)
     console.say("  so go on to reduce the whole model")

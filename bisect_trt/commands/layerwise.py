@@ -1,48 +1,35 @@
 """``layerwise``: compare every tensor on the target with the reference's, and find the first that is wrong.
 
-With ``--isolate`` each layer is also run by itself: all layers in one model, each fed the reference's values. Where marks hide
-the failure, the fewest that do so are searched: few of them are a workaround.
+With ``--isolate`` each layer is also run by itself: all layers in one model, each fed the reference's values.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import onnx
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import make_prober
 from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers, compare_own, engine_layers
 from bisect_trt.commands.metric_commands import layerwise_scored
-from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, quoted
+from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.keep import keep_if_enough
-from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.comparison import TensorComparison
 
-MOST_QUESTIONS = 24
-"""About marks that hide the failure: one mark among a thousand takes about a dozen."""
-_USEFUL = 20
-"""Each mark is a tensor that is computed, kept and copied out; more than this many are no workaround."""
 _SHOWN, _SHOWN_ATTRIBUTES, _SHOWN_REASONS = 5, 8, 3
 _LONGEST = 160
 """Characters of a layer's name that are shown; it holds the names of all its nodes, which may be hundreds."""
@@ -98,7 +85,12 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     tell(subject, layers, console)
     if layers.hidden:
         console.say(f"  without marks: {original.reason}")
-        return _hidden(session, look, layers)
+        result.status = "inconclusive"
+        result.why = "marking tensors hides the failure, so they do not show where it begins"
+        console.answer(
+            "Marking hides the failure; `bisect-trt diagnose` goes on without marks, `workaround` finds which hide it."
+        )
+        return result
     result.culprits = subject.describe_searched(subject.network.rank[index] for index in layers.origins[:1])
     result.status, result.minimality = "found" if layers.origins else "not_reproduced", "1-minimal"
     if not layers.origins:
@@ -108,88 +100,6 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     if original.ending is Ending.PASSED:
         console.answer("The model's own outputs match all the same: the error does not reach them.")
     return result
-
-
-def _hidden(session: Session, look: Marking, layers: LayerComparison) -> Result:
-    """Find the marks that hide the failure."""
-    console, result = session.console, session.result
-    result.status = "inconclusive"
-    result.why = "marking tensors hides the failure, so they do not show where it begins"
-    check = CheckSettings(target=look.target, tolerance=look.tolerance, timeout=look.timeout)
-    prober = make_prober(check, Search(workers=1), look.subject, console)
-    try:
-        searching = replace(session, probing=prober)
-        with recorded(searching, look.target):
-            prober.probe_original(look.subject.original)
-            report_hiding(searching, look, layers)
-    finally:
-        prober.ledger.close()
-    console.answer("Marking hides the failure; `bisect-trt diagnose` goes on without marks.")
-    return result
-
-
-def report_hiding(session: Session, look: Marking, layers: LayerComparison, budget: int | None = None) -> None:
-    """Find the fewest marks that hide the failure; few of them are a workaround.
-
-    Args:
-        session: The original has been probed.
-        look: Runs the model.
-        layers: The comparison with the marks.
-        budget: How many probes the whole run may make, if that is limited; a quarter of them are for this.
-
-    Raises:
-        BudgetSpent: No more probes may be made; what was found until then is printed.
-    """
-    subject, prober, console = session.subject, session.prober, session.console
-    outputs, names = tuple(subject.network.outputs), [name for name in layers.tensors if name not in look.outputs]
-
-    def build(marks: Subset) -> Candidate:
-        model = subject.marked(dict.fromkeys([*outputs, *(names[place] for place in sorted(marks))]))
-        title = f"{len(marks)} of {len(names)} tensors marked"
-        return Candidate(model, tuple(subject.network.inputs), outputs, title, subject.original.units, marks=marks)
-
-    console.say("  which of the marks are enough to hide it?")
-    most = MOST_QUESTIONS if budget is None else min(MOST_QUESTIONS, budget // 4)
-    try:
-        minimum = prober.search(keep_if_enough(len(names), most), build)
-    except BudgetSpent as spent:
-        passed = [identity.marks for identity in prober.ledger.passed if identity.marks]
-        if not passed:
-            raise
-        minimum = Minimum(min(passed, key=len), proven=False, why=str(spent))
-    if minimum is None:
-        console.say("  all of them together do not hide it again, so they are no workaround")
-    else:
-        _report_marks(session, [names[place] for place in sorted(minimum.units)], minimum, build)
-    prober.ledger.check_budget()
-
-
-def _report_marks(session: Session, marks: list[str], minimum: Minimum, build: Callable[[Subset], Candidate]) -> None:
-    """Confirm that the marks hide the failure, print it, and put it into the result."""
-    console, holds, seen = session.console, True, "seen once"
-    proven, why = minimum.proven, minimum.why
-    try:
-        believed = reconfirm(session.prober, session.subject.original, build(minimum.units))
-        holds, seen = believed.passes, believed.seen or seen
-        proven, why = (proven, why) if holds else (False, believed.record.reason)
-    except BudgetSpent as spent:
-        proven, why = False, str(spent)
-    minimality, useful = "1-minimal" if proven else "unproven", holds and len(marks) <= _USEFUL
-    session.result.extra["hiding"] = {
-        "marks": marks,
-        "minimality": minimality,
-        "why": why,
-        "seen": seen,
-        "holds": holds,
-        "workaround": useful,
-    }
-    named = f"{quoted(marks, _SHOWN)}{IN_JSON if len(marks) > _SHOWN else ''}"
-    role = "an output" if len(marks) == 1 else "outputs"
-    if not holds:
-        console.answer(f"No workaround: with {named} marked, {why}.")
-    else:
-        good = "A workaround" if useful else "No workaround, with so many"
-        console.answer(f"{good}: with {named} as {role} of the model too, the failure is gone ({minimality}; {seen}).")
 
 
 def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:

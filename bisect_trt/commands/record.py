@@ -222,8 +222,6 @@ def annotate(subject: Subject, result: Result, path: Path) -> None:
         own = [each["own"] for each in seen if each.get("own") is not None]
         if own:
             entries["bisect-trt.own-error"] = "; ".join(map(_describe, own))
-        if not set(findings.marks).isdisjoint(network.made(node)):
-            entries["bisect-trt.hides"] = "with what it makes as an output of the model too, the failure is gone"
         precision, reason = findings.precision(node)
         if precision is not None:
             entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")

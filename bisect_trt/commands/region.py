@@ -28,7 +28,6 @@ class Findings:
 
     Attributes:
         network: The model's graph.
-        marks: The tensors whose marks hide the failure.
         comparisons: Each tensor's error, by name: of several input samples, the first that fails.
     """
 
@@ -37,7 +36,6 @@ class Findings:
         self.network, self._result, extra = subject.network, result, result.extra
         self._reference = vars(subject).get("reference")  # asking the subject for it would run the model
         self._infos = self.network.infos if self._reference is None else subject.infos
-        self.marks = list(extra.get("hiding", {}).get("marks", ()))
         entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
         passed = {entry["name"]: entry for entry in entries if entry["passed"]}
         self.comparisons = passed | {entry["name"]: entry for entry in reversed(entries) if not entry["passed"]}
@@ -47,10 +45,10 @@ class Findings:
         )
 
     def centre(self) -> list[int]:
-        """The nodes that the answer is about: culprits, else origins, marks that hide the failure, wrong outputs, outputs."""
+        """The nodes that the answer is about: culprits, else origins, wrong outputs, outputs."""
         network = self.network
         wrong = [entry["name"] for entry in self._result.extra.get("comparisons", ()) if not entry["passed"]]
-        for tensors in (self._culprits, self._origins, self.marks, wrong, network.outputs):
+        for tensors in (self._culprits, self._origins, wrong, network.outputs):
             nodes = list(dict.fromkeys(network.producer[name] for name in tensors if name in network.producer))
             if nodes:
                 return nodes
@@ -128,7 +126,6 @@ class Findings:
             "outputs": network.made(node),
             "written": network.written(node),
             "verdict": self.verdict(node),
-            "hides": not set(self.marks).isdisjoint(network.made(node)),
             "precision": precision,
             "reason": reason,
             "hidden_makers": len(makers - shown),

@@ -110,7 +110,7 @@ def search_rest(
     """
     subject = session.subject
     # No failure is among the first units of the rest alone, as far as they are within something that passed.
-    passed = (identity.units for identity in session.prober.ledger.passed if not identity.marks)
+    passed = (identity.units for identity in session.prober.ledger.passed)
     within = (next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed)
     passing = max(within, default=0)
 

@@ -221,12 +221,9 @@ class Session:
         """Whether the original, which failed, passes when it is asked again; a rate that was measured, or a user, is believed."""
         if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
             return False
-        passes = False
         with suppress(BudgetSpent):
-            passes = self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
-        if passes:
-            self.result.extra.pop("hiding", None)  # what passed there was no doing of the marks
-        return passes
+            return self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
+        return False
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""

@@ -27,13 +27,11 @@ class Identity:
         key: Names it by its content: the same for the same model.
         title: What it is, in a few words.
         made_of: The units it is made of.
-        marks: Tensors that are outputs too.
     """
 
     key: str
     title: str
     made_of: Units
-    marks: Subset = frozenset()
 
     @property
     def units(self) -> Subset:
@@ -43,7 +41,7 @@ class Identity:
     @property
     def size(self) -> int:
         """How much it has: each mark counts as a unit, so that no marked model is the smallest that fails."""
-        return len(self.made_of) + len(self.marks)
+        return len(self.made_of)
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class Candidate:
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
         runs: How often the check runs at most then; ``None`` for as often as the first time.
         until: The verdict that ends the runs.
-        marks: Tensors that are outputs too, by number, for a search over those.
         target: How the target is set up for it, where that is not as the check has it.
         packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
         repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
@@ -84,7 +81,6 @@ class Candidate:
     again: bool = False
     runs: int | None = None
     until: Verdict = Verdict.FAIL
-    marks: Subset = frozenset()
     target: TargetSettings | None = None
     packages: str = ""
     repetition: int = 0
@@ -126,7 +122,7 @@ class Candidate:
             digest.update(f"repetition {self.repetition}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
-        return Identity(digest.hexdigest(), self.title, Units(self.units), self.marks)
+        return Identity(digest.hexdigest(), self.title, Units(self.units))
 
     @property
     def key(self) -> str:

@@ -38,7 +38,6 @@ VERDICTS = {
     "unseen": "not compared",
 }
 """Verdict of a node in the drawing, in the order of the legend."""
-HIDES = "as an additional output of the model, its result hides the failure"
 PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
 _MARKS = {"culprit": "\u2716", "origin": "\u2716", "mild": "\u223c", "mismatch": "\u223c", "match": "\u2713"}
 """Symbols beside the colours, for readers who cannot see these."""
@@ -154,7 +153,6 @@ def environment() -> jinja2.Environment:
         "step_name": _step_name,
     }
     made.globals |= {
-        "hides": HIDES,
         "marks": _MARKS,
         "size_verdicts": _SIZE_VERDICTS,
         "half_width": charts.NODE_WIDTH // 2,
@@ -210,7 +208,6 @@ def _graph_section(graph: Json) -> Markup:
     verdicts = [key for key in VERDICTS if any(node["verdict"] == key for node in nodes)]
     precisions = [key for key in PRECISIONS if any(node["precision"] == key for node in nodes)]
     legend = [(key, VERDICTS[key], "by-verdict") for key in verdicts]
-    legend += [("hides", HIDES, "")] if any(node.get("hides") for node in nodes) else []
     legend += [(key, PRECISIONS[key], "by-precision") for key in precisions]
     errors = {name: tensor.get("error", {}) for name, tensor in graph["tensors"].items()}
     view = {
@@ -233,11 +230,10 @@ def _drawn_node(node: Json, graph: Json) -> dict[str, Any]:
     op, short = shorten(node["op"], 15), shorten(title, 24)
     verdict, precision = VERDICTS.get(node["verdict"], ""), node["precision"]
     words = [node["op"], shorten(title, 200), verdict, PRECISIONS[precision] if precision else ""]
-    words += [HIDES if node.get("hides") else ""]
     words += [] if (op, short) == (node["op"], title) else [f"drawn as {op} {short}"]
     states = [verdict] if node["verdict"] != "unseen" or not precision else []
     states += [PRECISIONS[precision] + (f": {node['reason']}" if node["reason"] else "")] if precision else []
-    classes = [node["verdict"], f"p-{precision}" if precision else "", "hides" if node.get("hides") else ""]
+    classes = [node["verdict"], f"p-{precision}" if precision else ""]
     return {
         **node,
         "id": int(node["id"]),

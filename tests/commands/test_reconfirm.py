@@ -80,7 +80,7 @@ def test_at_a_measured_rate_what_mends_it_is_believed_and_luck_is_not(rate: floa
 
 
 @pytest.mark.parametrize("command", ["workaround", pytest.param("diagnose", marks=pytest.mark.slow)])
-def test_marks_and_ways_that_pass_by_luck_are_none(here: Path, command: str) -> None:
+def test_ways_that_pass_by_luck_are_none(here: Path, command: str) -> None:
     """It fails in its first run and never again, so whatever is turned, marked or rewritten passes."""
     model = onnx.load(chain(here / "model.onnx", 4))
     model.graph.node[1].name = "bad"
@@ -88,10 +88,7 @@ def test_marks_and_ways_that_pass_by_luck_are_none(here: Path, command: str) -> 
     words = ["--unsteady", "--fault", f"once:{here / 'seen'}", "--workers", "1", "-o", "answer", "--json", "r.json"]
     ran = unsteady(command, here / "model.onnx", *words)
     assert ran.status == 3
-    assert "A workaround:" not in ran.out
     assert "A way around it" not in ran.out
-    assert "No workaround: with" in ran.out
-    assert "hiding" not in read_json(Path("r.json"))
     assert "the check is flaky: 'the original' failed, and did not when asked again" in ran.out
 
 

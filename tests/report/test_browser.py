@@ -229,16 +229,6 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
     assert "Add a1" in panel(browser).replace("\n", " ")
 
 
-def test_what_hides_the_failure_is_chosen_and_told(browser: Browser, hidden: Path) -> None:
-    browser.open(hidden)
-    assert "hides the failure" in panel(browser)
-    assert browser.evaluate("document.querySelectorAll('.node.hides.centre').length") == 1
-    shown = browser.evaluate("document.querySelector('#findings').innerText")
-    assert "the failure disappears (1-minimal)" in shown
-    assert "Centre" in browser.evaluate("document.querySelector('.buttons').innerText")
-    assert "PASS" in rows(browser, 1)  # the probes that looked for it
-
-
 def rows(browser: Browser, column: int) -> list[str]:
     """What the rows that are shown say in a column."""
     script = (
