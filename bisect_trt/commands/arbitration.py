@@ -24,7 +24,6 @@ from bisect_trt.onnxlib.halves import lows_of
 from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Draws, label
-from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
@@ -154,7 +153,7 @@ def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refu
         # The last place of fp32 says nothing of lower types.
         if lows or isinstance(made, str) or not is_steady(model) or lows_of(model.graph):
             return ""
-        infos = inferred_infos(Network(model))
+        infos = Network(model).infos
         return furthest_moved(model, infos, unit, golden, lambda each: _run(subject, each, inputs, None), _TRIALS)
 
     made: Computed = refused if refused is not None else run(model, settings)

@@ -25,7 +25,6 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Draws
-from bisect_trt.onnxlib.shapes import inferred_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
@@ -51,7 +50,7 @@ def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 def movement(model: onnx.ModelProto, x: np.ndarray) -> float:
     """How far rounding is foreseen to move the output."""
-    golden, infos = {"y": run(model, x)}, inferred_infos(Network(model))
+    golden, infos = {"y": run(model, x)}, Network(model).infos
     moved = furthest_moved(model, infos, ULP, golden, lambda each: {"y": run(each, x)}, 6)
     assert not isinstance(moved, str)
     return float(np.abs(moved["y"] - golden["y"]).max())
