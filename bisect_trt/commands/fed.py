@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.commands.session import Session
@@ -76,17 +77,23 @@ class Fed:
         whole = {**values, **load_npz(made)}
         return Candidate(proto, tuple(values), outputs, title, values=whole, engine=engine, target=target)
 
-    def engine(self, candidate: Candidate, values: Values, target: TargetSettings | None) -> Path | None:
-        """One engine for all values of the same shapes, where the target makes engines; ``None`` where it builds none."""
+    def engine(
+        self,
+        name: str,
+        proto: onnx.ModelProto,
+        values: Values,
+        target: TargetSettings | None,
+        timeout: float | None = None,
+    ) -> Path | None:
+        """The engine of this name, built once; ``None`` where the target makes no engines, or does not build it."""
         if target is None or not target.target.capabilities.engines:
             return None
-        key = "-".join("x".join(map(str, value.shape)) for value in values.values())
-        if key not in self._engines:
+        if name not in self._engines:
             subject = self._investigation.subject
-            to = subject.workspace.folder / f"fed-{key}.engine"
-            failed = subject.models.build("fed", candidate.proto, values, to, target)
-            self._engines[key] = to if failed is None else None  # a probe then says what is wrong
-        return self._engines[key]
+            to = subject.workspace.folder / f"fed-{name}.engine"
+            failed = subject.models.build("fed", proto, values, to, target, timeout)
+            self._engines[name] = to if failed is None else None  # a probe then says what is wrong
+        return self._engines[name]
 
     def _expected(self, values: Values) -> Path | str:
         """A file with the reference's outputs, or why there are none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Enough, Subset, Verdict
+from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -45,28 +46,29 @@ Symbols = Mapping[str, Sequence[tuple[str, int]]]
 
 
 @dataclass
-class _Samples:
-    """Makes candidates of values, and the smallest values that were seen to fail.
+class _Reduction:
+    """The smallest values that were seen to fail, and how they are made smaller.
 
     Attributes:
         session: The model.
         fed: The whole model fed any values.
         target: The target of the built-in check.
+        values: The smallest input that was seen to fail.
         free: Whether the model keeps the dimensions free that its file leaves so; else they are those of the values.
-        smallest: The smallest input that was seen to fail.
-        asked: How many questions that took.
+        left: How many questions may still be asked.
     """
 
     session: Session
     fed: Fed
     target: TargetSettings | None
-    free: bool
-    smallest: Values
-    asked: int = 0
+    values: Values
+    free: bool = False
+    left: int = MOST_QUESTIONS
 
     def candidate(self, values: Values, title: str) -> Candidate:
         candidate = self.fed.candidate(values, title, fixed=not self.free)
-        return replace(candidate, engine=self.fed.engine(candidate, values, self.target))
+        shapes = "-".join("x".join(map(str, value.shape)) for value in values.values())
+        return replace(candidate, engine=self.fed.engine(shapes, candidate.proto, values, self.target))
 
     def probe(self, values: Values, title: str, *, again: bool = False) -> Verdict:
         if self.fed.refused(values) is not None:
@@ -81,10 +83,8 @@ class _Samples:
             lambda number: self.fed.refused(samples[number - 1]),
             apart=True,
         )
-        numbers = range(1, len(samples) + 1)
-        numbers = range(1, len(samples) + 1)
         try:
-            series.search(prober, lambda ask: [ask(number) for number in numbers])
+            series.search(prober, lambda ask: [ask(number) for number in range(1, len(samples) + 1)])
         finally:
             seen = sorted(series.told(prober).items())
             told = self.session.result.extra["samples"] = {
@@ -95,6 +95,90 @@ class _Samples:
             for name, verdict in (("failing", "FAIL"), ("passing", "PASS"), ("unresolved", "UNRESOLVED")):
                 told[name] = [number for number, each in seen if each["verdict"] == verdict]
         return list(told["failing"])
+
+    def run(self, symbols: Symbols) -> None:
+        """Leave out places along the free dimensions, then elements, and both again if there is more to leave out.
+
+        Raises:
+            BudgetSpent: No more probes may be made.
+            Enough: As many questions were asked as may be.
+        """
+        self._shorten(symbols)
+        self._zero()
+        if self._shorten(symbols):
+            self._zero()
+
+    def _shorten(self, symbols: Symbols) -> bool:
+        """Leave out places along each free dimension; whether any went."""
+        before = _shapes(self.values)
+        for symbol, places in symbols.items():
+            values = self.values
+            size = values[places[0][0]].shape[places[0][1]]
+
+            def build(units: Subset, values: Values = values, places: Sequence[tuple[str, int]] = places) -> Values:
+                made = dict(values)
+                for name, axis in places:
+                    made[name] = made[name].take(sorted(units), axis=axis)
+                return made
+
+            if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
+                self._keep_fewest(size, build, f"places along {symbol}", least=1)
+        return before != _shapes(self.values)
+
+    def _zero(self) -> None:
+        """Make parts zero: whole inputs, then their slices, then slices of those, down to elements."""
+        depth = max((value.ndim for value in self.values.values()), default=0)
+        for level in range(depth + 1):
+            values = self.values
+            parts: list[tuple[str, tuple[int, ...]]] = []
+            for name, value in values.items():
+                used = not_nothing(value).reshape(*value.shape[:level], math.prod(value.shape[level:])).any(axis=-1)
+                parts += [(name, tuple(map(int, index))) for index in np.argwhere(used)]
+
+            def build(units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts) -> Values:
+                made = {name: _nothing_like(value) for name, value in values.items()}
+                for name, index in (parts[unit] for unit in units):
+                    made[name][index] = values[name][index]
+                return made
+
+            if len(parts) > (level == 0):
+                what = "elements" if level == depth else "slices" if level else "inputs"
+                self._keep_fewest(len(parts), build, f"{what} that are not zero")
+
+    def _keep_fewest(self, count: int, build: Callable[[Subset], Values], what: str, *, least: int = 0) -> None:
+        """Keep the fewest of so many units that fail; the smallest that was seen to fail stays, however this ends.
+
+        Questions are asked one at a time: a search that is run ahead is run again from its start for each, and this one has
+        many units.
+        """
+        everything, before = frozenset(range(count)), self.left
+
+        def probe(chosen: Subset) -> Verdict:
+            return self.probe(build(chosen), f"{len(chosen)} of {count} {what}")
+
+        limited = Limited(probe, everything, self.left, Verdict.FAIL)
+        known = cache(limited)
+
+        def ask(chosen: Subset) -> Verdict:
+            return Verdict.FAIL if chosen == everything else known(chosen)
+
+        found = everything
+        try:
+            found = minimise(range(count), ask).units
+            if len(found) == 1 > least:  # not even that may be needed
+                ask(frozenset())
+        finally:
+            best = min(found, limited.best, key=len)
+            self.values, self.left = build(best), limited.left or 0
+            if len(best) < count:
+                self.session.console.say(f"  {len(best)} of {count} {what} left, after {before - self.left} questions")
+
+    def changed(self) -> str | None:
+        """Probe the answer twice more; returns what changed: an intermittent failure does not depend on the input alone."""
+        again = (self.probe(self.values, "the smallest input", again=True) for _ in range(2))
+        if all(verdict is Verdict.FAIL for verdict in again):
+            return None
+        return "the failure comes and goes: the input that failed passed when probed again; `bisect-trt repeat` says how often"
 
 
 def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
@@ -115,7 +199,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     console.step(f"Which of {total} samples fail?")
     symbols = free_symbols(subject, None)
     compiles = target is not None and target.target.capabilities.compiles_shapes
-    story = _Samples(session, Fed(session, subject.declared, lambda: samples), target, free=False, smallest=samples[0])
+    story = _Reduction(session, Fed(session, subject.declared, lambda: samples), target, samples[0])
     try:
         failing = story.probe_each()
         if not failing and symbols and not compiles:
@@ -134,27 +218,27 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     console.answer(f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}.")
     # The fewest elements, and of those the fewest that are not zero.
     number = min(failing, key=lambda each: (*_sizes(samples[each - 1]), each))
-    story.smallest = samples[number - 1]
+    story.values = samples[number - 1]
     console.step(f"Sample {number} is the smallest that fails: what of it is needed?")
-    outcome, ledger = session.prober.ledger.outcome(story.candidate(story.smallest, "").key), session.prober.ledger
+    outcome, ledger = session.prober.ledger.outcome(story.candidate(story.values, "").key), session.prober.ledger
     assert outcome is not None, "it was probed"
     ledger.original, ledger.severity = outcome.signature, outcome.severity  # what is left has to fail in this way
     ended: BudgetSpent | KeyboardInterrupt | None = None
     why, steady = None, True
     try:
         try:
-            _reduce(story, symbols if story.free or not compiles else {})
-            why = _changed(story)
+            story.run(symbols if story.free or not compiles else {})
+            why = story.changed()
             steady = why is None
         except Enough:
-            why = f"after {story.asked} questions there may be more to leave out"
-        save_npz(output, story.smallest)
+            why = f"after {MOST_QUESTIONS} questions there may be more to leave out"
+        save_npz(output, story.values)
         read = story.candidate(load_npz(output), "the smallest input, read back")
         if session.prober.probe(replace(read, again=True)).verdict is not Verdict.FAIL:
             why = why or "what was written and read back was not seen to fail"
     except (BudgetSpent, KeyboardInterrupt) as error:
         why, ended = str(error) or "it was interrupted", error
-    save_npz(output, story.smallest)
+    save_npz(output, story.values)
     _deliver(story, check, output, number, why, steady=steady)
     if ended is not None:
         raise ended
@@ -162,10 +246,10 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
 
 
 def _deliver(
-    story: _Samples, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool
+    story: _Reduction, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool
 ) -> None:
     """Say what is left of a sample, whether that is proven, and how to see it fail."""
-    session, values = story.session, story.smallest
+    session, values, target = story.session, story.values, check.target
     console, result = session.console, session.result
     result.status, result.minimality, result.why = "found", "1-minimal" if why is None else "unproven", why
     result.artifacts["minimal_input"] = str(output)
@@ -174,7 +258,6 @@ def _deliver(
         for name, value in values.items()
         for index in np.argwhere(not_nothing(value))
     ]
-    target = check.target
     # `run` fixes shapes, and a check is not run by it.
     name = "repeat" if not steady else "reduce" if target is None else "diagnose" if story.free else "run"
     command = command_on(session, check, name, session.subject.settings.path, target, output)
@@ -190,7 +273,7 @@ def _deliver(
         "minimality": result.minimality,
         "why": why,
         "command": command,
-        "questions": story.asked,
+        "questions": MOST_QUESTIONS - story.left,
     }
     shapes = ", ".join(f"'{name}' {shape}" for name, shape in _shapes(values).items())
     left = f"of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes}"
@@ -200,107 +283,6 @@ def _deliver(
     if why:
         console.answer(f"  {why}")
     console.answer(f"To see {'it fail' if steady else 'how often it fails'}: {command}")
-
-
-def _reduce(story: _Samples, symbols: Symbols) -> None:
-    """Leave out places along the free dimensions, then elements, and both again if there is more to leave out.
-
-    Raises:
-        BudgetSpent: No more probes may be made.
-        Enough: As many questions were asked as may be.
-    """
-    _shorten(story, symbols)
-    _zero(story)
-    if _shorten(story, symbols):
-        _zero(story)
-
-
-def _shorten(story: _Samples, symbols: Symbols) -> bool:
-    """Leave out places along each free dimension; whether any went."""
-    before = _shapes(story.smallest)
-    for symbol, places in symbols.items():
-        values = story.smallest
-        size = values[places[0][0]].shape[places[0][1]]
-
-        def build(units: Subset, values: Values = values, places: Sequence[tuple[str, int]] = places) -> Values:
-            made = dict(values)
-            for name, axis in places:
-                made[name] = made[name].take(sorted(units), axis=axis)
-            return made
-
-        if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
-            _keep_fewest(story, size, build, f"places along {symbol}", empty=False)
-    return before != _shapes(story.smallest)
-
-
-def _zero(story: _Samples) -> None:
-    """Make parts zero: whole inputs, then their slices, then slices of those, down to elements."""
-    depth = max((value.ndim for value in story.smallest.values()), default=0)
-    for level in range(depth + 1):
-        values = story.smallest
-        parts: list[tuple[str, tuple[int, ...]]] = []
-        for name, value in values.items():
-            head = value.shape[:level]
-            used = not_nothing(value).reshape(*head, math.prod(value.shape[level:])).any(axis=-1)
-            parts += [(name, tuple(map(int, index))) for index in np.argwhere(used)]
-
-        def build(units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts) -> Values:
-            made = {name: _nothing_like(value) for name, value in values.items()}
-            for name, index in (parts[unit] for unit in units):
-                made[name][index] = values[name][index]
-            return made
-
-        if len(parts) > (level == 0):
-            _keep_fewest(
-                story,
-                len(parts),
-                build,
-                f"{'elements' if level == depth else 'slices' if level else 'inputs'} that are not zero",
-            )
-
-
-def _keep_fewest(
-    story: _Samples, count: int, build: Callable[[Subset], Values], what: str, *, empty: bool = True
-) -> None:
-    """Keep the fewest of so many units that fail; the smallest that was seen to fail stays, however this ends.
-
-    Questions are asked one at a time: a search that is run ahead is run again from its start for each, and this one has
-    many units.
-    """
-    known: dict[Subset, Verdict] = {}
-    best = everything = frozenset(range(count))
-
-    def ask(chosen: Subset) -> Verdict:
-        nonlocal best
-        if chosen == everything:
-            return Verdict.FAIL
-        if chosen not in known:
-            if story.asked >= MOST_QUESTIONS:
-                raise Enough
-            story.asked += 1
-            known[chosen] = story.probe(build(chosen), f"{len(chosen)} of {count} {what}")
-            if known[chosen] is Verdict.FAIL and len(chosen) < len(best):
-                best = chosen
-        return known[chosen]
-
-    try:
-        best = minimise(range(count), ask).units
-        if empty and len(best) == 1:  # not even that may be needed
-            ask(frozenset())
-    finally:
-        story.smallest = build(best)
-        if len(best) < count:
-            story.session.console.say(f"  {len(best)} of {count} {what} left, after {len(known)} questions")
-
-
-def _changed(story: _Samples) -> str | None:
-    """Probe the answer twice more; returns what changed: an intermittent failure does not depend on the input alone."""
-    again = (story.probe(story.smallest, "the smallest input", again=True) for _ in range(2))
-    if all(verdict is Verdict.FAIL for verdict in again):
-        return None
-    return (
-        "the failure comes and goes: the input that failed passed when probed again; `bisect-trt repeat` says how often"
-    )
 
 
 def not_nothing(value: NDArray[Any]) -> NDArray[np.bool_]:

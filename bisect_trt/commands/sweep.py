@@ -121,16 +121,11 @@ class Sized:
             lows, highs = (self.shapes(tuple(each.sizes[end] for each in self.swept)) for end in (0, -1))
             self.target = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
         if self.target is not None and self.target.target.capabilities.engines:
-            self._engine = self._built(self.target, check.timeout)
-
-    def _built(self, target: TargetSettings, timeout: float | None) -> Path | None:
-        subject, say = self._session.subject, self._session.console.say
-        say(f"  one engine for all sizes: {' '.join(target.flags())}")
-        to, smallest = subject.workspace.folder / "swept.engine", tuple(each.sizes[0] for each in self.swept)
-        failed = subject.models.build("swept", self._fed.proto, self.inputs(smallest), to, target, timeout)
-        if failed is not None:
-            say(f"  that is not built ({failed.message}), so each size gets its own")
-        return to if failed is None else None
+            session.console.say(f"  one engine for all sizes: {' '.join(self.target.flags())}")
+            smallest = self.inputs(tuple(each.sizes[0] for each in self.swept))
+            self._engine = self._fed.engine("swept", self._fed.proto, smallest, self.target, check.timeout)
+            if self._engine is None:
+                session.console.say("  that is not built, so each size gets its own")
 
     @property
     def marks(self) -> list[list[int]]:
@@ -142,9 +137,7 @@ class Sized:
         ]
 
     def _likely(self) -> Iterator[Point]:
-        """Points at which the reference may be expected to run: powers of two, then from the smallest sizes on."""
-        for bit in range(3, 11):
-            yield tuple(next((size for size in each.sizes if size >= 1 << bit), each.sizes[-1]) for each in self.swept)
+        """Points at which the reference may be expected to run, from the smallest sizes on."""
         for place in range(_MOST_REFUSED):
             yield tuple(each.sizes[place % len(each.sizes)] for each in self.swept)
 
