@@ -104,20 +104,6 @@ def test_what_is_seen_while_it_works_and_what_stays(
     assert masked(term.text()).splitlines() == masked(text).splitlines()
 
 
-def test_a_terminal_of_few_lines(terminal: Callable[..., Terminal], here: Path) -> None:
-    term = terminal(*search(here), rows=6)
-    assert term.wait() == 0
-    assert masked(term.text()).count("the original  exit status 1") == 1
-    assert "1-minimal" in term.text()
-
-
-def test_quiet_shows_only_the_answer(terminal: Callable[..., Terminal], here: Path) -> None:
-    term = terminal(*search(here, "-q", wait=0))
-    assert term.wait() == 0
-    assert term.text().splitlines()[0] == "out.onnx: 2 nodes still fail (1-minimal)."
-    assert b"\x1b" not in term.raw
-
-
 @pytest.mark.parametrize("options", [[], ["-q"], ["-v"], ["-vv"]], ids=lambda options: " ".join(options) or "plain")
 def test_no_control_codes_off_a_terminal(here: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")

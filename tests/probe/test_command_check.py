@@ -17,7 +17,6 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.worker.process import Cancel
 
 IN_FOLDER = settings(
     max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -123,12 +122,3 @@ def test_output_that_is_no_text_can_be_searched(files: CandidateFiles) -> None:
 def test_a_program_that_has_gone(files: CandidateFiles) -> None:
     with pytest.raises(UsageError, match="gone-since"):
         CommandCheck(("/gone-since",)).run(files)
-
-
-def test_cancelled(files: CandidateFiles) -> None:
-    cancel = Cancel()
-    cancel.set()
-    outcome = CommandCheck(("sleep", "300")).run(files, cancel)
-    cancel.close()
-    assert outcome.judge(None) is Verdict.UNRESOLVED
-    assert outcome.seconds < 10

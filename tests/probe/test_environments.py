@@ -90,12 +90,6 @@ def test_an_interpreter_is_chosen_that_a_release_is_for(index: Index) -> None:
 
 
 @pytest.mark.usefixtures("index")
-def test_releases_are_sorted_and_whole() -> None:
-    assert releases("brittle") == ["1.2", "1.10"]
-    assert releases("unheard-of") == []
-
-
-@pytest.mark.usefixtures("index")
 def test_an_index_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_FIND_LINKS", "")

@@ -28,8 +28,7 @@ from bisect_trt.worker import worker as spare
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Compare, Compared, Order, Sample
 from bisect_trt.worker.serve import Worker
-from bisect_trt.worker.sessions import TIMED_RUNS, median_ms
-from bisect_trt.worker.worker import WorkerProcess
+from bisect_trt.worker.sessions import median_ms
 
 ORT = TargetSettings("onnxrt")
 
@@ -137,14 +136,6 @@ def test_either_side_imports_little(module: str, without: list[str]) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize(("timed_for", "runs"), [(0.0, 1), (None, TIMED_RUNS)])
-def test_a_slow_model_is_timed_by_as_many_runs_as_there_is_time_for(timed_for: float | None, runs: int) -> None:
-    ran: list[int] = []
-    session: Any = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
-    assert median_ms(session, {}, 2, timed_for)
-    assert len(ran) == 2 + runs
-
-
 @pytest.mark.parametrize(
     ("timed_for", "poisoned", "raises"), [(5.0, False, False), (None, False, True), (5.0, True, True)]
 )
@@ -157,17 +148,6 @@ def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(
     session: Any = SimpleNamespace(inputs=[], run=run)
     with pytest.raises(RunError) if raises else contextlib.nullcontext():
         assert median_ms(session, {}, 1, timed_for) is None
-
-
-def test_nothing_is_kept_after_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(spare, "_most_kept", 0)
-    with WorkerPool(tmp_path) as pool:
-        late = WorkerProcess()
-        assert pool.ask(About(TargetSettings())) == "cast"
-        (idle,) = pool._idle
-    pool._give_back(late)
-    assert not late.alive
-    assert not idle.alive
 
 
 def test_a_process_of_several_runs_keeps_one_worker_for_the_next(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,7 @@ from conftest import CommandLine
 from standin_runtime import install
 from support import Ran, arrays, gone, overflowing, read_json, rest_slow
 
-from bisect_trt.errors import UnavailableError
-from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker import pool as devices
 from bisect_trt.worker import worker as worker_module
 from bisect_trt.worker.pool import WorkerPool, default_workers, visible_gpus
@@ -148,13 +140,6 @@ def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool:
     assert gone(third)
 
 
-def test_what_breaks_without_poison_costs_no_worker(make_pool: MakePool) -> None:
-    pool = make_pool()
-    first = pool.process()
-    assert pool.ask("refuse") == Failed("build", "no implementation for node 7", "build: no implementation for node #")
-    assert pool.process() == first
-
-
 @pytest.mark.parametrize(("command", "limit"), [("leak on the GPU", 4 << 30), ("leak", 32 << 20)])
 def test_a_worker_that_leaks_is_replaced_once_it_has_grown_too_much(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, command: str, limit: int
@@ -194,18 +179,6 @@ def test_each_of_several_workers_has_a_gpu_of_its_own(make_pool: MakePool, tmp_p
 def test_with_one_gpu_nothing_is_hidden_from_a_worker(make_pool: MakePool, tmp_path: Path) -> None:
     make_pool(["0"]).process()
     assert (tmp_path / "ran.txt").read_text().split()[1] == str(os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def test_the_check_says_how_a_candidate_ended(make_pool: MakePool, tmp_path: Path) -> None:
-    pool = make_pool()
-    check = BuiltinCheck(pool.pool, TARGET, ToleranceOptions(), timeout=200)
-    np.savez(tmp_path / "golden.npz")
-    for command, signature in [("crash", "signal SIGSEGV"), ("refuse", "build: no implementation for node #")]:
-        model = tmp_path / f"{command}.model"
-        model.write_text(command)
-        files = CandidateFiles(tmp_path, model, tmp_path / "in.npz", tmp_path / "golden.npz", tmp_path / "log.txt")
-        outcome = check.run(files)
-        assert (outcome.ending, outcome.signature) == (Ending.BROKEN, signature)
 
 
 @pytest.mark.parametrize(
@@ -290,12 +263,3 @@ def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], comma
     done = target(command[0], *command[1:], "--builder-set", "stand_in=small", "--workers", workers)
     assert done.status == 4
     assert "the original model does not fit" in done.error
-
-
-def test_unavailable_is_no_verdict(make_pool: MakePool) -> None:
-    request = make_pool().request("fine")
-    settings = TargetSettings("trt", own=TrtSettings(builder_settings=(("stand_in", "missing"),)))
-    pool = make_pool()
-    with pytest.raises(UnavailableError, match="there is no NVIDIA GPU here"):
-        pool.pool.ask(replace(request, target=settings))
-    assert sys.executable  # the driver is alive
