@@ -58,7 +58,6 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
     paths = st.sampled_from([f"/nowhere/{name}" for name in ("a", "b c", "-d")])
     precisions: dict[str, Any] = {name: draw(st.booleans()) for name in ("fp16", "bf16", "fp8", "int8", "tf32")}
     trt = TrtSettings(
-        precision_constraints=draw(st.sampled_from(["none", "prefer", "obey"])),
         **draw(profiles()),
         pool_limits=tuple(draw(st.dictionaries(words, sizes, max_size=2)).items()),
         tactic_sources=draw(st.none() | st.lists(words.filter(lambda word: word != "none"), max_size=2).map(tuple)),
@@ -168,10 +167,6 @@ CASES: list[tuple[list[str], str]] = [
     (
         [*TRT, "--trt-min-shapes", "[1]"],
         "--trt-min-shapes [1]: which tensor it is for is missing; write NAME:VALUE",
-    ),
-    (
-        [*TRT, "--layer-precisions", "fp32"],
-        "--layer-precisions fp32: which layer it is for is missing; write NAME:VALUE",
     ),
 ]
 

@@ -87,14 +87,14 @@ SEARCHES = {
 }
 """The same of searches, and of what looks at them."""
 READ = (
-    "run model.onnx --trt --tf32 --fp16 --precision-constraints obey --tactic-sources cublas",
+    "run model.onnx --trt --tf32 --fp16 --builder-flag OBEY_PRECISION_CONSTRAINTS --tactic-sources cublas",
     "run model.onnx --trt --pool-limit workspace:1G --builder-optimization-level 2 --save-timing-cache t.cache",
     "run model.onnx --trt --builder-flag VERSION_COMPATIBLE --builder-set max_aux_streams=0 --save-engine m.engine",
     "run model.onnx --trt --trt-min-shapes x:[2,3] --trt-opt-shapes x:[2,3] --trt-max-shapes x:[2,3] --trt-outputs mark all",
     "run model.onnx --trt --bf16 --strongly-typed --load-timing-cache a.npz --plugins a.npz --onnx-outputs t0",
     "run model.onnx --trt --fp8 --load-engine a.npz",
     "run model.onnx --trt --pin-tactic conv=1:2",
-    "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision --layer-precisions a:float32",
+    "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision",
     "convert model.onnx -o m.engine --builder-set engine_capability=standard --pool-limit workspace:1G",
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",

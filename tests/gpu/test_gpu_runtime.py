@@ -203,7 +203,7 @@ def test_what_this_version_does_not_have_is_said() -> None:
     TrtSettings(pool_limits=(("workspace", 1 << 30),)),
     TrtSettings(tactic_sources=()),
     TrtSettings(builder_optimization_level=1),
-    TrtSettings(precision_constraints="prefer"),
+    TrtSettings(builder_flags=("PREFER_PRECISION_CONSTRAINTS",)),
     TrtSettings(builder_settings=(("hardware_compatibility_level", "ampere_plus"),)),
 ])  # fmt: skip
 def test_options_that_build(tmp_path: Path, option: TrtSettings) -> None:

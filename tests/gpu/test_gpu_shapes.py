@@ -48,7 +48,7 @@ def write(path: Path, *, middle: int = 3) -> Path:
 @pytest.mark.timeout(900)
 def test_the_batch_from_which_an_fp16_sum_overflows_is_found_with_one_engine(cli: CommandLine, here: Path) -> None:
     model = write(here / "model.onnx")
-    fp16 = ["--trt", "--fp16", "--precision-constraints", "obey"]
+    fp16 = ["--trt", "--fp16", "--builder-flag", "OBEY_PRECISION_CONSTRAINTS"]
     ran = cli("sweep", model, *fp16, "--shapes", f"x:[1..16,{WIDTH}]", "--json", "r.json")
     found = read_json(Path("r.json"))["sweep"]
     assert ran.status == 0, ran.out

@@ -26,7 +26,6 @@ from bisect_trt.options.spec import Entry, entries, make_group
 from bisect_trt.targets.onnxrt import level
 from bisect_trt.targets.openvino import openvino_property
 from bisect_trt.targets.through import command
-from bisect_trt.targets.trt.settings import LAYER_TYPES, constraints, layer_type
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
@@ -41,7 +40,6 @@ SWEPT = st.builds(
     TEXTS | st.just(""),
 )
 READ: dict[Any, st.SearchStrategy[Any]] = {
-    layer_type: st.sampled_from([*LAYER_TYPES, "float32", "HALF"]),
     values.tolerance: st.floats(0, allow_nan=False),
     values.quantile: st.floats(0, 1),
     values.similarity: st.floats(-1, 1),
@@ -59,7 +57,6 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.existing_file: st.just(__file__),
     values.library: st.tuples(TEXTS, st.just(__file__)),
     openvino_property: st.tuples(TEXTS, TEXTS),
-    constraints: st.sampled_from(["none", "prefer", "obey"]),
     command: st.sampled_from(["cp {model} {out}", "cp {model} 'a b' {out}"]),
     metric.finite: st.floats(-1e300, 1e300),
     metric.drop: st.builds(metric.Drop, st.floats(0, 1e300), st.booleans()),

@@ -26,8 +26,6 @@ SAMPLES: dict[str, Any] = {
     "reads": ("files/1-tool.py",),
     "device": "GPU.0",
     "properties": (("EXECUTION_MODE_HINT", "ACCURACY"),),
-    "precision_constraints": "prefer",
-    "layer_precisions": (("a", "int8"), ("b", "fp32")),
     "min_shapes": (("x", (1, 3)),),
     "opt_shapes": (("x", (2, 3)),),
     "max_shapes": (("x", (8, 3)),),

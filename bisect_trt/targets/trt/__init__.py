@@ -191,7 +191,7 @@ class TensorRtTarget(Target):
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """As it is asked for, free to run each layer in another type than the graph's; and strongly typed, since 9."""
         plain = replace(settings, keep=(), held=False)
-        plain = plain.with_own(precision_constraints="none", strongly_typed=False, save_engine=None)
+        plain = plain.with_own(strongly_typed=False, save_engine=None)
         return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True)]
 
     def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:

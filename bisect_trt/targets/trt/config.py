@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from bisect_trt.errors import UsageError
 
-LAYER_TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8", "int32": "INT32"}
-"""TensorRT's names of the types in which layers may be told to run."""
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
 _STRONG_ONLY, _FIRST_STRONG = (11,), (9,)
 """The first version whose networks are all strongly typed; the first that has strong typing."""
@@ -56,15 +54,6 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
     strong = is_strongly_typed(trt, settings)
     if settings["strongly_typed"] and not strong:
         raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
-    asked = {
-        "--precision-constraints": settings["precision_constraints"] != "none",
-        "--layer-precisions": bool(settings["layer_precisions"]),
-    }
-    for option in [name for name, given in asked.items() if given and strong]:
-        raise UsageError(
-            f"{option} is about types that TensorRT chooses, and in a strongly typed network ({have}) those in the graph run; "
-            "name the nodes that stay in fp32 with --keep-fp32."
-        )
     if settings["fp16"] and settings["bf16"] and strong:
         raise UsageError("--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them.")
     for name in low_precisions(settings):
@@ -72,8 +61,6 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
         if not written and not (hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)):
             instead = "quantize the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
             raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
-    for _, kind in settings["layer_precisions"]:
-        member(trt, "DataType", LAYER_TYPES[kind], "--layer-precisions")
     builder_flags(trt, settings)
 
 
@@ -112,8 +99,6 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
     for name in low_precisions(settings):
         if name == "tf32" or not strong:
             config.set_flag(getattr(trt.BuilderFlag, name.upper()))
-    if not strong and (constraints := precision_constraints(settings)) != "none":
-        config.set_flag(getattr(trt.BuilderFlag, f"{constraints.upper()}_PRECISION_CONSTRAINTS"))
     for name, size in settings["pool_limits"]:
         config.set_memory_pool_limit(member(trt, "MemoryPoolType", name, "--pool-limit"), size)
     if settings["tactic_sources"] is not None:
@@ -121,20 +106,22 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
         config.set_tactic_sources(sum(1 << int(source) for source in sources))
     if settings["builder_optimization_level"] is not None:
         config.builder_optimization_level = settings["builder_optimization_level"]
-    for flag in builder_flags(trt, settings)[0]:
+    flags = builder_flags(trt, settings)[0]
+    for flag in flags if strong else [*flags, *_constraints(trt, settings, flags)]:
         config.set_flag(flag)
     for name, value in settings["builder_settings"]:
         set_attribute(trt, config, name, value)
     return config
 
 
-def precision_constraints(settings: Mapping[str, Any]) -> str:
-    """Return ``obey``, ``prefer`` or ``none``: whether TensorRT has to follow the precisions that layers are told."""
-    if settings["precision_constraints"] != "none":
-        return str(settings["precision_constraints"])
-    if settings["keep"] or settings["layer_precisions"]:
-        return "obey"  # else what stays in fp32 would only be a wish
-    return "prefer" if settings["held"] else "none"  # some layers have nothing but fp32
+def _constraints(trt: Any, settings: Mapping[str, Any], flags: Collection[Any]) -> list[Any]:
+    """Return the flag that makes TensorRT follow the types that layers are told, if none is given."""
+    kinds = trt.BuilderFlag
+    obey, prefer = kinds.OBEY_PRECISION_CONSTRAINTS, kinds.PREFER_PRECISION_CONSTRAINTS
+    if obey in flags or prefer in flags or not (settings["keep"] or settings["held"]):
+        return []
+    # What is kept in fp32 would else only be a wish; of those held to a low type some have nothing but fp32.
+    return [obey if settings["keep"] else prefer]
 
 
 def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:

@@ -12,11 +12,9 @@ import numpy as np
 
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.trt.config import (
-    LAYER_TYPES,
     builder_flags,
     is_strongly_typed,
     low_precisions,
-    member,
     network_inputs,
 )
 from bisect_trt.targets.trt.log import Log, signature
@@ -177,10 +175,7 @@ def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> l
     Only for networks whose types TensorRT chooses.
 
     Returns:
-        The names of the layers that are told to run in fp32, or in a type of their own.
-
-    Raises:
-        UsageError: This version does not have a type.
+        The names of the layers that are told to run in fp32.
     """
     told: list[str] = []
     if settings["keep"] or settings["held"]:
@@ -193,14 +188,6 @@ def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> l
                 told += [layer.name] if hold(trt, layer, trt.DataType.FLOAT) else []
             elif settings["held"]:
                 hold(trt, layer, low)
-    types = {
-        name: member(trt, "DataType", LAYER_TYPES[kind], "--layer-precisions")
-        for name, kind in settings["layer_precisions"]
-    }
-    for layer in parsed.layers() if types else ():
-        if layer.name in types:  # one that does not exist, as in a piece of the model, is passed over
-            layer.precision = types[layer.name]
-            told.append(layer.name)
     return told
 
 

@@ -45,7 +45,6 @@ def _alike(polygraphy: str, trtexec: str) -> Callable[[Value], Words]:
 
 
 _SETTINGS: Mapping[str, Callable[[Value], Words]] = {
-    "precision_constraints": _alike("--precision-constraints", "--precisionConstraints"),
     "strongly_typed": lambda _: (["--strongly-typed"], ["--stronglyTyped"]),
     "min_shapes": _shapes("min"),
     "opt_shapes": _shapes("opt"),
@@ -71,28 +70,27 @@ def say(
         model: What it is to run.
     """
     own = {**changed, **({"strongly_typed": True} if model.lowered else {})}
-    ordered = dict(own.pop("layer_precisions", ()))
     if unsaid := [name.replace("_", " ") for name in own if name not in _SETTINGS]:
         return NotReproducible(f"its options for {', '.join(unsaid)} are not known here")
     layers = {} if model.lowered else _layers(tool, settings, model)
     if "" in layers:
         return NotReproducible("some nodes whose precision is set have no name, and it names layers by those")
-    if layers or ordered:
-        own.setdefault("precision_constraints", "obey" if settings.keep or ordered else "prefer")
     for name in [name for name in own if name.endswith("_shapes")]:
         own[name] = tuple(each for each in own[name] if each[0] in model.inputs)
         if not own[name]:
             del own[name]
     names = [name for name in settings.low_precisions if not (model.lowered and name in _HALF)]
+    constraints = "obey" if settings.keep else "prefer"
     said = [words(own[name]) for name, words in _SETTINGS.items() if name in own]
     if tool == POLYGRAPHY:
         words = ["--trt", *(f"--{name}" for name in names), *(word for each, _ in said for word in each)]
-        typed = [f"{name}:{_TYPES.get(kind, kind)}" for name, kind in {**layers, **ordered}.items()]
-        return [*words, "--layer-precisions", *typed] if typed else words
+        typed = [f"{name}:{_TYPES[kind]}" for name, kind in layers.items()]
+        return [*words, "--precision-constraints", constraints, "--layer-precisions", *typed] if typed else words
     words = [*(f"--{name}" for name in names if name != "tf32"), *([] if settings.tf32 else ["--noTF32"])]
     words += [word for _, each in said for word in each]
-    for option, some in (("--layerPrecisions", {**layers, **ordered}), ("--layerOutputTypes", layers)):
-        words += [f"{option}={','.join(f'{name}:{kind}' for name, kind in some.items())}"] if some else []
+    if layers:
+        held = ",".join(f"{name}:{kind}" for name, kind in layers.items())
+        words += [f"--precisionConstraints={constraints}", f"--layerPrecisions={held}", f"--layerOutputTypes={held}"]
     return words
 
 

@@ -18,37 +18,10 @@ if TYPE_CHECKING:
 Pairs = tuple[tuple[str, str], ...]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Shapes by tensor name, hashable."""
-LAYER_TYPES = ("fp32", "fp16", "bf16", "int8", "int32")
-_ALIASES = {"float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
-"""Polygraphy's words for types."""
-_CONSTRAINTS = ("none", "prefer", "obey")
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
 """Options that may stand beside a prebuilt engine; a precision also says how far the results may be off."""
 OWN_OPTIONS = ("builder_optimization_level", "tactic_sources")
 """Attributes of the builder configuration that ``--builder-set`` leaves to their own options."""
-
-
-def layer_type(value: object) -> str:
-    """Return the name of a type in which a layer may run.
-
-    Raises:
-        ValueError: It is none.
-    """
-    name = _ALIASES.get(str(value).lower(), str(value).lower())
-    if name not in LAYER_TYPES:
-        raise ValueError(f"one of {', '.join(LAYER_TYPES)}")
-    return name
-
-
-def constraints(value: object) -> str:
-    """Return whether precisions of layers count: ``none``, ``prefer`` or ``obey``.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    if value not in _CONSTRAINTS:
-        raise ValueError(f"one of {', '.join(_CONSTRAINTS)}")
-    return str(value)
 
 
 def _flag_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -75,7 +48,6 @@ class TrtSettings(OwnSettings):
     """The settings that only TensorRT has.
 
     Attributes:
-        layer_precisions: Types in which layers run, by their names, as (``conv``, ``fp32``).
         opt_shapes: The usual input shapes of the optimization profile; the largest where empty.
         pool_limits: Bytes by memory pool, as (``workspace``, 4294967296).
         tactic_sources: Names of tactic sources; ``None`` for TensorRT's default, empty for none.
@@ -84,23 +56,6 @@ class TrtSettings(OwnSettings):
         calibration_data: Files of sample inputs to find those ranges with.
     """
 
-    precision_constraints: Annotated[
-        str,
-        option(
-            metavar="|".join(_CONSTRAINTS),
-            help="Whether precisions of layers are only preferred, or obeyed (T).",
-            read=constraints,
-        ),
-    ] = "none"
-    layer_precisions: Annotated[
-        Pairs,
-        option(
-            metavar="LAYER:TYPE",
-            help="In which type layers run, by their names: fp32, fp16, bf16, int8, int32 (T).",
-            read=layer_type,
-            need_name=True,
-        ),
-    ] = ()
     strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
     min_shapes: Annotated[Shapes, _shapes("--trt-min-shapes", "Smallest input shapes of the profile (T).")] = ()
     opt_shapes: Annotated[

@@ -16,10 +16,7 @@ _FLAGS = ("REFIT", "ENABLE_TACTIC_HEURISTIC", "DISTRIBUTIVE_INDEPENDENCE", "STRI
 """Flags that may be set without changing what is asked for, where a version has them."""
 _LEAST = (("hardware_compatibility_level", "ampere_plus"), ("max_aux_streams", "0"))
 """Attributes that are not given, each with the value that asks least of TensorRT."""
-_GIVEN = (
-    *("precision_constraints", "strongly_typed", "layer_precisions", "pool_limits", "builder_optimization_level"),
-    "load_timing_cache",
-)
+_GIVEN = (*("strongly_typed", "pool_limits", "builder_optimization_level", "load_timing_cache"),)
 """Settings that are left out where they are given."""
 
 
@@ -96,8 +93,6 @@ def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
     own = settings.of(TrtSettings)
     lines = [] if settings.tf32 else ["config.clear_flag(trt.BuilderFlag.TF32)"]
     names = [name.upper() for name in settings.low_precisions if name != "tf32"]
-    if own.precision_constraints != "none":
-        names.append(f"{own.precision_constraints.upper()}_PRECISION_CONSTRAINTS")
     lines += [f"config.set_flag(trt.BuilderFlag.{name})" for name in (*names, *own.builder_flags)]
     lines += [
         f"config.set_memory_pool_limit(trt.MemoryPoolType.{pool.upper()}, {size})" for pool, size in own.pool_limits
@@ -115,7 +110,6 @@ def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
             lines += [f"config.set_quantization_flag(trt.QuantizationFlag.{word})" for word in words]
         else:
             lines.append(f"config.{name} = {_literal(name, value)}")
-    lines += [f"# of the layer {name!r}: in {kind} (layer.precision)" for name, kind in own.layer_precisions]
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
     lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
     return tuple(lines)

@@ -17,11 +17,10 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Tier
 from bisect_trt.targets.trt import config as config_module
-from bisect_trt.targets.trt import settings as settings_module
 from bisect_trt.targets.trt.config import check_settings, make_config, set_ranges
 from bisect_trt.targets.trt.cuda import Cuda
 from bisect_trt.targets.trt.engine import DTYPES
-from bisect_trt.targets.trt.settings import TrtSettings, layer_type
+from bisect_trt.targets.trt.settings import TrtSettings
 
 on_each = pytest.mark.parametrize("version", VERSIONS)
 before_11 = pytest.mark.parametrize("version", [OLD, WEAK])
@@ -63,9 +62,12 @@ def test_tf32_is_off_unless_asked_for(version: str) -> None:
         (WEAK, trt_target("bf16"), {"BF16"}),
         (STRONG, trt_target("fp16"), set()),
         (WEAK, trt_target("fp16", strongly_typed=True), set()),
-        (OLD, trt_target("fp16", precision_constraints="prefer"), {"FP16", "PREFER_PRECISION_CONSTRAINTS"}),
+        (
+            OLD,
+            trt_target("fp16", keep=("y",), builder_flags=("PREFER_PRECISION_CONSTRAINTS",)),
+            {"FP16", "PREFER_PRECISION_CONSTRAINTS"},
+        ),
         (OLD, trt_target("fp16", keep=("y",)), {"FP16", "OBEY_PRECISION_CONSTRAINTS"}),
-        (WEAK, trt_target("fp16", layer_precisions=(("a", "int8"),)), {"FP16", "OBEY_PRECISION_CONSTRAINTS"}),
         (WEAK, replace(trt_target("fp16"), held=True), {"FP16", "PREFER_PRECISION_CONSTRAINTS"}),
         (STRONG, trt_target("fp16", keep=("y",)), set()),
     ],
@@ -82,9 +84,6 @@ def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: Tar
         (WEAK, trt_target("fp8", strongly_typed=True), "--fp8 is nothing .*; quantize the model"),
         (STRONG, trt_target("fp16", "bf16"), "--fp16 and --bf16 are two types"),
         (OLD, trt_target(strongly_typed=True), "--strongly-typed needs TensorRT 9 or later, and this is TensorRT 8.6.0"),
-        (STRONG, trt_target(precision_constraints="obey"), "--precision-constraints is about types that TensorRT chooses"),
-        (WEAK, trt_target(strongly_typed=True, layer_precisions=(("a", "fp32"),)), "--layer-precisions is about types"),
-        (OLD, trt_target(layer_precisions=(("a", "bf16"),)), "--layer-precisions: TensorRT 8.6.0 has no 'BF16'; it has: "),
         (OLD, trt_target(pool_limits=(("tactic_shared_memory", 1),)), "--pool-limit: .* it has: dla_global_dram"),
         (STRONG, trt_target(tactic_sources=("cublas",)), "--tactic-sources: .* it has: edge_mask_convolutions"),
         *[
@@ -165,15 +164,6 @@ def test_words_for_values() -> None:
 def test_types_are_known_by_the_names_that_versions_give_them() -> None:
     every = {name for names in APIS.values() for name in names["DataType"]["enum"]}
     assert every - set(DTYPES) <= {"E8M0", "FP4", "INT4"}, "never those of an input or output"
-    assert tuple(config_module.LAYER_TYPES) == settings_module.LAYER_TYPES
-    assert set(config_module.LAYER_TYPES.values()) <= every
-    assert [layer_type(word) for word in ("float32", "FLOAT", "half", "bfloat16", "int8")] == [
-        "fp32",
-        "fp32",
-        "fp16",
-        "bf16",
-        "int8",
-    ]
 
 
 @before_11

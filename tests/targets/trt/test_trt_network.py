@@ -162,13 +162,3 @@ def test_kept_nodes_run_in_fp32_all_but_what_is_no_float_of_their_own(version: s
         held = each.values["name"] in told
         assert (each.values.get("precision") == world.trt.DataType.FLOAT) is held
         assert (("set_output_type", 0, world.trt.DataType.FLOAT) in each.calls) is held
-
-
-@pytest.mark.parametrize("version", [OLD, WEAK])
-def test_layers_run_in_the_types_that_are_given_by_their_names(version: str) -> None:
-    world, parsed, layers = norm(version)
-    given_types = (("/n/Pow", "int8"), ("two", "fp16"), ("gone", "fp32"))
-    assert constrain(world.trt, parsed, plain(trt_target("fp16", layer_precisions=given_types))) == ["two", "/n/Pow"]
-    types = world.trt.DataType
-    told = {each.values["name"]: each.values["precision"] for each in layers if "precision" in each.values}
-    assert told == {"two": types.HALF, "/n/Pow": types.INT8}
