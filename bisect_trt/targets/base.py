@@ -79,11 +79,9 @@ class Capabilities:
         chooses_precision: Whether it may run a layer in fp32 although a low precision is allowed, unless it is held to that.
         lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
-        sliced: Whether a model that is too large for memory may be run slice by slice.
         compiles_shapes: Whether a session is compiled for the shapes that it is fed.
         remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
         pins: Whether a build can be held to the choices of another one, and kept from them; see ``Target.pinned``.
-        crowds: Operators whose builds try kernels on the device, so that parallel builds of several of them gain nothing.
     """
 
     engines: bool = False
@@ -92,11 +90,9 @@ class Capabilities:
     chooses_precision: bool = False
     lowers_layers: bool = False
     runs_more: bool = False
-    sliced: bool = False
     compiles_shapes: bool = False
     remembers_builds: bool = False
     pins: bool = False
-    crowds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

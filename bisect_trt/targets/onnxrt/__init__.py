@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from bisect_trt.options.reading import existing_file, library, once, pair
 from bisect_trt.options.spec import entries, option
 from bisect_trt.targets.base import (
-    Capabilities,
     Minimal,
     NotReproducible,
     OwnSettings,
@@ -132,7 +131,6 @@ class OnnxRuntimeTarget(Target):
     """ONNX Runtime with some execution providers."""
 
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
-    capabilities = Capabilities(sliced=True)
     help = "ONNX Runtime, all graph optimisations on."
     needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     sent = ("bisect_trt.targets.onnxrt.runner",)

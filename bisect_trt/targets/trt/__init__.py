@@ -45,7 +45,6 @@ class TensorRtTarget(Target):
         compiles_shapes=True,
         remembers_builds=True,
         pins=True,
-        crowds=frozenset({"Conv", "ConvTranspose"}),
     )
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
