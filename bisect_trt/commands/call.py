@@ -5,14 +5,15 @@ A command is a function of a :class:`Call`. It reads its options from it, opens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding, bind_function
-from bisect_trt.commands.checks import make_prober, tell_unused
+from bisect_trt.commands.checks import make_prober
 from bisect_trt.commands.metric import note_first
 from bisect_trt.commands.places import open_places
 from bisect_trt.commands.preflight import require_fit
@@ -20,13 +21,7 @@ from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import (
     CheckSettings,
-    MetricSettings,
     ModelSettings,
-    check_files,
-    compare_files,
-    data_files,
-    metric_files,
-    metric_settings,
     tolerance_options,
 )
 from bisect_trt.commands.source import Source
@@ -46,6 +41,10 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import check_script
+from bisect_trt.tensors.metrics import find_metric, script_file
+from bisect_trt.tensors.saved import files_of
+from bisect_trt.tensors.scripts import split_script
 from bisect_trt.worker.place import Place, is_away
 
 Group = TypeVar("Group")
@@ -55,7 +54,7 @@ _FUNCTION_OPTIONS = ("check", "candidate", "artifacts", "artifacts_dir")
 
 @dataclass
 class Call:
-    """The options of one call, its console and result, and its run once it is open.
+    """The options of one call, its console and result; and its run, once that is open.
 
     Attributes:
         command: The name of the command.
@@ -68,6 +67,10 @@ class Call:
         resumed: Whether the run in ``folder`` goes on.
         function: The Python function that checks a candidate, if there is one.
         kept: Context managers that end with the call: locks of the run's folder.
+        model: The model and its inputs, once the run is open.
+        workspace: The run's folder, once it is open.
+        places: Where targets run; none for this machine.
+        fresh_process: Whether each probe gets a worker process of its own.
     """
 
     command: str
@@ -80,14 +83,13 @@ class Call:
     resumed: bool = False
     function: Callable[..., object] | None = None
     kept: ExitStack = field(default_factory=ExitStack)
+    model: ModelSettings = field(init=False)
+    workspace: Workspace = field(init=False)
+    places: tuple[Place, ...] = ()
+    fresh_process: bool = False
 
     def __getitem__(self, group: type[Group]) -> Group:
         return self.options[group]
-
-    @property
-    def python(self) -> bool:
-        """Whether the call comes from Python."""
-        return self.source is not None
 
     @property
     def has_check(self) -> bool:
@@ -108,6 +110,26 @@ class Call:
         for path in () if self.resumed else paths:
             check_output(path, overwrite=overwrite)
 
+    def metric(self, *, bounded: bool = True) -> MetricOptions | None:
+        """The metric that decides whether a candidate fails, if one does.
+
+        Args:
+            bounded: Whether it needs a bound.
+
+        Raises:
+            UsageError: The options do not fit, or there is no such metric.
+        """
+        own = self[MetricOptions]
+        own.check(bounded=bounded)
+        if own.metric is None:
+            return None
+        if self[CompareOptions] != CompareOptions():
+            raise UsageError(
+                "--metric conflicts with --atol, --rtol and the other options that compare outputs; drop one."
+            )
+        find_metric(own.metric, lower_is_better=own.lower_is_better)  # raises before anything is computed
+        return own
+
     def comparison(self, target: TargetSettings, timeout: float | None) -> CheckSettings:
         """The comparison of a target with the reference, as the check.
 
@@ -115,7 +137,8 @@ class Call:
             UsageError: As :func:`tolerance_options`, or the comparison gives no numbers.
         """
         self[CompareOptions].require_numbers()
-        return CheckSettings(target=target, tolerance=tolerance_options(self[CompareOptions], target), timeout=timeout)
+        tolerance = tolerance_options(self[CompareOptions], target)
+        return CheckSettings(CheckOptions(timeout=timeout), target=target, tolerance=tolerance, metric=self.metric())
 
     def check(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
         """What decides whether a candidate fails: a function, a command, a target or the user.
@@ -127,26 +150,16 @@ class Call:
         Raises:
             UsageError: An option of the check is wrong, or has no effect.
         """
-        own = self[CheckOptions]
-        if self.python:
+        own, metric = self[CheckOptions], self.metric()
+        if self.source is not None:
             self._refuse_idle(target, used=used)
+        if metric is not None and (target is None or own.check or self.function is not None):
+            raise UsageError("--metric scores the outputs of a target; name a target, and no --check.")
         if own.candidate is not None:
             check_output(own.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        return CheckSettings(
-            argv=CommandCheck.parse(own.check, away=is_away(self[Places].on)) if own.check else (),
-            fail_codes=tuple(own.fail_code),
-            ignore_fail_codes=tuple(own.ignore_fail_code),
-            fail_regexes=tuple(own.fail_regex),
-            timeout=own.timeout,
-            candidate=own.candidate,
-            target=target,
-            tolerance=tolerance_options(self[CompareOptions], target),
-            function=self.function,
-            oracle=self.oracle,
-            artifacts=tuple(own.artifacts),
-            artifacts_dir=own.artifacts_dir,
-            show_output=own.show_output,
-        )
+        argv = CommandCheck.parse(own.check, away=is_away(self[Places].on)) if own.check else ()
+        tolerance = tolerance_options(self[CompareOptions], target)
+        return CheckSettings(own, argv, target, tolerance, metric=metric, function=self.function, oracle=self.oracle)
 
     def _refuse_idle(self, target: TargetSettings | None, *, used: bool) -> None:
         """Refuse what has no effect in a Python call, where nobody reads a note.
@@ -172,8 +185,7 @@ class Call:
         *,
         shape_inference: bool = False,
         input_shapes: Mapping[str, tuple[int, ...]] | None = None,
-        bounded: bool = True,
-    ) -> Job:
+    ) -> Call:
         """Open the run: its folder, bound to all that its verdicts depend on, its model and the places where it runs.
 
         Args:
@@ -181,92 +193,82 @@ class Call:
             files: What the run depends on beside the files of shared options.
             shape_inference: Whether inferred shapes are declared in the model.
             input_shapes: Shapes of inputs beside those of ``--input-shapes``.
-            bounded: Whether a metric needs a bound.
+
+        Returns:
+            The call itself.
 
         Raises:
             UnavailableError: A place is not there, or the model cannot be exported.
             UsageError: The folder cannot be made, the run that goes on was about something else, or an option is wrong.
         """
         own: Any = next(iter(self.options))
-        annotation: Path | None = getattr(own, "annotate", None)
         source = self.source or Source(own.model)
-        if annotation is not None:
-            check_annotated(annotation, source.named)
+        if self._annotation is not None:
+            check_annotated(self._annotation, source.named)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
-        settings = ModelSettings(source.named, data, shape_inference=shape_inference)
-        confidence = self[Search].confidence if Search in self.options else 1.0
-        metric = metric_settings(
-            self[MetricOptions], settings.data, self[CompareOptions], confidence=confidence, bounded=bounded
-        )
-        places = open_places(self[Places], self.console)
+        self.places, self.fresh_process = open_places(self[Places], self.console), self[Target].fresh_process
         fixed_path = None if check is None else check.fixed_path
         self.kept.enter_context(claimed_path(fixed_path))
-        workspace = self._folder(source.named, fixed_path)
-        settings, exported = source.place(settings, workspace.folder, self.console)
+        self.workspace = self._folder(source.named, fixed_path)
+        model = ModelSettings(source.named, data, shape_inference=shape_inference)
+        self.model, exported = source.place(model, self.workspace.folder, self.console)
         if exported is not None:
             self.result.extra["export"] = exported
-        if metric is not None:  # inputs in memory are files only now
-            metric = replace(metric, data=settings.data)
-        named = [*data_files(data), *compare_files(self[CompareOptions]), *check_files(self[CheckOptions]), *files]
-        named += metric_files(self[MetricOptions]) + self[Target].files()
-        self._bind(source, settings, named, workspace.folder)
-        fresh = self[Target].fresh_process
-        return Job(settings, workspace, self.console, self.result, fresh, annotation, places, metric)
+        self._bind([*self._files(), *files], self.model.path if self.source is not None else source.named)
+        return self
 
     def _folder(self, model: Path, fixed_path: Path | None) -> Workspace:
         """The folder of the run, locked; the lock of one that ``resume`` goes on with is held already."""
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, model)
         workspace = Workspace(self.folder, fixed_path)
-        if new or self.python:
+        if new or self.source is not None:
             self.kept.enter_context(claimed_run(self.folder))
         return workspace
 
-    def _bind(self, source: Source, settings: ModelSettings, files: Iterable[Path], folder: Path) -> None:
+    def _files(self) -> list[Path]:
+        """The files that options name.
+
+        Raises:
+            UsageError: There is no such script, or ``--check`` is no command.
+        """
+        data, metric, compare, check = self[Data], self[MetricOptions], self[CompareOptions], self[CheckOptions]
+        files = [file for path in data.load_inputs for file in files_of(path)]
+        if data.data_loader_script is not None:
+            files.append(split_script(data.data_loader_script, "", "data-loader")[0])
+        if compare.compare_func_script is not None:
+            files.append(check_script(compare.compare_func_script))
+        if metric.metric is not None:
+            files += script_file(metric.metric)
+        words = CommandCheck.parse(check.check, away=True) if check.check else ()
+        # Not Path.is_file: it raises where a word is longer than any file's name.
+        return [*files, *(Path(word) for word in words if os.path.isfile(word)), *self[Target].files()]  # noqa: PTH113 - see above
+
+    def _bind(self, files: Sequence[Path], model: Path) -> None:
         """Bind the run to this call, or make sure that it is the one that it is bound to."""
-        model = settings.path if self.python else source.named
-        given = settings.data.load_inputs if self.python else ()
+        folder, python = self.workspace.folder, self.source is not None
+        given = self.model.data.load_inputs if python else ()
         binding = Binding.of(self.words, model, [*files, *given], self[Data].external_data_dir)
         if self.function is not None:
             binding.files.update(bind_function(self.function))
-        name = CALL_FILE if self.python else RUN_FILE
+        name = CALL_FILE if python else RUN_FILE
         if self.resumed:
             Binding.read(folder, name).check(binding, folder)
         else:
             binding.write(folder, name)
 
-
-@dataclass(frozen=True)
-class Job:
-    """An opened run, of which sessions are made.
-
-    Attributes:
-        model: The model and its inputs.
-        workspace: The run's folder.
-        console: Prints messages and answers.
-        result: The result, filled in as the command goes on.
-        fresh_process: Whether each probe gets a worker process of its own.
-        annotation: The file of the model annotated with verdicts, if it is wanted.
-        places: Where targets run; none for this machine.
-        metric: The metric that decides whether a candidate fails, if one does.
-    """
-
-    model: ModelSettings
-    workspace: Workspace
-    console: Console
-    result: Result
-    fresh_process: bool = False
-    annotation: Path | None = None
-    places: tuple[Place, ...] = ()
-    metric: MetricSettings | None = None
+    @property
+    def _annotation(self) -> Path | None:
+        """The file of the model annotated with verdicts, if it is wanted."""
+        found: Path | None = getattr(next(iter(self.options)), "annotate", None)
+        return found
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
         """The model, opened for a target, of which ``older`` releases may be asked; to be closed."""
-        model = self.model
-        if self.metric is not None:  # the search looks inside the first sample; the set is the metric's
-            model = replace(model, most=1)
+        # A search by a metric looks inside the first sample; the set is the metric's.
+        most = None if self[MetricOptions].metric is None else 1
         return Subject(
-            replace(model, older=older or bool(self.places)),
+            replace(self.model, most=most, older=older or bool(self.places)),
             self.workspace,
             self.console,
             fresh_process=self.fresh_process,
@@ -274,23 +276,6 @@ class Job:
             target=target,
             places=self.places,
         )
-
-    def deciding(self, check: CheckSettings) -> CheckSettings:
-        """The check, without a target that has no effect beside a check command; a note says so."""
-        if not check.argv or check.target is None:
-            return check
-        tell_unused(check.target, self.console)
-        return replace(check, target=None)
-
-    def scored(self, check: CheckSettings) -> CheckSettings:
-        """The check, by the metric if there is one.
-
-        Raises:
-            UsageError: Another check decides too.
-        """
-        if self.metric is not None and (check.target is None or check.argv or check.function is not None):
-            raise UsageError("--metric scores the outputs of a target; name a target, and no --check.")
-        return replace(check, metric=self.metric)
 
     @contextmanager
     def examined(
@@ -302,40 +287,48 @@ class Job:
         """A session without a search, once its targets are there and fit; the result is recorded however it ends."""
         with self.subject(timeout, targets[0] if targets else None) as subject:
             session = Session(subject, self.console, self.result, None)
-            with recorded(session, targets[0] if targets else None, self.annotation):
+            with recorded(session, targets[0] if targets else None, self._annotation):
                 for each in targets:
                     require(subject, each)
                 yield session
+
+    @contextmanager
+    def searching(self, check: CheckSettings, *, fed: bool = True) -> Iterator[Session]:
+        """The model, opened for the target of a check, and a session with a prober."""
+        with (
+            self.subject(check.timeout, check.target) as subject,
+            self.investigated(subject, check, fed=fed) as session,
+        ):
+            yield session
 
     @contextmanager
     def investigated(
         self,
         subject: Subject,
         check: CheckSettings,
-        search: Search,
         target: TargetSettings | None = None,
         elsewhere: Callable[[Check], Check] | None = None,
         *,
         fed: bool = True,
     ) -> Iterator[Session]:
         """A session with a prober; the result is recorded however it ends. For the arguments see :func:`make_prober`."""
-        prober = make_prober(check, search, subject, self.console, elsewhere, fed=fed)
+        prober = make_prober(check, self[Search], subject, self.console, elsewhere, fed=fed)
         session = Session(subject, self.console, self.result, prober)
         try:
-            with recorded(session, target or check.target, self.annotation):
+            with recorded(session, target or check.target, self._annotation):
                 yield session
         finally:
             note_first(prober, self.result)
             prober.ledger.close()
 
 
-def refuse_repeat(search: Search, command: str) -> None:
+def refuse_repeat(call: Call) -> None:
     """Refuse ``--repeat``, which measures the failure rate of one model with one input.
 
     Raises:
         UsageError: It is given.
     """
-    if search.repeat is not None:
+    if call[Search].repeat is not None:
         raise UsageError(
-            f"--repeat has no effect in {command}, which tries many inputs; `bisect-trt repeat` measures a failure rate."
+            f"--repeat has no effect in {call.command}, which tries many inputs; `bisect-trt repeat` measures a failure rate."
         )

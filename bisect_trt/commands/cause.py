@@ -319,9 +319,8 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the check cannot be given switches of the target.
         UnavailableError: The target or the reference cannot run the model.
     """
-    search = call[Search]
     check = call.check(call[Target].required(), used=True)
-    job = call.open(check)
+    call.open(check)
     check = told_of_switches(check)
-    with job.subject(check.timeout) as subject, job.investigated(subject, check, search) as session:
-        return find_cause(session, check, search)
+    with call.subject(check.timeout) as subject, call.investigated(subject, check) as session:
+        return find_cause(session, check, call[Search])

@@ -17,7 +17,8 @@ from bisect_trt.commands.preflight import require_fit, require_reference
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
-from bisect_trt.options.shared import Search
+from bisect_trt.options.shared import CheckOptions, Search
+from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -25,14 +26,7 @@ from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptChec
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.pool import WorkerPool
-
-
-def tell_unused(target: TargetSettings, console: Console) -> None:
-    """Say that a check command decides, and not the target that was named beside it."""
-    console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
-
 
 _FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 
@@ -49,15 +43,15 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         return FunctionCheck(settings.function)
     if settings.argv:
         return _command_check(settings, workers)
-    of_commands = {
-        "--show-output": settings.show_output,
-        "--fail-regex": settings.fail_regexes,
-        "--fail-code": settings.fail_codes,
-        "--ignore-fail-code": settings.ignore_fail_codes,
-    }
-    for option, value in of_commands.items():
-        if value:
-            raise UsageError(f"{option} needs a --check command.")
+    own = settings.options
+    needs_command = CheckOptions(
+        fail_regex=own.fail_regex,
+        fail_code=own.fail_code,
+        ignore_fail_code=own.ignore_fail_code,
+        show_output=own.show_output,
+    )
+    for option in written(needs_command)[:1]:
+        raise UsageError(f"{option} needs a --check command.")
     if settings.target is not None:
         shelf = EngineShelf() if settings.by_layer else None
         return BuiltinCheck(
@@ -77,27 +71,21 @@ def _command_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     Raises:
         UsageError: An option does not fit.
     """
+    own = settings.options
     command = CommandCheck(
         settings.argv,
-        settings.fail_codes,
-        settings.ignore_fail_codes,
-        tuple(_compile(text) for text in settings.fail_regexes),
+        tuple(own.fail_code),
+        tuple(own.ignore_fail_code),
+        tuple(map(re.compile, own.fail_regex)),
         settings.timeout,
         workers.memory_limit,
         workers if workers.places else None,
     )
-    if settings.artifacts and not all(place.local for place in workers.places):
+    if own.artifacts and not all(place.local for place in workers.places):
         raise UsageError("--artifacts conflicts with --on: they are files that a check leaves here.")
     if settings.by_layer and settings.target is not None:
         return EngineCheck(workers, settings.target, command)
     return command
-
-
-def _compile(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
 
 
 class _Nothing:
@@ -110,49 +98,37 @@ class _Nothing:
         return {}
 
 
-class CheckOutput(Watcher):
-    """Shows all that the check printed, below the line of its probe."""
+class CheckLeavings(Watcher):
+    """Shows all that the check printed, below the line of its probe, and sorts the files that it left by verdict."""
 
-    def __init__(self, workspace: Workspace, console: Console) -> None:
-        """``workspace`` has the logs of checks."""
+    def __init__(self, options: CheckOptions, workspace: Workspace, console: Console) -> None:
+        """``options`` says which files and what output, ``workspace`` has the logs of checks."""
+        self._options = options
         self._workspace = workspace
         self._console = console
 
     def probed(self, record: Record) -> None:
-        """Show what the check printed in this probe."""
-        log = self._workspace.files(record.key).log
-        if not log.exists():
-            return
-        for line in log.read_text(errors="replace").splitlines():
-            self._console.say(f"    | {line}")
-
-
-class ArtifactSorter(Watcher):
-    """Moves the named files to ``good/``, ``bad/`` or ``unresolved/`` after each probe, with its number before the name."""
-
-    def __init__(self, files: Sequence[Path], folder: Path) -> None:
-        """``files`` as the check leaves them, ``folder`` to sort them into."""
-        self._files = files
-        self._folder = folder
-
-    def probed(self, record: Record) -> None:
-        """Sort what this probe left.
+        """Show and sort what this probe left.
 
         Raises:
             UsageError: A file cannot be moved.
         """
-        for file in self._files:
+        for file in self._options.artifacts:
             if file.exists():
-                target = self._folder / _FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
-                try:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(file, target)
-                except OSError as error:
-                    raise UsageError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
+                self._sort(file, record)
+        log = self._workspace.files(record.key).log
+        if self._options.show_output and log.exists():
+            for line in log.read_text(errors="replace").splitlines():
+                self._console.say(f"    | {line}")
 
-
-def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> Check:
-    return check if settings.metric is None else metric_check(subject, check, settings.metric)
+    def _sort(self, file: Path, record: Record) -> None:
+        """Move a file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name."""
+        target = self._options.artifacts_dir / _FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, target)
+        except OSError as error:
+            raise UsageError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
 
 
 def make_prober(
@@ -174,12 +150,7 @@ def make_prober(
         elsewhere: Makes of the check one that is run where the target need not be the one that is here.
         fed: Whether candidates are fed the reference's activations; else each brings values of its own.
     """
-    watchers: list[Watcher] = [console] if console.view is None else [console.view, console]
-    if settings.artifacts:
-        watchers.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
-    if settings.show_output:
-        watchers.append(CheckOutput(subject.workspace, console))
     if elsewhere is not None:
         require_reference(subject)
         check = elsewhere(check)
@@ -188,16 +159,20 @@ def make_prober(
         if fed and not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = _scaled(replace(check, confirm=search.repeat == 1), settings, subject)
-    elif subject.workers.places and isinstance(check, CommandCheck | EngineCheck):
-        look_around(subject, check.target if isinstance(check, EngineCheck) else None)
+        check = replace(check, confirm=search.repeat == 1)
+        if settings.metric is not None:
+            check = metric_check(subject, check, settings.metric, search.confidence)
     elif subject.workers.places:
-        raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
+        if not isinstance(check, CommandCheck | EngineCheck):
+            raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
+        look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     workers = subject.workers.width if search.workers is None else search.workers
-    if settings.fixed_path is not None or settings.artifacts:
+    if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
-    reference = subject.reference if fed else _Nothing()
+    runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
+    watchers: list[Watcher] = [console] if console.view is None else [console.view, console]
+    watchers.append(CheckLeavings(settings.options, subject.workspace, console))
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
-    return Prober(Runner(check, subject.workspace, reference), ledger, workers)
+    return Prober(runner, ledger, workers)

@@ -216,7 +216,7 @@ def extract_run(call: Call) -> Result:
     values = own.output.with_suffix(".inputs.npz") if data.given else None
     sized = bool(data.input_shapes)
     call.may_write(own.output, *([values] if values is not None else []), overwrite=own.overwrite)
-    job = call.open()
-    job = replace(job, model=replace(job.model, stays_free=not (sized or values is not None)))
-    with job.examined(own.timeout) as session:
+    call.open()
+    call.model = replace(call.model, stays_free=not (sized or values is not None))
+    with call.examined(own.timeout) as session:
         return extract_model(session, own, values, sized=sized)

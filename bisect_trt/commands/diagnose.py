@@ -357,15 +357,15 @@ def run(call: Call) -> Result:
     check = call.comparison(target, own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
     settings = DiagnoseSettings.of(own, check, call[Search], folder, overwrite=own.overwrite or call.resumed)
-    job = call.open()
+    call.open()
     if own.self_check:
-        with job.examined(check.timeout, target) as session:
+        with call.examined(check.timeout, target) as session:
             return diagnose_itself(session, check)
     # The latency of the original is what a fix is compared with, which does not build it again.
-    timed = target.target.capabilities.timed and job.metric is None
-    settings = replace(settings, check=replace(job.scored(check), timed=timed))
-    with job.subject(check.timeout, target, older=own.releases) as subject:
-        if job.metric is None:
+    timed = target.target.capabilities.timed and check.metric is None
+    settings = replace(settings, check=replace(check, timed=timed))
+    with call.subject(check.timeout, target, older=own.releases) as subject:
+        if check.metric is None:
             keep_worst_samples(subject, settings.check, call.console, call.result)
-        with job.investigated(subject, settings.check, settings.search) as session:
-            return diagnose(session, settings) if job.metric is None else diagnose_metric(session, settings)
+        with call.investigated(subject, settings.check) as session:
+            return diagnose(session, settings) if check.metric is None else diagnose_metric(session, settings)

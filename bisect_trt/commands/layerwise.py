@@ -22,7 +22,7 @@ from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
-from bisect_trt.options.shared import Search
+from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
@@ -43,15 +43,14 @@ def run(call: Call) -> Result:
         UnavailableError: The target or the reference cannot run the model.
     """
     own, target = call[Layerwise], call[Target].required()
-    tolerance, job = tolerance_options(call[CompareOptions], target), call.open()
-    if job.metric is None:
-        with job.examined(own.timeout, target) as session:
+    tolerance, metric = tolerance_options(call[CompareOptions], target), call.metric()
+    call.open()
+    if metric is None:
+        with call.examined(own.timeout, target) as session:
             return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
-    check = job.scored(CheckSettings(target=target, timeout=own.timeout))
-    with (
-        job.subject(own.timeout, target) as subject,
-        job.investigated(subject, check, Search()) as session,
-    ):
+    call.options.change(Search, confidence=1.0)  # each verdict is of the whole set
+    check = CheckSettings(CheckOptions(timeout=own.timeout), target=target, metric=metric)
+    with call.searching(check) as session:
         return layerwise_scored(session)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import onnx
 
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import MetricSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.options.metric import MetricOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -28,17 +28,23 @@ _CHUNK = 64
 _FEW = 30
 
 
-def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
+def make_scale(subject: Subject, options: MetricOptions, confidence: float = 1.0) -> Scale:
     """Write the set, run the reference on it, and score its outputs.
+
+    Args:
+        subject: The model, and where the set comes from.
+        options: The metric, and how good it has to be.
+        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
         UnavailableError: The reference does not run on a sample.
     """
-    options, console = settings.options, subject.console
-    metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
-    samples = labelled_inputs(input_infos(subject.network), settings.data)
-    data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
+    console, given, asked = subject.console, subject.settings.data, options.metric
+    assert asked is not None, "there is no scale without a metric"
+    metric = find_metric(asked, lower_is_better=options.lower_is_better)
+    samples = labelled_inputs(input_infos(subject.network), given)
+    data = Evaluation.write(subject.workspace.scratch("metric"), samples, given.seed)
     _run_reference(subject, data)
     if metric.of_sample is not None:
         reference = data.known(metric).value
@@ -50,17 +56,15 @@ def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
     _check_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"
     bounded = "" if bound is None else f"; it must be at {limit} {metric.say(bound)}"
-    labels = (
-        "" if data.labelled or settings.asked.endswith(".py") else " (no labels, so its own outputs stand for them)"
-    )
+    labels = "" if data.labelled or asked.endswith(".py") else " (no labels, so its own outputs stand for them)"
     console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
     if data.count < _FEW and bound is not None:
         console.warn(
             f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
         )
     verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
-    error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
-    return Scale(metric, settings.asked, data, reference, bound, error, subject.models.reference)
+    error = 0.0 if confidence >= 1 else (1 - confidence) / verdicts
+    return Scale(metric, asked, data, reference, bound, error, subject.models.reference)
 
 
 def _run_reference(subject: Subject, data: Evaluation) -> None:
@@ -98,7 +102,7 @@ def _check_reference(metric: Metric, reference: float, bound: float | None, *, d
         )
 
 
-def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings) -> MetricCheck:
+def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions, confidence: float) -> MetricCheck:
     """Return the check by a metric.
 
     Raises:
@@ -121,7 +125,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings)
         ends = [name for name in network.outputs if name not in made and name in network.producer]
         return part((), inner), part([n for n in made if n in network.producer], ends)
 
-    return MetricCheck(runs, make_scale(subject, settings), rest)
+    return MetricCheck(runs, make_scale(subject, options, confidence), rest)
 
 
 def measure_whole(session: Session, candidate: Candidate) -> None:

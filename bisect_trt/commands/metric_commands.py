@@ -15,9 +15,9 @@ from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import NEUTRAL, make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.commands.settings import MetricSettings
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
+from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
@@ -42,7 +42,7 @@ _SINGLE_OUTPUTS = {
 """Options of ``run`` that are about single outputs."""
 
 
-def score(session: Session, settings: CompareSettings, metric: MetricSettings) -> Result:
+def score(session: Session, settings: CompareSettings, metric: MetricOptions) -> Result:
     """Score every target on the whole set.
 
     Raises:
@@ -181,7 +181,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     return result
 
 
-def _issue(session: Session, asked: MetricSettings, target: TargetSettings) -> str:
+def _issue(session: Session, asked: MetricOptions, target: TargetSettings) -> str:
     """Return the text of a report: the scores, the command that shows them, and the environment."""
     subject, metric, check = session.subject, session.result.extra["metric"], session.prober.runner.check
     assert isinstance(check, MetricCheck)
@@ -192,7 +192,7 @@ def _issue(session: Session, asked: MetricSettings, target: TargetSettings) -> s
     reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
     bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
     names = [each["name"] or each["outputs"][0] for each in session.result.culprits]
-    given = [*written(asked.data), *written(asked.options)]
+    given = [*written(subject.settings.data), *written(asked)]
     words = ["bisect-trt", "run", str(file), *target.flags(), *session.place_words, *given]
     parts = [
         f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",

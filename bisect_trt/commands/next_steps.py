@@ -54,10 +54,9 @@ def _unseen(subject: Subject, check: CheckSettings) -> Iterator[str]:
         return
     rungs = {group.rung for group in find_quantized(network).groups}
     if rungs:
-        fed = subject.settings.data if check.metric is None else check.metric.data
         words = [
-            *_words(subject, check, written(fed)),
-            *([] if check.metric is None else written(check.metric.options)),
+            *_words(subject, check, written(subject.settings.data)),
+            *([] if check.metric is None else written(check.metric)),
         ]
         words += [f"--{rung}" for rung in TYPES if rung in rungs and f"--{rung}" not in words]
         end = ["--reference", "FLOAT.onnx", "-o", "mixed.onnx"]
@@ -77,7 +76,7 @@ def _settings(subject: Subject, check: CheckSettings) -> Iterator[str]:
         yield "the precision of the failing deployment (--fp16, --bf16, ...)"
     if check.metric is not None:
         yield "the labels and preprocessing of the failing deployment, for the reference scores no better"
-        if check.metric.options.max_drop is not None:
+        if check.metric.max_drop is not None:
             yield "a smaller --max-drop"
     elif data.given:
         yield "other samples of the failing deployment's inputs"

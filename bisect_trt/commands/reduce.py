@@ -300,14 +300,13 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or a model cannot be written.
         UnavailableError: The target cannot run the model.
     """
-    own, search = call[Reduce], call[Search]
+    own = call[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
         raise UsageError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
     if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
         raise UsageError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
     call.may_write(*filter(None, (own.output, own.inputs, own.golden, own.min_good)), overwrite=own.overwrite)
     check = call.check(call[Target].settings())
-    job = call.open(check)
-    check = job.deciding(job.scored(check))
-    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
-        return reduce_model(session, own, search)
+    call.open(check)
+    with call.searching(check.without_target(call.console)) as session:
+        return reduce_model(session, own, call[Search])

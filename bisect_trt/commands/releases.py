@@ -437,7 +437,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong.
         UnavailableError: A release cannot be installed.
     """
-    own, search = call[Releases], call[Search]
+    own = call[Releases]
     folder = own.model if call.source is None else call.source.named
     if (folder / MODEL).is_file():
         call.options.change(Releases, model=folder / MODEL)
@@ -450,10 +450,10 @@ def run(call: Call) -> Result:
     target = call[Target].settings()
     package, wanted = _package(own, target, has_check=call.has_check), read_range(own.from_, own.to)
     check = call.check(target, used=True)
-    job = call.open(check)
+    call.open(check)
     check = replace(check, target=None) if check.argv else check
     with (
-        job.subject(check.timeout, older=True) as subject,
-        job.investigated(subject, check, search, target, lambda here: in_releases(here, subject, target)) as session,
+        call.subject(check.timeout, older=True) as subject,
+        call.investigated(subject, check, target, lambda here: in_releases(here, subject, target)) as session,
     ):
-        return find_releases(session, own, package, wanted, search.repeat or 1)
+        return find_releases(session, own, package, wanted, call[Search].repeat or 1)

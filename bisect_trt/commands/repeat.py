@@ -18,7 +18,6 @@ from typing import Any
 from bisect_trt.commands.build_choices import Build, compare_builds, plain_choice, tell_choices
 from bisect_trt.commands.build_proof import MOST_REASONS, Held, Reason, find_reasons
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import tell_unused
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UsageError
@@ -339,15 +338,15 @@ def run(call: Call) -> Result:
         raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
     most, until = own.limits()
     check = call.check(call[Target].settings(), used=True)
-    job, target = call.open(check), check.target
+    call.open(check)
+    target = check.target
     if check.argv and target is not None and not target.target.capabilities.engines:
-        tell_unused(target, call.console)
-        check = replace(check, target=None)
+        check = check.without_target(call.console)
     elif check.argv and target is not None:  # the command judges what is built
         check = replace(check, by_layer=True)
     alike = target is not None and target.target.capabilities.remembers_builds and not own.same_engine
-    job = replace(job, fresh_process=job.fresh_process or alike)
-    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
+    call.fresh_process = call.fresh_process or alike
+    with call.searching(check) as session:
         prober, builder, engine = session.prober, None, None
         inner = prober.runner.check
         if isinstance(inner, BuiltinCheck | EngineCheck):
@@ -358,5 +357,5 @@ def run(call: Call) -> Result:
                 inner = replace(inner, layers=True, same=own.same_engine)
             prober.runner.check = replace(inner, records=not own.same_engine)
         sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
-        folder = kept.artifacts_dir if sorted_to else subject.workspace.folder
+        folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(Repetition(session, builder, until, folder, search.confidence, own.same_engine, engine), most)

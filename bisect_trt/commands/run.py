@@ -44,10 +44,11 @@ def run(call: Call) -> Result:
     settings = CompareSettings(tuple(targets), tolerance, options, call[Plots])
     if options.save_onnx is not None:
         check_output(options.save_onnx, overwrite=True)
-    job = call.open(None, options.load_outputs, shape_inference=options.shape_inference, bounded=False)
-    with job.examined(options.timeout, *targets) as session:
-        if job.metric is not None:
-            return score(session, settings, job.metric)
+    metric = call.metric(bounded=False)
+    call.open(None, options.load_outputs, shape_inference=options.shape_inference)
+    with call.examined(options.timeout, *targets) as session:
+        if metric is not None:
+            return score(session, settings, metric)
         if options.self_check:
             return self_check(session, targets, tolerance, options.timeout)
         return compare(session, settings)

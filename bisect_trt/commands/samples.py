@@ -24,7 +24,6 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UnavailableError, first_few
 from bisect_trt.options.searches import Samples
-from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -319,15 +318,12 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the smallest input cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Samples], call[Search]
+    own = call[Samples]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)
-    job = call.open(check)
-    refuse_repeat(search, "samples")
-    check = job.deciding(check)
-    job = replace(job, model=replace(job.model, any_shapes=True))
-    with (
-        job.subject(check.timeout, check.target) as subject,
-        job.investigated(subject, check, search, fed=False) as session,
-    ):
+    call.open(check)
+    refuse_repeat(call)
+    check = check.without_target(call.console)
+    call.model = replace(call.model, any_shapes=True)
+    with call.searching(check, fed=False) as session:
         return look_at_samples(session, check, own.output)

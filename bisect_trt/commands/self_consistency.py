@@ -23,6 +23,7 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.nodes import Draws
 from bisect_trt.onnxlib.shapes import free_dimensions
+from bisect_trt.options.shared import CheckOptions
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -235,7 +236,7 @@ def self_check(
         UnavailableError: Nothing could be tried.
     """
     console, result, subject = session.console, session.result, session.subject
-    check = CheckSettings(tolerance=tolerance, timeout=timeout)
+    check = CheckSettings(CheckOptions(timeout=timeout), tolerance=tolerance)
     found = result.extra["self_check"] = []
     for target in targets:
         console.step(f"{target.describe()} against itself")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -17,13 +16,11 @@ from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.shared import CheckOptions, Data
-from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.options.spec import written
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
+from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
-from bisect_trt.tensors.metrics import find_metric, script_file
-from bisect_trt.tensors.saved import files_of
-from bisect_trt.tensors.scripts import split_script
 from bisect_trt.tensors.tolerance import THRESHOLDS, Method, Precision, ToleranceOptions
 
 _PLACES = ("{model}", "{dir}", "{engine}")
@@ -70,92 +67,64 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class MetricSettings:
-    """A metric, and how good it has to be.
-
-    Attributes:
-        options: What the user said.
-        data: Where the set comes from.
-        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
-    """
-
-    options: MetricOptions
-    data: Data
-    confidence: float = 1.0
-
-    @property
-    def asked(self) -> str:
-        """The metric, as the user named it."""
-        assert self.options.metric is not None, "there are no settings without it"
-        return self.options.metric
-
-
-@dataclass(frozen=True)
 class CheckSettings:
     """What says good or bad.
 
     Attributes:
+        options: What the user said of it; of a built-in check the time that a candidate may take.
         argv: The user's command; empty without one.
-        fail_codes: See ``CommandCheck``.
-        ignore_fail_codes: See ``CommandCheck``.
-        fail_regexes: See ``CommandCheck``; not yet compiled.
-        timeout: Seconds a candidate may take.
-        candidate: The fixed path that a command without placeholders reads, where it was named.
         target: The runtime that the built-in check compares with the reference; ``None`` without one.
         tolerance: How far it may be off.
         by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
         timed: Whether the built-in comparison measures how long a candidate runs.
-        function: A Python function that says good or bad; see ``FunctionCheck``.
-        artifacts: Files that a check leaves, to be kept.
-        artifacts_dir: Where they are sorted into ``good`` and ``bad``.
-        show_output: Whether to show what the command prints.
         metric: The metric that says good or bad of the target, in place of the tolerance.
+        function: A Python function that says good or bad; see ``FunctionCheck``.
         oracle: The oracle of another package that decides, if one does.
     """
 
+    options: CheckOptions = field(default_factory=CheckOptions)
     argv: tuple[str, ...] = ()
-    fail_codes: tuple[int, ...] = ()
-    ignore_fail_codes: tuple[int, ...] = ()
-    fail_regexes: tuple[str, ...] = ()
-    timeout: float | None = None
-    candidate: Path | None = None
     target: TargetSettings | None = None
     tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
     by_layer: bool = False
     timed: bool = False
+    metric: MetricOptions | None = None
     function: Callable[..., object] | None = None
-    artifacts: tuple[Path, ...] = ()
-    artifacts_dir: Path = Path("artifacts")
-    show_output: bool = False
-    metric: MetricSettings | None = None
     oracle: Oracle | None = None
 
-    def conditions(self) -> Iterator[str]:
-        """What a check command is held to, as options."""
-        for option, values in (
-            ("--fail-regex", self.fail_regexes),
-            ("--fail-code", self.fail_codes),
-            ("--ignore-fail-code", self.ignore_fail_codes),
-            ("--timeout", () if self.timeout is None else (f"{self.timeout:g}",)),
-            ("--candidate", () if self.candidate is None else (self.candidate,)),
-        ):
-            for value in values:
-                yield from (option, str(value))
+    @property
+    def timeout(self) -> float | None:
+        """Seconds a candidate may take."""
+        return self.options.timeout
+
+    def without_target(self, console: Console) -> CheckSettings:
+        """The check without a target that has no effect beside a check command; a note says so."""
+        if not self.argv or self.target is None:
+            return self
+        console.say(f"--check says good or bad, so {' '.join(self.target.flags())} is not used")
+        return replace(self, target=None)
 
     def how_to(self, command: str, model: Path, inputs: Path, places: Sequence[str]) -> str:
         """``reduce`` or ``repeat`` by the same check of the user's on these values: a command line, or a call for a function."""
         if self.function is not None:
             name = getattr(self.function, "__name__", "check")
             return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
+        conditions = CheckOptions(
+            fail_regex=self.options.fail_regex,
+            fail_code=self.options.fail_code,
+            ignore_fail_code=self.options.ignore_fail_code,
+            timeout=self.options.timeout,
+            candidate=self.options.candidate,
+        )
         words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
-        words += [*places, "--load-inputs", str(inputs), *self.conditions()]
+        words += [*places, "--load-inputs", str(inputs), *written(conditions)]
         return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
 
     @property
     def fixed_path(self) -> Path | None:
         """Where every candidate has to lie, if the check cannot be told where it is."""
-        if self.candidate is not None:
-            return self.candidate
+        if self.options.candidate is not None:
+            return self.options.candidate
         if not self.argv and not (self.target is None and self.function is None and self.oracle is None):
             return None
         if any(name in word for word in self.argv for name in _PLACES):
@@ -174,7 +143,8 @@ def tolerance_options(
     """
     if compare.index_tolerance and compare.compare_as is not Algorithm.INDICES:
         raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
-    compare_files(compare)
+    if compare.compare_func_script is not None:
+        check_script(compare.compare_func_script)
     asked = compare.check_error_stat
     stats = {name: stat for name, stat in asked.items() if isinstance(stat, ErrorStat)}
     measures = {name: measure for name, measure in asked.items() if isinstance(measure, OutputStat)}
@@ -231,69 +201,3 @@ def _coarsest(target: TargetSettings | None) -> Precision:
     if low & {"bf16", "fp8", "int8"}:
         return Precision.BF16
     return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
-
-
-def metric_settings(
-    metric: MetricOptions, data: Data, compare: CompareOptions, *, confidence: float = 1.0, bounded: bool = True
-) -> MetricSettings | None:
-    """The metric that says good or bad; ``None`` without one.
-
-    Args:
-        metric: What was said of it.
-        data: Where the set comes from.
-        compare: How outputs would be compared without it.
-        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
-        bounded: Whether a bound is needed.
-
-    Raises:
-        UsageError: The options do not fit, or there is no such metric.
-    """
-    metric.check(bounded=bounded)
-    if metric.metric is None:
-        return None
-    if compare != CompareOptions():
-        raise UsageError(
-            "--metric says how good the outputs are, so how far each may be off (--atol, --check-error-stat, --compare and the "
-            "like) has no part in that; drop one of both."
-        )
-    find_metric(metric.metric, lower_is_better=metric.lower_is_better)  # raises before anything is computed
-    return MetricSettings(metric, data, confidence)
-
-
-def data_files(data: Data) -> list[Path]:
-    """The files that the values come from.
-
-    Raises:
-        UsageError: There is no such script.
-    """
-    script = [] if data.data_loader_script is None else [split_script(data.data_loader_script, "", "data-loader")[0]]
-    return [*(file for path in data.load_inputs for file in files_of(path)), *script]
-
-
-def compare_files(compare: CompareOptions) -> list[Path]:
-    """The files that the comparison depends on.
-
-    Raises:
-        UsageError: There is no such script.
-    """
-    return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
-
-
-def metric_files(metric: MetricOptions) -> list[Path]:
-    """The files that a metric depends on.
-
-    Raises:
-        UsageError: There is no such script.
-    """
-    return [] if metric.metric is None else script_file(metric.metric)
-
-
-def check_files(check: CheckOptions) -> list[Path]:
-    """The files that the check's words name, its program too if that is given by its path.
-
-    Raises:
-        UsageError: It is no command.
-    """
-    # Not Path.is_file: it raises where a word is longer than any file's name.
-    words = CommandCheck.parse(check.check, away=True) if check.check else ()
-    return [Path(word) for word in words if os.path.isfile(word)]  # noqa: PTH113 - see above

@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
-from bisect_trt.options.shared import Data, Search
+from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -412,16 +412,13 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the shapes do not fit the model.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Sweep], call[Search]
+    own = call[Sweep]
     check = call.check(call[Target].settings())
-    job = call.open(check)
-    refuse_repeat(search, "sweep")
+    call.open(check)
+    refuse_repeat(call)
     check_shapes(own.shapes, call[Data].input_shapes)
-    check = job.deciding(check)
-    shapes = {**call[Data].input_shapes, **first_shapes(own.shapes, check.target, job.model)}
-    job = replace(job, model=replace(job.model, data=replace(job.model.data, input_shapes=shapes)))
-    with (
-        job.subject(check.timeout, check.target) as subject,
-        job.investigated(subject, check, search, fed=False) as session,
-    ):
+    check = check.without_target(call.console)
+    shapes = {**call[Data].input_shapes, **first_shapes(own.shapes, check.target, call.model)}
+    call.model = replace(call.model, data=replace(call.model.data, input_shapes=shapes))
+    with call.searching(check, fed=False) as session:
         return sweep(session, check, own.shapes, own.tries)

@@ -73,10 +73,10 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the model cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, search = call[Workaround], call[Search]
+    own = call[Workaround]
     check = call.comparison(call[Target].required(), own.timeout)
     settings = WorkaroundSettings(check, own.output)
     call.may_write(settings.output, settings.rewritten, settings.output.parent / MIXED, overwrite=own.overwrite)
-    job = call.open()
-    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
-        return find_workaround(session, settings, search)
+    call.open()
+    with call.searching(check) as session:
+        return find_workaround(session, settings, call[Search])

@@ -86,6 +86,15 @@ def one_of(*kinds: type[Enum]) -> Callable[[Any], Any]:
     return read
 
 
+def regex(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """A regular expression."""
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    return str(value)
+
+
 def places(value: Any) -> int:  # noqa: ANN401 - whatever was given
     """A number of places."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.reading import shape, size, value_range
+from bisect_trt.options.reading import regex, shape, size, value_range
 from bisect_trt.options.spec import Option, argument, option, seconds, switch
 
 Model = Annotated[Path, argument("The ONNX model.")]
@@ -79,7 +79,7 @@ class CheckOptions:
         ),
     ] = field(default_factory=list)
     fail_regex: Annotated[
-        list[str], option(metavar="REGEX", help="Only output that matches one of these is the failure.")
+        list[str], option(metavar="REGEX", help="Only output that matches one of these is the failure.", read=regex)
     ] = field(default_factory=list)
     fail_code: Annotated[list[int], option(metavar="N", help="Only these exit statuses are the failure.")] = field(
         default_factory=list

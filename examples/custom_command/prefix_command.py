@@ -34,13 +34,13 @@ def run(call: Call) -> Result:
     Raises:
         UsageError: The prefix cannot be written.
     """
-    own, search = call[Prefix], call[Search]
+    own = call[Prefix]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)
-    job = call.open(check)
-    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
-        session.probe_original(search)
-        units = subject.units
+    call.open(check)
+    with call.searching(check) as session:
+        session.probe_original(call[Search])
+        subject, units = session.subject, session.subject.units
         space = Space(lambda subset: subject.cut(units.bare(subset)))
         nothing: frozenset[int] = frozenset()
         length = space.search(session.prober, lambda ask: shortest_failing_prefix(units.searched, nothing, ask))
