@@ -31,9 +31,6 @@ sys.dont_write_bytecode = False
 # A worker is kept from test to test, but for what it was started among: of that pytest's own variable is no part.
 worker.surroundings = lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
-# Where GitHub runs them, each command would print annotations of what it is meant to find.
-os.environ.pop("GITHUB_ACTIONS", None)
-
 # How long an example takes, to draw too, says nothing on a machine that does other things. The same examples each time:
 # whoever changes nothing sees no test fail. `make test-slow` makes more of them, and `make fuzz` looks for others, which
 # Hypothesis does of itself only where no CI runs it.

@@ -26,7 +26,6 @@ from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params
 from bisect_trt.probe.claim import claimed_run
-from bisect_trt.report.ci import workflow_commands, write_junit
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 
@@ -79,7 +78,7 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         own: Any = Params(groups, values, words=True)[groups[0]]
         general = General(json=own.json)
     console, result = Console(general.verbosity, live=True), Result(name)
-    for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
+    for path in filter(None, (general.json, general.report, general.log_file)):
         check_output(path, overwrite=True)
     if general.log_file is not None:
         console.log_to(general.log_file)
@@ -95,9 +94,6 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         status, result = _worked(work, call, general)
         result.wall_s = round(time.monotonic() - start, 3)
         status = _leave(result, general, call) or status
-        if general.annotations or os.environ.get("GITHUB_ACTIONS") == "true":
-            for line in workflow_commands(result.to_json()):
-                print(line, flush=True)
         _tell_files(result, general, console)  # after all is written: the line is no part of the story
     return status
 
@@ -181,8 +177,6 @@ def _leave(result: Result, general: General, call: Call) -> ExitStatus | None:
     try:
         if general.json is not None:
             result.write(general.json, content)
-        if general.junit is not None:
-            write_junit(result.to_json(), general.junit)
     except BisectError as error:
         call.console.error(str(error))
         return error.status

@@ -49,10 +49,6 @@ class General:
     report: Annotated[
         Path | None, option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
     ] = None
-    junit: Annotated[
-        Path | None, option(help="Write the result as JUnit XML too, a test case an output.", metavar="FILE")
-    ] = None
-    annotations: Annotated[bool, switch("Print what is wrong as GitHub Actions reads it; on where that runs.")] = False
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
     log_file: Annotated[

@@ -178,7 +178,7 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
         ),
         (["--metric", "top-1", "--min", "2"], "of the reference itself is 1, which is worse than 2"),
         (["--metric", "top-1", "--max-drop", "much"], "--max-drop"),
-        (["--metric", "top-1", "--max-drop", "1%", "--atol", "1"], "has no part in that; drop one of both"),
+        (["--metric", "top-1", "--max-drop", "1%", "--atol", "1"], "--metric conflicts with"),
         (["--metric", "whole.py:wrong", "--min", "nan"], "--min"),
         (["--metric", "nobody", "--min", "1"], "there is no metric of this name"),
     ],
