@@ -211,8 +211,9 @@ class Call:
         self.kept.enter_context(claimed_path(fixed_path))
         self.workspace = self._folder(source.named, fixed_path)
         model = ModelSettings(source.named, data, shape_inference=shape_inference)
-        self.model, exported = source.place(model, self.workspace.folder, self.console)
+        self.model, exported = source.place(model, self.workspace.folder)
         if exported is not None:
+            self.console.say(f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}")
             self.result.extra["export"] = exported
         self._bind([*self._files(), *files], self.model.path if self.source is not None else source.named)
         return self

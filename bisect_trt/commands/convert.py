@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.from_torch import SUFFIX
 from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.cleanup import sort_nodes
@@ -34,7 +31,6 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.worker.guard import scratch
 
 
 def convert_to_onnx(
@@ -185,14 +181,7 @@ def run(call: Call) -> Result:
     if own.calibration_cache is not None and not target.int8:
         raise UsageError("--calibration-cache holds the ranges for INT8; add --int8.")
     if own.output.suffix in _ONNX_SUFFIXES:
-        model = ModelSettings(own.model, call[Data])
-        with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:
-            if folder is not None:
-                model, exported = Source(own.model).place(model, Path(folder), call.console)
-                call.result.extra["export"] = {
-                    name: value for name, value in (exported or {}).items() if name != "model"
-                }
-            return convert_to_onnx(model, own, target, call.console, call.result)
+        return convert_to_onnx(ModelSettings(own.model, call[Data]), own, target, call.console, call.result)
     if own.io_fp16:
         raise UsageError(f"--io-fp16 is for ONNX models, and {own.output} is an engine; use --fp16.")
     runtime = (target if target.named() else target.but(trt=True)).required()

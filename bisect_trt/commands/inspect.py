@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bisect_trt.commands.build_choices import choices_tree, describe_choices
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.from_torch import SUFFIX, export_file
 from bisect_trt.commands.inspection import (
     FileKind,
     data_tree,
@@ -51,12 +50,10 @@ def run(call: Call) -> Result:
             f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
         )
     # A scratch folder stays behind when the command is killed, so there is one only where it is needed.
-    needs_folder = kind is FileKind.ENGINE or file.suffix == SUFFIX
-    with scratch() if needs_folder else nullcontext("") as folder:
+    with scratch() if kind is FileKind.ENGINE else nullcontext("") as folder:
         if kind is FileKind.MODEL:
             words = {word.value for word in own.show}
-            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
-            plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
+            plain = describe_model(file, words, own.external_data_dir, structure=own.ignore_external_data)
             tree = model_tree(str(file), plain)
         elif kind is FileKind.DATA:
             plain = describe_data(file, own.num_items if own.show else None)

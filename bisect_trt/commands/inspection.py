@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from bisect_trt.commands.from_torch import SUFFIX
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.external_data import tensor_bytes
@@ -71,8 +70,6 @@ def guess_kind(path: Path) -> FileKind:
     """
     if path.is_dir():
         return FileKind.DATA
-    if path.suffix == SUFFIX:  # a zip file, as .npz is
-        return FileKind.MODEL
     try:
         with path.open("rb") as file:
             beginning = file.read(4)

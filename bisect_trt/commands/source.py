@@ -1,25 +1,27 @@
-"""The model and inputs of a call as they were given: a path, a model in memory, or a PyTorch program to export."""
+"""The model and inputs of a call as they were given: a path, a model in memory, or a PyTorch module to export."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from bisect_trt.commands.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS
-from bisect_trt.report.console import Console
+from bisect_trt.tensors.info import dtype_from_name
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.saved import load_runs
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -66,8 +68,8 @@ class Source:
     inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
-        known = isinstance(self.model, str | os.PathLike | onnx.ModelProto) or _is_graph(self.model)
-        if not known and not is_torch(self.model):
+        known = isinstance(self.model, str | os.PathLike | onnx.ModelProto)
+        if not (known or _is_graph(self.model) or _is_torch(self.model)):
             raise UsageError(
                 "model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not "
                 f"{type(self.model).__name__}."
@@ -78,55 +80,56 @@ class Source:
         """Its path; ``model.onnx`` for a model in memory."""
         return Path(self.model) if isinstance(self.model, str | os.PathLike) else MODEL_FILE
 
-    @cached_property
-    def proto(self) -> onnx.ModelProto | None:
-        """A model in memory, as ONNX writes it; ``None`` for all others."""
-        if not _is_graph(self.model):
-            return self.model if isinstance(self.model, onnx.ModelProto) else None
-        import onnx_graphsurgeon as gs  # noqa: PLC0415 - it made the graph; a path does without
-
-        try:
-            proto: onnx.ModelProto = gs.export_onnx(self.model)
-        except Exception as error:  # whatever a graph of the user's makes it raise
-            raise UsageError(f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}.") from error
-        if getattr(self.model, "ir_version", None) is None:  # else it would be the newest, which few runtimes know
-            oldest = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
-            proto.ir_version = max(oldest, IR_WITHOUT_INITIALIZER_INPUTS)
-        return proto
-
-    def place(
-        self, settings: ModelSettings, folder: Path, console: Console
-    ) -> tuple[ModelSettings, dict[str, Any] | None]:
-        """Write what is in memory, or a PyTorch program, into a folder as an ONNX model with its inputs.
+    def place(self, settings: ModelSettings, folder: Path) -> tuple[ModelSettings, dict[str, Any] | None]:
+        """Write what is in memory into a folder, as an ONNX model and its inputs.
 
         Returns:
-            The settings of the model that is written, or of that which was named; and how it was exported, if it was.
+            The settings of the model that is written, or of that which was named; and what exported it, if it was.
 
         Raises:
-            UnavailableError: PyTorch is not installed, or the program cannot be exported.
-            UsageError: The model is larger than 2 GiB, or the inputs are no values by name.
+            UnavailableError: PyTorch cannot export the module.
+            UsageError: The model is larger than 2 GiB, or the inputs do not fit.
         """
-        exported: Exported | None = None
-        inputs = self.inputs
-        if is_torch(self.model):
-            exported, inputs = export_module(self.model, inputs, folder / MODEL_FILE), None
-        elif self.proto is not None:
-            settings = replace(settings, path=_write(self.proto, folder / MODEL_FILE))
-        elif self.named.suffix == SUFFIX:
-            exported = export_file(self.named, folder)
-        if exported is not None:
-            console.say(exported.describe())
-            settings = replace(settings, path=exported.path)
-            given = inputs is not None or settings.data.given
-            inputs = inputs if given else list(exported.samples) or None
+        exported, inputs = None, self.inputs
+        if _is_torch(self.model):
+            settings = replace(settings, path=folder / MODEL_FILE)
+            inputs = export(self.model, inputs, settings.path)
+            exported = {"by": "dynamo", "torch": sys.modules["torch"].__version__, "model": str(settings.path)}
+        elif not isinstance(self.model, str | os.PathLike):
+            settings = replace(settings, path=_write(_as_proto(self.model), folder / MODEL_FILE))
         files = [*settings.data.load_inputs, *_saved(inputs, folder)]
-        settings = replace(settings, data=replace(settings.data, load_inputs=files))
-        return settings, None if exported is None else exported.to_json()
+        return replace(settings, data=replace(settings.data, load_inputs=files)), exported
 
 
 def _is_graph(model: object) -> bool:
     gs: Any = sys.modules.get("onnx_graphsurgeon")
     return gs is not None and isinstance(model, gs.Graph)
+
+
+def _is_torch(model: object) -> bool:
+    """Whether PyTorch can export it; PyTorch is not imported for that."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
+
+
+def _as_proto(model: Any) -> onnx.ModelProto:  # noqa: ANN401 - a module without types
+    """A model in memory, as ONNX writes it.
+
+    Raises:
+        UsageError: It is a graph that onnx-graphsurgeon cannot export.
+    """
+    if isinstance(model, onnx.ModelProto):
+        return model
+    import onnx_graphsurgeon as gs  # noqa: PLC0415 - it made the graph; a path does without
+
+    try:
+        proto: onnx.ModelProto = gs.export_onnx(model)
+    except Exception as error:  # whatever a graph of the user's makes it raise
+        raise UsageError(f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}.") from error
+    if getattr(model, "ir_version", None) is None:  # else it would be the newest, which few runtimes know
+        oldest = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+        proto.ir_version = max(oldest, IR_WITHOUT_INITIALIZER_INPUTS)
+    return proto
 
 
 def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
@@ -154,3 +157,92 @@ def _write(model: onnx.ModelProto, path: Path) -> Path:
         raise UsageError("the model is larger than 2 GiB; save it with external data, and give its path.")
     path.write_bytes(model.SerializeToString(deterministic=True))
     return path
+
+
+def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401 - a module without types
+    """Export a PyTorch module as it runs in evaluation mode; the exporter records which module each node comes from.
+
+    Args:
+        model: A ``torch.nn.Module``, which is not changed, or a ``torch.export.ExportedProgram``.
+        inputs: A tensor; a tuple of positional arguments; a mapping of arguments by name; a list of such, one a sample; or a
+            file with arguments by name.
+        path: Where the ONNX model goes.
+
+    Returns:
+        The values of the model's inputs by name, of each sample.
+
+    Raises:
+        UnavailableError: It cannot be exported, or has other inputs than it was given.
+        UsageError: There are no inputs, or they do not fit.
+    """
+    torch: Any = sys.modules["torch"]
+    if isinstance(inputs, str | os.PathLike):
+        inputs = [dict(sample) for run in load_runs(Path(inputs)) for sample in run.samples]
+    several = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
+    samples = [_arguments(torch, model, each) for each in several]
+    if not samples:
+        raise UsageError("inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs.")
+    is_module = isinstance(model, torch.nn.Module)
+    modes = [(each, each.training) for each in model.modules()] if is_module else []
+    given = {"args": samples[0][0], "kwargs": samples[0][1] or None} if is_module else {}
+    try:
+        for each, _ in modes:
+            each.training = False
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(model, **given, dynamo=True, verbose=False).save(str(path))
+    except Exception as error:  # whatever a model of the user's makes it raise
+        raise UnavailableError(
+            f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
+            f"{error!s:.300}. Export it to ONNX yourself, and give the file."
+        ) from error
+    finally:
+        for each, mode in modes:
+            each.training = mode
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    names = [value.name for value in graph.input if value.name not in weights]
+    return [_fed(torch, sample, names) for sample in samples]
+
+
+def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:  # noqa: ANN401 - as above
+    """One sample as the arguments of ``forward``, in the order of its parameters.
+
+    Raises:
+        UsageError: They do not fit.
+    """
+    whole = torch.utils._pytree.tree_map_only(np.ndarray, lambda array: torch.from_numpy(array.copy()), given)
+    args, kwargs = (whole if isinstance(whole, tuple) else (whole,)), dict[str, Any]()
+    if isinstance(whole, Mapping):
+        args, kwargs = (), dict(whole)
+    if not isinstance(model, torch.nn.Module):
+        return args, kwargs
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"inputs: {error} in {type(model).__name__}.forward; give a tensor, a tuple of its arguments or a dict by name."
+        ) from error
+    return bound.args, bound.kwargs
+
+
+def _fed(torch: Any, sample: object, names: Sequence[str]) -> Values:  # noqa: ANN401 - as above
+    """The tensors among the arguments, which are in the order of the model's inputs.
+
+    Raises:
+        UnavailableError: The model has other inputs than it was given.
+    """
+    tensors = [each for each in torch.utils._pytree.tree_leaves(sample) if isinstance(each, torch.Tensor)]
+    if len(names) != len(tensors):
+        raise UnavailableError(
+            f"the exported model has the inputs {', '.join(names)}, and was given {len(tensors)} tensors; export it to ONNX "
+            "yourself, and give the file."
+        )
+    return {name: _array(torch, tensor) for name, tensor in zip(names, tensors, strict=True)}
+
+
+def _array(torch: Any, tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - as above
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype is torch.bfloat16:  # NumPy has none
+        return np.asarray(plain.view(torch.int16).numpy()).view(dtype_from_name("bfloat16"))
+    return np.asarray(plain.numpy())

@@ -11,28 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CommandLine
-from support import overflowing, read_json
+from support import overflowing
 
 import bisect_trt
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
-
-
-@pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed")
-@pytest.mark.parametrize(
-    "words", [["run", "net.pt2", "--onnxrt"], ["inspect", "net.pt2"], ["convert", "net.pt2", "--fp16", "-o", "x.onnx"]]
-)
-def test_without_pytorch_a_program_of_it_is_refused(cli: CommandLine, here: Path, words: list[str]) -> None:
-    (here / "net.pt2").write_bytes(b"PK\3\4")
-    ran = cli(*words)
-    assert ran.status == 4
-    assert "net.pt2 is a program of PyTorch, which is not installed here" in ran.error
-
-
-def test_a_program_that_is_not_there(cli: CommandLine) -> None:
-    assert "no such file; give the path of an ONNX model or of a .pt2 file" in cli("run", "net.pt2", "--onnxrt").error
 
 
 def test_an_onnx_model_is_fed_by_name(here: Path) -> None:
@@ -106,7 +90,7 @@ def test_inputs_of_a_module(here: Path) -> None:
     np.savez(here / "values.npz", image=image)
     assert bisect_trt.compare(net, inputs=here / "values.npz").status == "found"
     for wrong, words in (
-        (None, "exported by running it"),
+        (None, "at least one sample"),
         ({"y": image}, "forward; give"),
         ([], "at least one sample"),
     ):
@@ -127,46 +111,14 @@ def test_a_module_that_the_exporter_refuses(here: Path) -> None:
 
 
 @needs_torch
-def test_a_program_on_the_command_line(cli: CommandLine, here: Path) -> None:
+def test_an_exported_program(here: Path) -> None:
     import torch
 
     image = torch.full((2, 8), 600.0)
     program = torch.export.export(make_net().eval(), (image,))
-    torch.export.save(program, "net.pt2")
-    ran = cli("diagnose", "net.pt2", "--onnxrt", "--fp16", "-o", "bug", "--no-shrink", "--json", "result.json")
-    assert ran.status == 0, ran.err
-    assert "Exported by torch.onnx.export (dynamo)" in ran.out
-    result = read_json(here / "result.json")
-    assert result["culprits"][0]["module"]["path"] == "blocks.1.norm"
-    assert f"{Path(__file__).name}:{line_of('x.pow(2).mean')}" in (here / "bug/ISSUE.md").read_text()
-    resumed = cli("resume", result["artifacts"]["run"])
-    assert resumed.status == 0, resumed.err
-    assert "in module blocks.1.norm" in cli("inspect", "net.pt2", "--show", "layers").out
-    converted = cli("convert", "net.pt2", "--fp16", "-o", "low.onnx", "--json", "converted.json")
-    assert converted.out.splitlines()[-1].startswith("low.onnx: net.pt2 in fp16, ")
-    assert "model" not in read_json(here / "converted.json")["export"]
-    unknown = cli("convert", "net.pt2", "--fp16", "-o", "other.onnx", "--keep-fp32", "nowhere")
-    assert "`bisect-trt inspect model net.pt2 --show layers` lists them" in unknown.error
-    assert bisect_trt.compare("net.pt2", inputs=None).status == "found"
-
-
-@needs_torch
-def test_a_program_that_holds_python_objects_is_not_run(cli: CommandLine, here: Path) -> None:
-    import zipfile
-
-    import torch
-
-    class Trap:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (here / "was-run",))
-
-    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(2),)), "good.pt2")
-    torch.save(Trap(), here / "trap.bin")
-    with zipfile.ZipFile("good.pt2") as good, zipfile.ZipFile("trap.pt2", "w") as trapped:
-        for name in good.namelist():
-            example = "sample_inputs" in name
-            trapped.writestr(name, (here / "trap.bin").read_bytes() if example else good.read(name))
-    ran = cli("run", "trap.pt2", "--onnxrt")
-    assert not (here / "was-run").exists()
-    assert ran.status == 4
-    assert "trap.pt2 cannot be read by torch.export.load" in ran.error
+    result = bisect_trt.diagnose(program, image, target="onnxrt", fp16=True, shrink=False)
+    assert result.culprits[0]["module"]["path"] == "blocks.1.norm"
+    assert (
+        f"{Path(__file__).name}:{line_of('x.pow(2).mean')}"
+        in (Path(result.artifacts["reproducer"] or "") / "ISSUE.md").read_text()
+    )
