@@ -29,19 +29,12 @@ from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import entries
 
+COMPARES = "model inputs target **options"
+SEARCHES = "model check * inputs target **options"
 PARAMETERS = {
-    "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite run **options",
-    "diagnose": "model inputs target * output atol rtol fp16 verbose overwrite run **options",
-    "workaround": "model inputs target * output atol rtol fp16 verbose overwrite run **options",
-    "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
-    "cause": "model inputs target * atol rtol fp16 verbose run **options",
-    "releases": "model check * target inputs atol rtol fp16 verbose run **options",
-    "repeat": "model check * target inputs atol rtol fp16 verbose run **options",
-    "sweep": "model inputs target * shapes atol rtol fp16 verbose run **options",
-    "samples": "model check * target inputs output atol rtol fp16 verbose overwrite run **options",
-    "layerwise": "model inputs target * atol rtol fp16 isolate verbose **options",
-    "compare": "model inputs target * atol rtol fp16 verbose **options",
-    "assert_matches": "model inputs target * atol rtol fp16 reproducer **options",
+    **dict.fromkeys(("diagnose", "workaround", "cause", "sweep", "layerwise", "compare"), COMPARES),
+    **dict.fromkeys(("reduce", "precision", "releases", "repeat", "samples"), SEARCHES),
+    "assert_matches": "model inputs target * reproducer **options",
 }
 """The promise to whoever calls them."""
 
@@ -397,17 +390,10 @@ def test_assert_matches(here: Path) -> None:
     assert done.returncode == 1, done.stderr
 
 
-@pytest.mark.parametrize("call", [bisect_trt.reduce, bisect_trt.precision])
-def test_a_target_in_place_of_a_check_is_asked_about(call: Callable[..., object], here: Path) -> None:
-    model = chain(here / "model.onnx")
-    with pytest.raises(UsageError, match="did you mean target='onnxrt'"):
-        call(model, "onnxrt", fp16=True)
-
-
 def test_sizes_and_samples(here: Path) -> None:
     overflowing(here / "model.onnx")
     model = onnx.load("model.onnx")
-    found = bisect_trt.sweep(model, "onnxrt", fp16=True, shapes=["x:[{1,2,5},3]"])
+    found = bisect_trt.sweep(model, target="onnxrt", fp16=True, shapes=["x:[{1,2,5},3]"])
     assert found.proven
     assert found.extra["sweep"]["dimensions"][0]["fail"] == [1, 2, 5]
     values = [np.full((2, 3), value, np.float32) for value in (-2.9, 2.0)]
@@ -415,30 +401,23 @@ def test_sizes_and_samples(here: Path) -> None:
     assert found.extra["samples"]["failing"] == [2]
     assert Path(str(found.artifacts["minimal_input"])).is_file()
     with pytest.raises(UsageError, match="there is nothing to sweep"):
-        bisect_trt.sweep(model, "onnxrt", shapes="x:[2,3]")
+        bisect_trt.sweep(model, target="onnxrt", shapes="x:[2,3]")
 
 
-def test_values_stand_behind_the_model_or_by_name(here: Path) -> None:
-    """A target's name behind the model goes on to be the target, and a check the check."""
+def test_values_stand_behind_the_model(here: Path) -> None:
     model = overflowing(here / "model.onnx")
     small, large = ({"x": np.full((2, 3), value, np.float32)} for value in (-2.9, 3.0))
     np.savez(here / "small.npz", x=small["x"])
-    matches = {
-        "values": bisect_trt.compare(model, large, "onnxrt", fp16=True),
-        "small": bisect_trt.compare(model, small, fp16=True),
-        "path": bisect_trt.compare(model, here / "small.npz", target="onnxrt", fp16=True),
-        "name": bisect_trt.compare(model, "small.npz", fp16=True),
-        "target": bisect_trt.compare(model, "onnxrt", fp16=True),
-        "none": bisect_trt.compare(model, None, onnx=True),
-        "both": bisect_trt.compare(model, "onnxrt", inputs=small, fp16=True),  # type: ignore[misc]  # the older order
-    }
-    assert {name for name, result in matches.items() if result.status != "found"} == {"values", "target"}
-    assert [each["name"] for each in matches["none"].extra["targets"]] == ["ONNX's reference evaluator"]
-    assert not bisect_trt.sweep(model, small, shapes="x:[{2,3},3]", fp16=True).proven
-    for given, status in ((large, "found"), (here / "small.npz", "not_reproduced"), ("small.npz", "not_reproduced")):
-        assert bisect_trt.reduce(model, given, target="onnxrt", fp16=True, shrink=False).status == status
-    with pytest.raises(UsageError, match="inputs are given twice"):
-        bisect_trt.reduce(model, large, inputs=small, target="onnxrt")
+    assert bisect_trt.compare(model, large, "onnxrt", fp16=True).status == "not_reproduced"
+    for values in (small, here / "small.npz", "small.npz"):
+        assert bisect_trt.compare(model, values, fp16=True).status == "found"
+    beside = bisect_trt.compare(model, target=None, onnx=True).extra["targets"]
+    assert [each["name"] for each in beside] == ["ONNX's reference evaluator"]
+    assert not bisect_trt.sweep(model, small, "onnxrt", shapes="x:[{2,3},3]", fp16=True).proven
+    with pytest.raises(UsageError, match="did you mean target='onnxrt'"):
+        bisect_trt.reduce(model, "onnxrt", fp16=True)
+    with pytest.raises(UsageError, match="give a function, a command"):
+        bisect_trt.reduce(model, large, target="onnxrt")  # type: ignore[arg-type]  # values are no check
 
 
 def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:

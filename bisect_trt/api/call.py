@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,35 +37,33 @@ _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time"
 def run_call(
     command: str,
     model: Model,
-    options: Mapping[str, Any],
-    *,
     inputs: Inputs | None = None,
-    check: Check | None = None,
     target: str | None = None,
+    *,
+    check: Check | None = None,
     output: str | Path | None = None,
     run: str | Path | None = None,
     verbose: bool | int = False,
-    **named: Any,  # noqa: ANN401 - of many types
+    **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Run a command with the arguments of its Python function.
 
     Args:
         command: The name of the command.
         model: The model, or its path.
-        options: The options that are no parameters of the function.
         inputs: The values of its inputs; random values if not given.
-        check: A function or command that decides whether a candidate fails.
         target: The runtime under test.
+        check: A function or command that decides whether a candidate fails.
         output: The path of what is found; in the run's folder if not given.
         run: The run's folder, if it is named: a new one, or one that goes on.
         verbose: Whether to print.
-        **named: The options that are parameters.
+        **options: The other options of the command.
 
     Raises:
         UsageError: An option does not exist or does not fit, or the folder cannot be made.
         UnavailableError: Something needed is not there.
     """
-    given = {**options, **{name: value for name, value in named.items() if value is not None and value is not False}}
+    given = {name: value for name, value in options.items() if value is not None}
     _refuse_target(check, target)
     if target is not None:
         given.setdefault(target, True)  # one that has a value says it by a keyword of its name
@@ -73,8 +71,9 @@ def run_call(
     words = [f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()]
     home = COMMANDS[command].output
     groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
-    own = {"model"} if home is None else {"model", "output"}
-    known = {entry.name for group in groups for entry in entries(group)} - own
+    known = {entry.name for group in groups for entry in entries(group)} - (
+        {"model"} if home is None else {"model", "output"}
+    )
     for name in given.keys() - known:
         raise UsageError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.")
     if check is not None and not callable(check):

@@ -212,10 +212,10 @@ def test_commands_that_are_none(command: str, complaint: str) -> None:
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tool = edit(tmp_path / "tool.py", 'm.graph.node[-1].op_type = "Neg"')
-    result = bisect_trt.compare(model(tmp_path / "model.onnx", 1), "through", through=tool)
+    result = bisect_trt.compare(model(tmp_path / "model.onnx", 1), target="through", through=tool)
     assert int(result.exit_status) == 1
     with pytest.raises(UsageError, match=r"through: .*give a text"):
-        bisect_trt.compare(tmp_path / "model.onnx", "through")
+        bisect_trt.compare(tmp_path / "model.onnx", target="through")
 
 
 WORDS = st.lists(st.text(st.sampled_from("ab {}$'model/.")), max_size=4)
