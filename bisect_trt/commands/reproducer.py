@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -32,7 +32,18 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import passes_needed
-from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, ToolCommand, Trial, pack
+from bisect_trt.report.reproducer import (
+    FILES,
+    MODEL,
+    SCRIPT,
+    Cause,
+    Recommended,
+    Reproducer,
+    Since,
+    Trial,
+    pack,
+    writing,
+)
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.messages import mask_message
 from bisect_trt.targets.settings import TargetSettings
@@ -76,10 +87,8 @@ def make_folder(folder: Path) -> None:
     Raises:
         UsageError: It cannot be made any more.
     """
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --output.") from error
 
 
 @dataclass(frozen=True)
@@ -280,11 +289,9 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 
     def copy(path: str) -> str:
         name = f"{len(carried) + 1}-{Path(path).name}"
-        try:
+        with writing(folder):
             folder.mkdir(exist_ok=True)
             shutil.copyfile(path, folder / name)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be copied to {folder}: {error.strerror or error}; make room.") from error
         carried.append(f"{FILES}/{name}")
         return carried[-1]
 
@@ -323,64 +330,59 @@ def _ruled_out(session: Session, check: CheckSettings, candidate: Candidate, tar
 
 
 def _try_commands(session: Session, case: Reproducer, folder: Path, seconds: float) -> dict[str, Trial]:
-    """Run the script as its reader will, and the commands of other tools; returns what came of each, by its name."""
-    limit, scratch, cancel = 10 * seconds + _GRACE_SECONDS, session.subject.workspace.scratch, Cancel()
-    commands = [command for command in case.commands() if isinstance(command, ToolCommand)]
+    """Run what the folder recommends as its reader will; returns what came of each command, by its tool."""
+    limit, runs = 10 * seconds + _GRACE_SECONDS, min(session.prober.runner.flakiness.passes_needed, _MOST_RUNS)
+    script, *others = (command for command in case.recommended() if command.words)
+
+    def attempt(command: Recommended) -> Trial:
+        """Run a command until it shows the failure, as often as a failure that comes only sometimes needs."""
+        log, trial = session.subject.workspace.scratch(f"trial-{command.tool}.log"), Trial()
+        for _ in range(runs):
+            trial = _run(session, case, command, folder, log, limit, cancel)
+            if trial.shows is not False:
+                break
+        return trial
+
     # Each starts the target anew, which may take ten seconds, so they run beside each other.
-    with closing(cancel), ThreadPoolExecutor(len(commands) + 1) as beside:
+    with closing(Cancel()) as cancel, ThreadPoolExecutor(len(others) + 1) as beside:
         try:
-            tried = {
-                command.tool: beside.submit(
-                    _try_tool, command, case, folder, scratch(f"trial-{number}.log"), limit, cancel
-                )
-                for number, command in enumerate(commands, 1)
-            }
-            trials = {SCRIPT: _try_script(session, case, folder, scratch("trial.log"), limit)}
-            trials |= {tool: trial.result() for tool, trial in tried.items()}
+            started = {command.tool: beside.submit(attempt, command) for command in others}
+            trials = {SCRIPT: attempt(script), **{tool: each.result() for tool, each in started.items()}}
         finally:
             cancel.set()
     for tool, trial in trials.items():
-        said = "shows the failure" if trial.shows else trial.why or "does not show it"
+        said = "shows the failure" if trial.shows else trial.why
         session.console.note(f"{tool}, run as it stands in the reproducer: {said}")
     if not trials[SCRIPT].shows:
         session.console.say(f"  {trials[SCRIPT].why}")
     return trials
 
 
-def _runner(session: Session, case: Reproducer, folder: Path, log: Path, limit: float) -> Callable[[], ProcessEnd]:
-    """Runs ``reproduce.py``, where the target runs."""
-    places, models = session.subject.workers.places, session.subject.models
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-
-    def here() -> ProcessEnd:
-        with gate.turn():
-            return run_to_end([sys.executable, str(folder / SCRIPT)], log=log, environment={}, timeout=limit)
-
-    def there() -> ProcessEnd:
-        began = time.monotonic()
+def _run(
+    session: Session, case: Reproducer, command: Recommended, folder: Path, log: Path, limit: float, cancel: Cancel
+) -> Trial:
+    """Run a command once: the script where the target runs, other tools here."""
+    subject = session.subject
+    if subject.workers.places and command.tool == SCRIPT:
+        began, files = time.monotonic(), [path for path in folder.rglob("*") if path.is_file()]
+        sent = {path.relative_to(folder).as_posix(): path for path in files}
         log.write_bytes(b"")
-        request = Execute(case.target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), files)
-        reply = models.workers.ask(request, limit, place=places[0], log=log)
+        request = Execute(case.target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), sent)
+        reply = subject.workers.ask(request, limit, place=subject.workers.places[0], log=log)
         late, code = (reply.kind == "time-out", -signal.SIGKILL) if isinstance(reply, Failed) else (False, reply.code)
-        return ProcessEnd(code, late, False, time.monotonic() - began)
-
-    return there if places else here
-
-
-def _try_script(session: Session, case: Reproducer, folder: Path, log: Path, limit: float) -> Trial:
-    """As ``python reproduce.py``; a failure that comes only sometimes is waited for."""
-    run, why = _runner(session, case, folder, log, limit), ""
-    for _ in range(min(session.prober.runner.flakiness.passes_needed, _MOST_RUNS)):
-        end = run()
-        if end.code == 1 and not end.timed_out:
-            return Trial(True)
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
-        last = lines[-1].replace(f"{folder.absolute()}/", "") if lines else ""  # no path of this machine
-        if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
-            return Trial(None, f"not tried here ({last.removeprefix('cannot tell: ').rstrip('.')})")
-        why = f"{SCRIPT} ends with {how}{f': {last}' if last else ''}"
-    return Trial(False, why)
+        end = ProcessEnd(code, late, False, time.monotonic() - began)
+    else:
+        program = sys.executable if command.tool == SCRIPT else find_tool(command.tool)
+        if program is None:
+            return Trial(None, "not tried, for it is not installed here")
+        try:
+            with gate.turn(cancel):
+                words = [program, *command.words[1:]]
+                end = run_to_end(words, log=log, environment={}, timeout=limit, cancel=cancel, cwd=folder)
+        except OSError as error:
+            return Trial(None, f"not tried, for it does not start here ({error.strerror})")
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return _script_trial(end, text, folder) if command.tool == SCRIPT else _tool_trial(command, case, end, text)
 
 
 def find_tool(name: str) -> str | None:
@@ -389,33 +391,32 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or (str(beside) if beside.exists() else None)
 
 
-def _try_tool(command: ToolCommand, case: Reproducer, folder: Path, log: Path, limit: float, cancel: Cancel) -> Trial:
-    """Run another tool's command, and read whether it shows the failure."""
-    program = find_tool(command.tool)
-    if program is None:
-        return Trial(None, "not tried, for it is not installed here")
-    words = [program, *command.words[1:]]
-    try:
-        with gate.turn(cancel):
-            end = run_to_end(words, log=log, environment={}, timeout=limit, cancel=cancel, cwd=folder)
-    except OSError as error:
-        return Trial(None, f"not tried, for it does not start here ({error.strerror})")
-    return _read(command, case, end, log.read_text(encoding="utf-8", errors="replace"))
+def _script_trial(end: ProcessEnd, text: str, folder: Path) -> Trial:
+    """Whether a run of the script shows the failure."""
+    if end.code == 1 and not end.timed_out:
+        return Trial(True)
+    how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
+    last = (text.strip().splitlines() or [""])[-1].replace(f"{folder.absolute()}/", "")  # no path of this machine
+    if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
+        return Trial(None, f"not tried here ({last.removeprefix('cannot tell: ').rstrip('.')})")
+    return Trial(False, f"{SCRIPT} ends with {how}{f': {last}' if last else ''}")
 
 
-def _read(command: ToolCommand, case: Reproducer, end: ProcessEnd, text: str) -> Trial:
-    """Whether a tool's run shows the failure; ``None``, with the reason, where that cannot be told."""
-    ended, shown, why = end.code == 0, False, f"run here, it breaks for another reason (status {end.code})"
+def _tool_trial(command: Recommended, case: Reproducer, end: ProcessEnd, text: str) -> Trial:
+    """Whether another tool's run shows the failure; ``None``, with the reason, where that cannot be told."""
     if end.timed_out:
         return Trial(None, "run here, it does not end")
+    if end.code == 0 and command.tool == "trtexec" and case.refusal is None:
+        return Trial(None, "run here, it ends well; compare what it prints with the values below")
+    if end.code == 0:
+        return Trial(False, "its command passes here")
     if case.refusal is not None:
         said = _masked(case.refusal.rpartition(": ")[2])
         shown, why = bool(said) and said in _masked(text), "run here, it fails in words of its own"
-    elif command.tool == "polygraphy":
-        shown = end.code == 1 and "FAILED" in text
-    elif ended:
-        return Trial(None, "run here, it ends well; compare what it prints with the values below")
-    return Trial(not ended) if ended or shown else Trial(None, why)
+    else:
+        shown = command.tool == "polygraphy" and end.code == 1 and "FAILED" in text
+        why = f"run here, it breaks for another reason (status {end.code})"
+    return Trial(True) if shown else Trial(None, why)
 
 
 def _masked(text: str) -> str:

@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bisect_trt.targets.base import Script
@@ -37,12 +37,17 @@ Ends with status 1 while it is there, 0 once it is gone, and 2, with a sentence,
 from __future__ import annotations
 
 {ALONE}
-'''
+CASE = {{}}
 
-
-_MISSING = """except ImportError as error:
-    print(f"cannot tell: {error}. This needs {CASE['needs']}.")
+try:
+    import PACKAGES
+except ImportError as error:
+    print(f"cannot tell: {{error}}. This needs {{CASE['needs']}}.")
     sys.exit(2)
+'''
+_TAIL = """
+if __name__ == "__main__":
+    sys.exit(main(CASE, make))
 """
 
 
@@ -88,50 +93,29 @@ def render_script(
             c.name: [c.atol or 0, c.rtol or 0, _statistic(c), c.step or 0, c.most_ties] for c in comparisons
         },
     }
-    sources = [_split(name) for name in (*_SHARED, *script.modules)]
-    imports = _merged(line for lines, _ in sources for line in lines)
-    own = [line for line in imports if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
-    others = "".join(f"    {line}\n" for line in imports if line not in own)
-    needed = f"try:\n{others}{_MISSING}" if others else ""
+    sources = [_source(name) for name in (*_SHARED, *script.modules)]
+    packages = sorted(set().union(*(packages for packages, _ in sources)))
     literal = "".join(f"    {name!r}: {to_plain(value)!r},\n" for name, value in case.items())
-    head = "\n".join(own) + f"\n\nCASE = {{\n{literal}}}\n\n{needed}"
-    parts = [head, *(body for _, body in sources)]
-    return _HEAD + "\n\n".join(parts) + '\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, make))\n'
+    head = _HEAD.replace("PACKAGES", ", ".join(packages)).replace("CASE = {}", f"CASE = {{\n{literal}}}")
+    return "\n\n".join([head, *(text for _, text in sources), _TAIL])
 
 
-def _split(module: str) -> tuple[list[str], str]:
-    """The imports of a module but those of this package, and what follows them."""
+def _source(module: str) -> tuple[set[str], str]:
+    """Return a module's source without its docstring and the imports of this package; and the packages that it imports."""
     spec = importlib.util.find_spec(module)
     assert spec is not None  # a module of ours, or of a target's package
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     body = ast.parse(source).body
     checking = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    top = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    imports = [ast.unparse(node) for node in top if not _is_ours(node)]
-    lines = source.splitlines()
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    roots = {ast.unparse(node): ast.unparse(node).split()[1].partition(".")[0] for node in imports}
+    kept = [line for line, root in roots.items() if root not in ("__future__", "bisect_trt")]
     # Comments belong to what follows them.
-    last = max([*top, *checking], key=lambda node: node.lineno)
-    text = "\n".join(lines[last.end_lineno :]).strip("\n") + "\n"
-    return imports, _FOR_LINTERS.sub("", text)
-
-
-def _merged(imports: Iterable[str]) -> list[str]:
-    """Import statements, those of one module in one line."""
-    plain: set[str] = set()
-    names: dict[str, set[str]] = {}
-    for line in imports:
-        module, is_from, name = line.removeprefix("from ").partition(" import ")
-        if is_from:
-            names.setdefault(module, set()).update(name.split(", "))
-        else:
-            plain.add(line)
-    return [*sorted(plain), *(f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))]
-
-
-def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
-    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-    return (name or "").partition(".")[0] in ("__future__", "bisect_trt")
+    last = max([*imports, *checking], key=lambda node: node.lineno)
+    rest = "\n".join(source.splitlines()[last.end_lineno :]).strip("\n") + "\n"
+    packages = {root for root in roots.values() if root not in (*sys.stdlib_module_names, "bisect_trt")}
+    return packages, "\n".join([*kept, "\n" + _FOR_LINTERS.sub("", rest)])
 
 
 def _statistic(comparison: TensorComparison) -> str:

@@ -109,12 +109,13 @@ def _printed_to(log: Path) -> Iterator[None]:
 
 def _run_to_end(argv: Sequence[str], *, log: Path, **options: Any) -> process.ProcessEnd:
     """Answer for the check of the corpus, and for ``reproduce.py`` of a model with faults, which a runtime alone has not."""
-    script = Path(argv[1]) if len(argv) > 1 else Path()
+    script = Path(options.get("cwd") or "", argv[1]) if len(argv) > 1 else Path()
     if script.name == "check.py":
         code, said = check.judge(argv[2:])
         log.write_text(said)
         return process.ProcessEnd(code, code == check.HANGS, False, 0.01)
     if script.name == "reproduce.py" and any(map(faults.has_fault, script.parent.glob("*.onnx"))):
+        log.write_bytes(b"")
         return process.ProcessEnd(1, False, False, 0.01)
     return _real_run_to_end(argv, log=log, **options)
 

@@ -65,7 +65,7 @@ def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
     for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal"):
         assert word in issue
     assert "@" not in issue
-    script, polygraphy = commands_of(Path("out/ISSUE.md"))
+    script, polygraphy, *_ = commands_of(Path("out/ISSUE.md"))
     assert script == ["python", "reproduce.py"]
     assert polygraphy[:3] == ["polygraphy", "run", "model_fp16.onnx"]
     done = subprocess.run(

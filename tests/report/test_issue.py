@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.report.reproducer import ISSUE, Reproducer, Since, ToolCommand
+from bisect_trt.report.reproducer import ISSUE, MODEL, Reproducer, Since
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -59,16 +59,17 @@ def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
 
 
 def words_for(tool: str, case: Reproducer) -> list[str]:
-    (command,) = [c for c in case.commands() if isinstance(c, ToolCommand) and c.tool == tool]
+    (command,) = [c for c in case.recommended() if c.words and c.tool == tool]
     return list(command.words)
 
 
 def test_trtexec_is_given_the_target_and_the_raw_inputs(tmp_path: Path) -> None:
     x = np.arange(6, dtype=np.float16).reshape(2, 3)
     case = replace(issue(), inputs={"x": x}, golden={"a:b": x})
-    files = case.write_tool_files(tmp_path)
-    assert files == ["inputs.json", "golden.json", "trtexec/input_0.bin"]
-    np.testing.assert_array_equal(np.fromfile(tmp_path / files[-1], np.float16), x.ravel())
+    model, *_, raw = case.write(tmp_path)
+    assert (model.name, raw.name) == (MODEL, "input_0.bin")
+    assert {"inputs.json", "golden.json", "reproduce.py"} < {path.name for path in tmp_path.iterdir()}
+    np.testing.assert_array_equal(np.fromfile(raw, np.float16), x.ravel())
     line = words_for("trtexec", case)
     assert line[:2] == ["trtexec", "--onnx=model.onnx"]
     for word in ("--fp16", "--int8", "--noTF32", "--memPoolSize=workspace:1073741824B", "--builderOptimizationLevel=3"):
@@ -79,7 +80,7 @@ def test_trtexec_is_given_the_target_and_the_raw_inputs(tmp_path: Path) -> None:
         "| place: GPU | H100 |",
         "`a:b` at [0, 1]: 70000",
         "`a:b` at [0, 1]: inf",
-        "and 2 more",
+        '"a:b" = Add (t13, x)',
         "trtexec --onnx=model.onnx",
     ):
         assert word in page
