@@ -6,13 +6,12 @@ in fp32 for the rest to be in fp16; each rung's answer is 1-minimal with the run
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from onnx import TensorProto
 
-from bisect_trt.commands.marking import engine_layers
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import (
@@ -46,8 +45,6 @@ _EPILOGUES = (
     *("Add", "Mul", "BatchNormalization"),
 )
 """Operators that runtimes compute together with the operator before, where the result is quantized again."""
-_CHOSEN = {"int8": "int8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-"""The rung of each type that TensorRT's engines name."""
 
 
 def deliver_ladder(task: Task, answer: PrecisionAnswer, progress: Progress) -> Result:
@@ -61,12 +58,7 @@ def deliver_ladder(task: Task, answer: PrecisionAnswer, progress: Progress) -> R
     if not isinstance(space, GroupSpace):
         result = deliver(task, answer)
         lowered = [network.order[unit] for unit in task.lowering.units if unit not in answer.units]
-        if settings.calibrated:
-            outcome = task.prober.ledger.outcome(task.lowering.candidate(answer.units).key)
-            chosen = rungs_chosen(network, lowered, () if outcome is None else outcome.layers, settings.rungs)
-            result.extra["ladder"] = _ladder(settings.rungs, node_rungs(network, chosen, (), None, types))
-        else:
-            result.extra["ladder"] = _ladder(settings.rungs, node_rungs(network, {}, lowered, settings.half, types))
+        result.extra["ladder"] = _ladder(settings.rungs, node_rungs(network, {}, lowered, settings.half, types))
         return result
     climbed, why = _climb(task, space, answer, progress)
     half, low = None if climbed is None else settings.half, set[int]()
@@ -275,15 +267,3 @@ def node_rungs(
             rung = quantized.get(index) or (half if index in low and half is not None else "fp32")
             nodes.append({**network.plain(index), "rung": rung})
     return nodes
-
-
-def rungs_chosen(
-    network: Network, lowered: Collection[int], layers: Iterable[Mapping[str, Any]], ladder: Sequence[str]
-) -> dict[int, str]:
-    """The rung that TensorRT chose for each node; the first one, which is allowed, where its engine does not tell."""
-    told = engine_layers(network, layers)
-    chosen = dict.fromkeys(lowered, ladder[0])
-    for index in lowered:
-        made = {_CHOSEN.get(kind) for kind in told[index].precisions} if index in told else set()
-        chosen[index] = next((rung for rung in ladder if rung in made), ladder[0])
-    return chosen

@@ -187,8 +187,10 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     """
     target, output = settings.target, settings.output
     assert target is not None  # or nothing would be calibrated
-    if settings.rungs:  # in what it may choose among, each layer runs in what TensorRT measured to be the fastest
-        target = replace(target, fp16=settings.half == "fp16", bf16=settings.half == "bf16")
+    if settings.rungs:
+        raise UsageError(
+            f"--ladder: {subject.settings.path} has no Q/DQ to take out, and TensorRT chooses among the types itself; drop it."
+        )
     if output.suffix not in ENGINES:
         raise UsageError(
             f"-o {output}: INT8 by calibration is in no ONNX model, so the answer is an engine; name it "
