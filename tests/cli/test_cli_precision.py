@@ -108,41 +108,6 @@ def test_only_boundaries_get_casts(cli: CommandLine) -> None:
     np.testing.assert_allclose(got, exact, rtol=1e-2)
 
 
-def test_a_check_command_sees_real_nodes(cli: CommandLine, here: Path) -> None:
-    ran = cli(*LINE, "--fp16", *planted(here, 40, 7, 23))
-    assert ran.status == 0
-    result = read_json(Path("r.json"))
-    assert kept(result) == ["<7>", "<23>"]
-    assert {node["rule"] for node in result["keep_fp32"]} == {"needed"}
-    assert "'<7>': needed: without it the check fails" in ran.out
-    assert result["accuracy"] == []
-    assert result["measured_on"] == "the check"
-    check_mixed(Path("mixed.onnx"), ["<7>", "<23>"])
-
-
-def test_bfloat16_is_emulated_on_the_cpu_provider(cli: CommandLine) -> None:
-    """257 is no bfloat16 and becomes 256."""
-    weights = {"zero": 0.0, "start": 256.0, "one": 1.0}
-    steps = [
-        ("Mul", "x", "zero", "a"),
-        ("Add", "a", "start", "b"),
-        ("Add", "b", "one", "c"),
-        ("Sub", "c", "start", "d"),
-    ]
-    nodes = [helper.make_node(op, [one, other], [out], name=out) for op, one, other, out in steps]
-    save(
-        Path("model.onnx"),
-        [*nodes, helper.make_node("Neg", ["d"], ["e"], name="e")],
-        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()],
-    )
-    ran = cli(*LINE, "--onnxrt", "--bf16")
-    assert ran.status == 0, ran.out
-    result = read_json(Path("r.json"))
-    assert kept(result) == ["c", "d"]
-    assert "rounded to bf16" in result["measured_on"]
-    check_mixed(Path("mixed.onnx"), kept(result), BFLOAT16)
-
-
 def test_weights_in_a_file_of_their_own_are_lowered_into_one(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [numpy_helper.from_array(np.full(SHAPE, value, np.float32), name) for name, value in
                (("big", 6e4), ("small", 1e-5), ("one", 1.0))]  # fmt: skip
@@ -201,22 +166,6 @@ def test_what_holds_no_values_stays_out(cli: CommandLine) -> None:
     result = read_json(Path("r.json"))
     assert kept(result) == ["<y>", "<z>"]
     assert (result["lowered"], result["not_lowered"]) == (2, 4)
-
-
-def test_the_best_so_far_is_told_as_an_answer_is(cli: CommandLine, here: Path) -> None:
-    """Which nodes are kept, which suspects are not, and on what that was seen."""
-    overflowing(here / "model.onnx", before=12, after=12)
-    line = [*LINE, *TARGET, "--workers", "1", "--exclude", "small", "--max-probes"]
-    for probes in ("3", "4", "5"):
-        ran = cli(*line, probes, "--overwrite")
-        result = read_json(Path("r.json"))
-        if ran.status == 3 and result["artifacts"].get("mixed"):
-            assert kept(result)
-            for node in result["keep_fp32"][:30]:
-                assert f"  {node['op']} '{node['name']}': {node['reason']}" in ran.out
-            assert f"measured on {result['measured_on']}" in ran.out
-            return
-    pytest.fail("no budget of these left a best so far")
 
 
 def test_an_interrupted_search_goes_on(here: Path) -> None:

@@ -23,8 +23,6 @@ from support import rest_slow
 import bisect_trt
 from benchmarks.bits import Float, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.qdq import find_quantized, has_quantized
 
 pytestmark = [
     # The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
@@ -382,15 +380,6 @@ def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options
     with pytest.raises(UsageError) as raised:
         bisect_trt.precision(tmp_path / "model.onnx", target="onnxrt", output=tmp_path / "out.onnx", **options)
     assert message in str(raised.value)
-
-
-def test_what_is_quantized_inside() -> None:
-    """In a branch or a function it counts too, and with functions put in their calls' places it can be searched."""
-    assert has_quantized(inside())
-    assert has_quantized(calling())
-    assert not has_quantized(FLOAT)
-    (group,) = find_quantized(Network(onnx.inliner.inline_local_functions(calling()))).groups
-    assert "squashed" in group.name
 
 
 def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:

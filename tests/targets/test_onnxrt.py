@@ -66,27 +66,6 @@ def rewrite(path: Path, ir: int) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-@given(
-    settings=st.builds(
-        TargetSettings,
-        fp16=st.booleans(),
-        own=st.builds(
-            OnnxRuntimeSettings,
-            graph_optimization_level=st.sampled_from((ALL, OFF)),
-            providers=st.lists(st.sampled_from(("cpu", "cuda", "CUDAExecutionProvider"))).map(tuple),
-        ),
-    )
-)
-def test_settings_survive_json(settings: TargetSettings) -> None:
-    assert TargetSettings.from_json(settings.to_json()) == settings
-
-
-def test_the_reference_is_the_model_as_written() -> None:
-    settings = reference_settings()
-    own = settings.of(OnnxRuntimeSettings)
-    assert (settings.fp16, own.optimize, own.providers) == (False, False, ())
-
-
 def test_the_reference_has_the_same_bits_without_spinning() -> None:
     light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
     ready, waiting = (make_runtime(reference_settings(spinning=spinning)).load(light) for spinning in (True, False))
@@ -133,17 +112,6 @@ def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
         "parts": "a seq(tensor(float)), which NumPy has no arrays of",
         "maybe": "a optional(tensor(float)), which NumPy has no arrays of",
     }
-
-
-def test_a_sequence_cannot_be_fed(tmp_path: Path) -> None:
-    sequence = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
-    node = helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0)
-    graph = helper.make_graph([node], "test", [sequence], [onnx.ValueInfoProto(name="y")])
-    path = tmp_path / "m.onnx"
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(BuildError, match=r"input 'parts' is a seq\(tensor\(float\)\)"):
-        load(path)
 
 
 def test_inputs_are_described(tmp_path: Path) -> None:
@@ -225,19 +193,6 @@ def test_an_unknown_operator_is_refused_by_name(tmp_path: Path, domain: str, set
     assert_clean(caught.value.message)
 
 
-def test_an_operator_without_a_kernel_is_refused_by_name(tmp_path: Path) -> None:
-    """The CPU provider multiplies no int8 matrices."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT8),
-        helper.make_node("MatMul", ["i", "t"], ["y"], name="mat"),
-    ]
-    nodes.insert(1, helper.make_node("Transpose", ["i"], ["t"]))
-    path = of(tmp_path / "m.onnx", nodes, "y")
-    with pytest.raises(BuildError, match=r"MatMul.*'?mat'?") as caught:
-        load(path)
-    assert_clean(caught.value.message)
-
-
 def reshape(path: Path, columns: int) -> Path:
     shape = numpy_helper.from_array(np.array([columns, columns]), "shape")
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["y"], name="resh")]
@@ -299,13 +254,6 @@ def test_an_unknown_provider_is_named_with_those_there_are() -> None:
         make_runtime(TargetSettings(own=OnnxRuntimeSettings(("abacus",))))
 
 
-def test_a_provider_named_twice_is_still_the_cpu(tmp_path: Path) -> None:
-    session = load(
-        square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, own=OnnxRuntimeSettings(("cpu", "CPU")))
-    )
-    assert overflowed(session.run({"x": X})["y"])
-
-
 CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
@@ -340,8 +288,3 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 20):  # 1.18 prints of it too: into a worker's log
         assert len(lines) == 1
         assert done.stderr == ""
-
-
-def test_onnxruntime_is_imported_only_when_asked_for() -> None:
-    code = "import sys, bisect_trt.targets.base; sys.exit('onnxruntime' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,10 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.messages import TINY_MODEL
-from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
 from bisect_trt.targets.onnxrt.runner import share_options
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 
 X = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
 
@@ -56,13 +55,6 @@ def test_an_optimizer_is_left_out(tmp_path: Path) -> None:
     path = model(tmp_path / "m.onnx")
     assert "Transpose" not in runs(path)
     assert "Transpose" in runs(path, disabled_optimizers=("GemmTransposeFusion",))
-
-
-def test_levels_differ(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.onnx")
-    assert runs(path, graph_optimization_level=OFF) == ["Transpose", "Gemm", "Relu"]
-    assert runs(path, graph_optimization_level="ORT_ENABLE_BASIC") == ["Gemm", "Relu"]
-    assert runs(path) == ["FusedGemm"]
 
 
 def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
@@ -131,10 +123,6 @@ def test_options_are_the_first_providers_unless_they_name_another(pairs: list[tu
     assert shared["CPUExecutionProvider"] == {}
 
 
-def test_the_model_that_tries_settings_is_one() -> None:
-    onnx.checker.check_model(onnx.load_from_string(TINY_MODEL))
-
-
 def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
     library = pytest.importorskip("onnxruntime_extensions").get_library_path()
     nodes = [
@@ -156,8 +144,3 @@ def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
     done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "MISMATCH e" in done.stdout
-
-
-def test_the_reference_of_others_is_plain() -> None:
-    for name in ("trt", "onnxrt"):
-        assert reference_settings(TargetSettings(name)) == reference_settings()

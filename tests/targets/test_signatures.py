@@ -37,10 +37,6 @@ def unknown_of_a_domain(name: Callable[[str], str], size: int) -> list[NodeProto
     return [make("Mystery", ["a"], ["y"], name("n"), domain="com.microsoft")]
 
 
-def of_two_types(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
-    return [make("Cast", ["b"], [name("c")], name("cast"), to=7), make("Mul", ["a", name("c")], ["y"], name("n"))]
-
-
 def too_wide(name: Callable[[str], str], size: int) -> list[NodeProto]:
     shape = make("Constant", [], [name("s")], name("k"), value_ints=[size, size + 1])
     return [shape, make("Reshape", ["a", name("s")], ["y"], name("n"))]
@@ -53,11 +49,6 @@ def of_no_shape(name: Callable[[str], str], size: int) -> list[NodeProto]:
 
 def fused(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
     return [make("Gemm", ["a", "b"], [name("g")], name("n")), make("Relu", [name("g")], ["y"], name("m"))]
-
-
-def beyond(name: Callable[[str], str], size: int) -> list[NodeProto]:
-    index = make("Constant", [], [name("s")], name("k"), value_ints=[size + 90])
-    return [index, make("Gather", ["a", name("s")], ["y"], name("n"))]
 
 
 def quantized(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
@@ -83,11 +74,9 @@ def twice(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: AR
 FAILING: list[Build] = [
     unknown,
     unknown_of_a_domain,
-    of_two_types,
     too_wide,
     of_no_shape,
     fused,
-    beyond,
     quantized,
     no_kernel,
     twice,

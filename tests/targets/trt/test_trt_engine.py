@@ -86,28 +86,6 @@ def test_metadata_of_later_versions() -> None:
     assert (layer["kind"], layer["tensors"], layer["precisions"]) == ("kgen", ["3", "4"], ["float32", "float16"])
 
 
-@pytest.mark.parametrize(
-    ("text", "precision"),
-    [
-        ("Row major Int8 format", "int8"),
-        ("Row major linear BFloat16 format", "bfloat16"),
-        ("Row major linear INT32", "int32"),
-        ("Int64", "int64"),
-        ("Bool", "bool"),
-        ("something new", "something new"),
-    ],
-)
-def test_types_in_words(text: str, precision: str) -> None:
-    entry = {"Name": "a", "Outputs": [{"Format/Datatype": text}]}
-    assert read_layers([entry], Origins())[0]["precisions"] == [precision]
-
-
-def test_what_another_layer_runs_is_not_the_regions() -> None:
-    names = ["/patch/Conv", "{ForeignNode[/a/Sigmoid.../norm/Div]}", "/norm/Sub"]
-    found = read_layers(names, Origins(chain(NODES), LAYERS))
-    assert [layer["tensors"] for layer in found] == [["0"], ["1", "2", "4", "5"], ["3"]]
-
-
 def test_without_the_network_a_region_follows_the_graph() -> None:
     assert nodes("{ForeignNode[pos_embed...t4]}", Origins(chain(NODES))) == (0, 1, 2, 3)
 

@@ -131,13 +131,6 @@ def test_memory_and_poison(errors: list[str], *, memory: bool, poison: bool) -> 
     assert not log.errors
 
 
-def test_a_word_of_the_message_is_no_name_only_because_a_tensor_is_called_so() -> None:
-    message = "shape tensor of axis 3 must have build-time extent"
-    assert signature(message, ["axis", "shape", "tensor", "extent"]) == signature(message, [])
-    quoted = "the input 'axis' is not known"
-    assert signature(quoted, ["axis"]) == signature(quoted.replace("axis", "other"), ["other"])
-
-
 names = st.from_regex(r"/[a-z]{1,8}(\.\d{1,2})?/[A-Z][a-z]{2,8}(_\d{1,3})?", fullmatch=True)
 
 

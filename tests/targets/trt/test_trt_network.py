@@ -134,11 +134,6 @@ def norm(version: str) -> tuple[World, ParsedNetwork, list[StandIn]]:
     return world, network(version, [["/n/Pow", ["p"]], ["/n/Shape", ["s"]], ["/n/Div", ["y"]]], layers), layers
 
 
-def test_layers_belong_to_the_node_that_they_are_named_after_or_lead_up_to() -> None:
-    _, parsed, _ = norm(OLD)
-    assert parsed.places() == [0, 0, 0, 1, 1, 2, None]
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=10))
 def test_any_number_of_unnamed_layers_leads_up_to_a_node(made: list[tuple[int, bool]]) -> None:
     """Each node: so many unnamed layers first, then one known by its name or else by its output."""
