@@ -1,4 +1,4 @@
-"""What every ``runner.py`` shares: the failures of a runtime, and the signatures by which two failures compare equal.
+"""What every ``runner.py`` shares: the failures of a runtime, the signatures by which two compare equal, options from text.
 
 It needs the standard library alone, because its source is sent to remote workers and joined into ``reproduce.py``.
 """
@@ -158,3 +158,33 @@ def names_of(graph: Any) -> Iterator[str]:  # noqa: ANN401 - a GraphProto; there
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):
                 yield from names_of(body)
+
+
+def set_option(owner: object, name: str, value: str) -> None:
+    """Set an attribute of a runtime's options from text, by the type of its current value.
+
+    Raises:
+        AttributeError: There is no such attribute.
+        ValueError: It takes other values; these in words.
+    """
+    current = getattr(owner, name, None)
+    if name.startswith("_") or current is None or callable(current):
+        raise AttributeError(name)
+    members = getattr(type(current), "__members__", {})
+    try:
+        setattr(owner, name, _like(current, members, value))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        kinds = {bool: "1 or 0", int: "a whole number"}
+        raise ValueError(" or ".join(members) or kinds.get(type(current), f"a {type(current).__name__}")) from error
+
+
+def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa: ANN401 - of a runtime
+    """Return a word as a value of the type that another value has; a member of an enumeration also by its last part."""
+    if members:
+        short = {name.rpartition("_")[2].lower(): each for name, each in members.items()}
+        return {**short, **{name.lower(): each for name, each in members.items()}}[value.lower()]
+    if isinstance(current, bool):
+        return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
+    if isinstance(current, int):
+        return int(value, 0)
+    return value.split(",") if isinstance(current, list) else type(current)(value)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message
+from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message, set_option
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, storage_dtype
 
 EXECUTION_PROVIDER = "ExecutionProvider"
@@ -260,9 +260,9 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
     onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL_ONLY
-    set_option(options, "graph_optimization_level", settings["graph_optimization_level"])
+    set_entry(options, "graph_optimization_level", settings["graph_optimization_level"])
     for name, value in settings["session_options"]:
-        set_option(options, name, value)
+        set_entry(options, name, value)
     for path in settings["custom_op_libraries"]:
         try:
             options.register_custom_ops_library(existing(path))
@@ -284,7 +284,7 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
     return options, arguments, names
 
 
-def set_option(options: Any, name: str, value: str) -> None:
+def set_entry(options: Any, name: str, value: str) -> None:
     """Set an attribute of the session's options, or, where the name has dots, an entry of their configuration.
 
     Raises:
@@ -293,41 +293,16 @@ def set_option(options: Any, name: str, value: str) -> None:
     if "." in name:
         options.add_session_config_entry(name, value)
         return
-    current = getattr(options, name, None)
-    if name.startswith("_") or current is None or callable(current):
+    try:
+        set_option(options, name, value)
+    except AttributeError as error:
         known = [each for each in dir(options) if not each.startswith("_") and not callable(getattr(options, each))]
         raise UsageError(
             f"ONNX Runtime has no session option '{name}'; it has: {', '.join(known)}, and entries of its configuration, "
             "whose names have dots (session.disable_prepacking)."
-        )
-    try:
-        setattr(options, name, converted(value, current))
-    except (LookupError, TypeError, ValueError) as error:
-        raise UsageError(f"the session option {name} takes no '{value}'; it takes {wanted(current)}.") from error
-
-
-def converted(value: str, like: Any) -> Any:
-    """A word as a value of the type that another one has.
-
-    Raises:
-        LookupError: It is no word for a bool or a member of an enumeration.
-        ValueError: It is no number.
-    """
-    if isinstance(like, bool):
-        return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
-    if isinstance(like, int | str):
-        return type(like)(value)
-    members = type(like).__members__
-    if value in members:
-        return members[value]
-    return {name.rpartition("_")[2].lower(): each for name, each in members.items()}[value.lower()]
-
-
-def wanted(like: Any) -> str:
-    """What values such an option takes, in words."""
-    if isinstance(like, bool):
-        return "1 or 0"
-    return "a whole number" if isinstance(like, int) else " or ".join(type(like).__members__)
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"the session option {name} takes no '{value}'; it takes {error}.") from error
 
 
 def existing(path: str) -> str:

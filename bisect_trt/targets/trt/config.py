@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import UsageError
+from bisect_trt.targets.messages import set_option
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
 _STRONG_ONLY, _FIRST_STRONG = (11,), (9,)
@@ -144,37 +145,15 @@ def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
         for flag in getattr(getattr(trt, "QuantizationFlag", None), "__members__", {}).values():
             (config.set_quantization_flag if flag in chosen else config.clear_quantization_flag)(flag)
         return
-    current = getattr(config, name, None)
-    if name.startswith("_") or current is None or callable(current):
+    try:
+        set_option(config, name, value)
+    except AttributeError as error:
         raise UsageError(
             f"{option}: the builder configuration of TensorRT {trt.__version__} has no such attribute; see IBuilderConfig in "
             "TensorRT's documentation."
-        )
-    try:
-        setattr(config, name, converted_like(current, value))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        takes = getattr(type(current), "__members__", None)
-        kinds = ", ".join(takes).lower() if takes else f"a value of type {type(current).__name__}"
-        raise UsageError(f"{option}: it takes {kinds}, not '{value}'.") from error
-
-
-def converted_like(current: Any, value: str) -> Any:
-    """Return a word as a value of the type that another value has.
-
-    Raises:
-        LookupError: It is no member of an enumeration, or no bool.
-        ValueError: It is no number.
-    """
-    members = getattr(type(current), "__members__", None)
-    if members is not None:
-        return {name.lower(): each for name, each in members.items()}[value.lower()]
-    if isinstance(current, bool):
-        return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
-    if isinstance(current, int):
-        return int(value, 0)
-    if isinstance(current, list):
-        return value.split(",")
-    return type(current)(value)
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{option}: it takes {error}, not '{value}'.") from error
 
 
 def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, Any], feed: Mapping[str, Any]) -> None:
