@@ -20,7 +20,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
-from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
+from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.workspace import Workspace
@@ -53,9 +53,14 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     for option in written(needs_command)[:1]:
         raise UsageError(f"{option} needs a --check command.")
     if settings.target is not None:
-        shelf = EngineShelf() if settings.by_layer else None
+        engine_cache = EngineCache() if settings.by_layer else None
         return BuiltinCheck(
-            workers, settings.target, settings.tolerance, settings.timeout, timed=settings.timed, shelf=shelf
+            workers,
+            settings.target,
+            settings.tolerance,
+            settings.timeout,
+            timed=settings.timed,
+            engine_cache=engine_cache,
         )
     if not is_interactive():
         raise UsageError(

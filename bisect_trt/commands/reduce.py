@@ -254,7 +254,7 @@ def _write_answer(session: Session, output: Path, answer: Candidate, minimum: Mi
     save_model(answer.proto, session.subject.workspace.weights.folder_of(answer.proto), output)
     console.step("Written and read back: does it still fail?")
     written = onnx.load(str(output), load_external_data=False)
-    session.subject.workspace.take_in(written, output.parent)
+    session.subject.workspace.weights.take_in(written, output.parent)
     again = replace(answer, made=written, title=_READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  what was read is, to the byte, what was probed once more just now")

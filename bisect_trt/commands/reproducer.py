@@ -229,7 +229,7 @@ def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Ca
     workspace = session.subject.workspace
     save_model(candidate.proto, workspace.weights.folder_of(candidate.proto), folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
-    workspace.take_in(proto, folder)
+    workspace.weights.take_in(proto, folder)
     candidate = replace(candidate, made=proto)
     return candidate, session.prober.probe(candidate, again=True)
 

@@ -240,7 +240,7 @@ class Subject:
         made = copy.copy(self)
         made.settings = replace(self.settings, path=path, data=replace(self.settings.data, external_data_dir=None))
         proto = load_model(path)
-        self.workspace.take_in(proto, path.parent)
+        self.workspace.weights.take_in(proto, path.parent)
         take_input_shapes(proto, self.network)
         made.network = Network(proto)
         for name in _MADE:

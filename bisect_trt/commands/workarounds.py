@@ -149,7 +149,7 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
     subject = session.subject
     save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
     proto = load_model(output)
-    subject.workspace.take_in(proto, output.parent)
+    subject.workspace.weights.take_in(proto, output.parent)
     shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
     if subject.freed is not None:  # it fails only while its dimensions are free
         proto = free_inputs(proto, shapes, forget=False)

@@ -325,7 +325,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
             continue
         candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
         candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
-        built = replace(check, target=how, shelf=None, timed=False)
+        built = replace(check, target=how, engine_cache=None, timed=False)
         runner = Runner(built, task.subject.workspace, task.subject.reference)
         runner.flakiness = prober.runner.flakiness
         try:

@@ -34,7 +34,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
 from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf
+from bisect_trt.probe.oracles import BuiltinCheck, EngineCache
 from bisect_trt.probe.prober import Check, DoesNotReproduce, Prober, Runner
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
@@ -184,8 +184,8 @@ def _checked(check: Check, target: TargetSettings | None, *, by_layer: bool) -> 
     if target is None or not by_layer:
         return check
     if isinstance(check, MetricCheck):
-        return replace(check, runs=replace(check.runs, target=target, shelf=EngineShelf()))
-    return replace(check, target=target, shelf=EngineShelf()) if isinstance(check, BuiltinCheck) else check
+        return replace(check, runs=replace(check.runs, target=target, engine_cache=EngineCache()))
+    return replace(check, target=target, engine_cache=EngineCache()) if isinstance(check, BuiltinCheck) else check
 
 
 class _Passing(Fresh):

@@ -358,9 +358,9 @@ class _Growth:
     def _passes_on_given(self, units: Subset) -> bool:
         """Whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
         task = self._task
-        shelf = getattr(task.prober.runner.check, "shelf", None)
-        if shelf is not None:
-            shelf.clear()
+        engine_cache = getattr(task.prober.runner.check, "engine_cache", None)
+        if engine_cache is not None:
+            engine_cache.clear()
         return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
 
     def _holds_on_new(self, units: Subset) -> bool:

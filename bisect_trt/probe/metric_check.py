@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf, outcome_of_failure
+from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
@@ -119,9 +119,9 @@ class MetricCheck:
         return self.runs.target
 
     @property
-    def shelf(self) -> EngineShelf | None:
+    def engine_cache(self) -> EngineCache | None:
         """Where the engines of candidates that pass stay, if any shall."""
-        return self.runs.shelf
+        return self.runs.engine_cache
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -135,8 +135,8 @@ class MetricCheck:
         seconds = time.monotonic() - began
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, seconds)
-        if self.shelf is not None and files.engine is None:
-            self.shelf.offer(files, passed=bool(reply.passed))
+        if self.engine_cache is not None and files.engine is None:
+            self.engine_cache.offer(files, passed=bool(reply.passed))
         reason = self.scale.describe(reply)
         with files.log.open("a", encoding="utf-8") as log:
             log.write(reason + "\n")

@@ -29,7 +29,7 @@ ENGINE = "model.engine"
 """A candidate's engine, in its folder."""
 
 
-class EngineShelf:
+class EngineCache:
     """Keeps the engine of the candidate that passed with the fewest nodes in fp32; those of all would fill the disk."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class BuiltinCheck:
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
-        shelf: Where the engines of candidates that pass stay, if any shall.
+        engine_cache: Where the engines of candidates that pass stay, if any shall.
         confirm: Whether a crash counts only once it has been seen twice.
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
@@ -86,7 +86,7 @@ class BuiltinCheck:
     timeout: float | None = None
     parallel: bool = True
     timed: bool = False
-    shelf: EngineShelf | None = None
+    engine_cache: EngineCache | None = None
     confirm: bool = False
     layers: bool = False
     same: bool = False
@@ -116,8 +116,8 @@ class BuiltinCheck:
         )
 
         outcome = self._ask(request, files.log, cancel, strict=strict)
-        if self.shelf is not None and files.engine is None:
-            self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
+        if self.engine_cache is not None and files.engine is None:
+            self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n", "utf-8", "surrogateescape")
@@ -146,7 +146,7 @@ class BuiltinCheck:
         target = self.target_of(files)
         if files.engine is not None:
             return target
-        if target.target.capabilities.engines and (self.records or self.shelf is not None):
+        if target.target.capabilities.engines and (self.records or self.engine_cache is not None):
             target = target.target.saving(target, files.folder / ENGINE)
         return target.target.recording(target, files.folder) if self.records else target
 
@@ -296,14 +296,14 @@ class EngineCheck:
         workers: Who builds.
         target: The runtime, and how it is set up.
         command: The check command; ``{engine}`` in it, or ``BISECT_TRT_ENGINE``, is the engine.
-        shelf: Which engines stay.
+        engine_cache: Which engines stay.
         records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
     """
 
     workers: WorkerPool
     target: TargetSettings
     command: CommandCheck
-    shelf: EngineShelf = field(default_factory=EngineShelf)
+    engine_cache: EngineCache = field(default_factory=EngineCache)
     records: bool = False
 
     @property
@@ -334,7 +334,7 @@ class EngineCheck:
             passed = outcome.ending is Ending.PASSED
         finally:
             if not self.records:
-                self.shelf.offer(files, passed=passed)
+                self.engine_cache.offer(files, passed=passed)
         return outcome
 
     def _judge(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:

@@ -235,10 +235,6 @@ class Workspace:
             renew=write,
         )
 
-    def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
-        """Have a model that was written elsewhere find its weights; see :meth:`Weights.take_in`."""
-        self.weights.take_in(proto, folder)
-
     def _write_fixed(self, candidate: Candidate, path: Path) -> None:
         """Write a candidate to the fixed path, and the shared weights beside it, once."""
         for location in external_files(candidate.proto) if candidate.has_external_data else ():

@@ -16,19 +16,19 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 Buffer = Any
 """Bytes, a bytearray or a memoryview of bytes."""
-Answered = tuple[dict[str, Any], bytearray]
-"""The header and the payload of a message."""
-HEAD, HEAD_SIZE = ">IQ", struct.calcsize(">IQ")
+Message = tuple[dict[str, Any], bytearray]
+"""Its header and its payload."""
+_HEAD = ">IQ"
 """The lengths of a header and a payload; a ``struct.Struct`` cannot be pickled by value."""
 _CHUNK = 1 << 20
 OLDEST = (3, 10)
 """The oldest Python that a worker runs on."""
-READY = b"@bisect-trt-worker "
+GREETING = b"@bisect-trt-worker "
 """Printed first by the interpreter at the other end, followed by its version."""
 FIRST_LINE = (
     'import os,sys;n=os.write(1,("\\n@bisect-trt-worker %d.%d.%d\\n"%sys.version_info[:3]).encode());'
@@ -98,8 +98,8 @@ def write_all(fd: int, content: Buffer) -> None:
             raise Closed(str(error)) from error
 
 
-def read_exactly(fd: int, size: int) -> bytearray:
-    """Read a number of bytes.
+def read_exactly(fd: int, size: int, wait: Callable[[], object] = bool) -> bytearray:
+    """Read a number of bytes; ``wait`` is called before each piece, and returns when there is one.
 
     Raises:
         Closed: There are fewer.
@@ -107,6 +107,7 @@ def read_exactly(fd: int, size: int) -> bytearray:
     content = bytearray(size)
     view, done = memoryview(content), 0
     while done < size:
+        wait()
         try:
             count = os.readv(fd, [view[done : done + _CHUNK]])
         except OSError as error:
@@ -120,16 +121,16 @@ def read_exactly(fd: int, size: int) -> bytearray:
 def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> None:
     """Write a message; the payload is written piece by piece."""
     text = json.dumps(header).encode()
-    write_all(fd, struct.pack(HEAD, len(text), sum(map(len, payload))) + text)
+    write_all(fd, struct.pack(_HEAD, len(text), sum(map(len, payload))) + text)
     for piece in payload:
         write_all(fd, piece)
 
 
-def receive(fd: int) -> Answered:
-    """Read a message: its header and its payload."""
-    length, size = struct.unpack(HEAD, read_exactly(fd, HEAD_SIZE))
-    header: dict[str, Any] = json.loads(bytes(read_exactly(fd, length)))
-    return header, read_exactly(fd, size)
+def receive(fd: int, wait: Callable[[], object] = bool) -> Message:
+    """Read a message; for ``wait`` see :func:`read_exactly`."""
+    length, size = struct.unpack(_HEAD, read_exactly(fd, struct.calcsize(_HEAD), wait))
+    header: dict[str, Any] = json.loads(bytes(read_exactly(fd, length, wait)))
+    return header, read_exactly(fd, size, wait)
 
 
 class ProcessChannel:
@@ -152,7 +153,7 @@ class ProcessChannel:
         self._errors: IO[bytes] | None = None
         self._in = self._out = -1
 
-    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Answered:
+    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Message:
         """Send a message and wait for the answer.
 
         Raises:
@@ -211,8 +212,8 @@ class ProcessChannel:
             if not byte:
                 raise Closed("it ended before a Python began")
             seen += byte
-            if byte == b"\n" and READY in seen:
-                return tuple(int(word) for word in seen.rpartition(READY)[2].split(b"."))
+            if byte == b"\n" and GREETING in seen:
+                return tuple(int(word) for word in seen.rpartition(GREETING)[2].split(b"."))
 
     def _ended(self, why: str) -> ChannelLost:
         """Why there is no answer, with the last lines of what the other end wrote to stderr."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.worker import channel
-from bisect_trt.worker.channel import FIRST_LINE, Answered, Buffer, ChannelLost, ProcessChannel
+from bisect_trt.worker.channel import FIRST_LINE, Buffer, ChannelLost, Message, ProcessChannel
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import module_command
 
@@ -91,7 +91,7 @@ class RayChannel:
         self._ray: Any = None
         self._actor: Any = None
 
-    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Answered:
+    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Message:
         """Send a message and wait for the answer.
 
         Raises:

@@ -28,7 +28,7 @@ from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
-from bisect_trt.worker.channel import Answered, Buffer, ChannelLost, ProcessChannel, ProcessDied, RemoteError
+from bisect_trt.worker.channel import Buffer, ChannelLost, Message, ProcessChannel, ProcessDied, RemoteError
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
@@ -124,7 +124,7 @@ class Connection:
         else:
             self._channel = ProcessChannel(place.said, place.argv, program(options), typed=place.typed)
 
-    def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Answered:
+    def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Message:
         """Call a method of ``host.Host``.
 
         Raises:
@@ -271,7 +271,7 @@ class RemoteRunner:
 
     def _call(
         self, method: str, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], **more: object
-    ) -> Answered:
+    ) -> Message:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import pickle
 import select
-import struct
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from bisect_trt.errors import BisectError
 from bisect_trt.tensors.kernel_memory import oom_kills
-from bisect_trt.worker.channel import HEAD, HEAD_SIZE, ChannelLost, Closed, ProcessDied, send
+from bisect_trt.worker.channel import ChannelLost, Closed, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Limits, ProcessEnd, gate, kill_group, module_command
@@ -144,29 +141,21 @@ class WorkerProcess:
         grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
-    def _receive(self, limits: Limits) -> tuple[dict[str, Any], bytes]:
-        """A message: its header and its payload.
+    def _receive(self, limits: Limits) -> Message:
+        """A message from the worker.
 
         Raises:
             Closed: The worker has ended.
             _PastLimit: A limit is passed first.
         """
-        length, size = struct.unpack(HEAD, self._read(HEAD_SIZE, limits))
-        return json.loads(self._read(length, limits)), self._read(size, limits)
-
-    def _read(self, size: int, limits: Limits) -> bytes:
         watched = [self._reply_read, *([] if limits.cancel is None else [limits.cancel.read_fd])]
-        content = bytearray()
-        while len(content) < size:
-            ready, _, _ = select.select(watched, [], [], limits.seconds_left())
-            if self._reply_read in ready:
-                chunk = os.read(self._reply_read, size - len(content))
-                if not chunk:
-                    raise Closed
-                content += chunk
-            elif limits.passed(self._process.pid) is not None:
-                raise _PastLimit
-        return bytes(content)
+
+        def wait() -> None:
+            while self._reply_read not in select.select(watched, [], [], limits.seconds_left())[0]:
+                if limits.passed(self._process.pid) is not None:
+                    raise _PastLimit
+
+        return receive(self._reply_read, wait)
 
     def _bury(self, why: str | None, began: float) -> ProcessEnd:
         """End it because of the limit that it has passed, if any."""

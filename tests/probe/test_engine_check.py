@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import script
 
-from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCheck, EngineShelf
+from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
@@ -85,7 +85,7 @@ def test_an_engine_that_was_built_before_is_not_built_again(files: CandidateFile
 def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_there(files: CandidateFiles) -> None:
     trt = TrtSettings(tactic_sources=("cublas",), plugins=("plugin.so",))
     pool = Builder(files.folder)
-    looks = BuiltinCheck(pool, replace(TARGET, own=trt), ToleranceOptions(), shelf=EngineShelf())
+    looks = BuiltinCheck(pool, replace(TARGET, own=trt), ToleranceOptions(), engine_cache=EngineCache())
     assert looks.run(files).ending is Ending.PASSED
     engine = files.folder / "model.engine"
     assert engine.read_text() == "a b"
