@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -246,14 +246,14 @@ class Reference:
             problem = self._try(nodes)
         while problem is not None:
             broken, problem = self._first_broken(nodes, problem)
-            alike = [index for index in nodes if problem.build and self._same_unknown(index, broken)]
+            alike = [index for index in nodes if problem.kind == "build" and self._same_unknown(index, broken)]
             self.missing |= dict.fromkeys([broken, *alike], problem.message)
             nodes = _without(self._network, nodes, {broken, *alike})
             problem = self._try(nodes)
         self.lost = frozenset(self._network.order).difference(nodes)
         return ActivationStore.open(self.store)
 
-    def _first_broken(self, nodes: list[int], problem: _Problem) -> tuple[int, _Problem]:
+    def _first_broken(self, nodes: list[int], problem: Failed) -> tuple[int, Failed]:
         """The last node of the shortest prefix that does not run, and what is said of it; ``problem`` is of them all."""
         said = {len(nodes): problem}
 
@@ -276,7 +276,7 @@ class Reference:
         same = (one.op_type, one.domain) == (other.op_type, other.domain)
         return same and not onnx.defs.has(other.op_type, "" if other.domain == "ai.onnx" else other.domain)
 
-    def _try(self, nodes: list[int]) -> _Problem | None:
+    def _try(self, nodes: list[int]) -> Failed | None:
         """Run some nodes, with all that they depend on, and keep all they make; what is wrong if that fails."""
         network = self._network
         if not nodes:
@@ -292,7 +292,7 @@ class Reference:
         made = [name for index in kept for name in network.made(index)]
         return self._collect(cut(network, nodes, {}, nothing_stored, made).proto)
 
-    def _collect_slices(self, slices: Sequence[Slice]) -> _Problem | None:
+    def _collect_slices(self, slices: Sequence[Slice]) -> Failed | None:
         """Run one slice after the other, each on what those before it left on the disk."""
         for place, part in enumerate(slices):
             infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
@@ -304,25 +304,14 @@ class Reference:
                 return problem
         return None
 
-    def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> _Problem | None:
+    def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> Failed | None:
         """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
         feeds = self.store if append else None
         path = self._models.write("reference", model)
         failed = self._models.collect(path, self.inputs_file, self.store, feeds=feeds, append=append)
-        if failed is None:
-            return None
-        crashed = failed.kind == "crash"
-        return _Problem(
-            failed.message.replace("it", "ONNX Runtime", 1) if crashed else failed.message, failed.kind == "build"
-        )
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """Why a model does not run; ``build`` if ONNX Runtime does not even load it."""
-
-    message: str
-    build: bool = False
+        if failed is None or failed.kind != "crash":
+            return failed
+        return replace(failed, message=failed.message.replace("it", "ONNX Runtime", 1))
 
 
 def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -25,7 +25,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.kernel_memory import oom_kills
+from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool

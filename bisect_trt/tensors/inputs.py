@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
-from bisect_trt.tensors.kernel_memory import free_bytes
+from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.scripts import script_attribute, split_script, user_code
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
-from bisect_trt.tensors.kernel_memory import free_bytes
+from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.npz import cannot_write, replacing
 
 _SHARE = 8

@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
-from bisect_trt.tensors.kernel_memory import prefer_to_end
+from bisect_trt.tensors.kernel import adopt_orphans, children, prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts: the driver's process and a number."""
@@ -76,7 +76,6 @@ for _ in range(20 if starting else 1):  # one that was just being started has it
 for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
-_PR_SET_CHILD_SUBREAPER = 36
 _STRAY_ROUNDS = 100
 """How often to look for the daemons of a probe, while there are some: a killed one may have started more."""
 
@@ -118,12 +117,7 @@ class Guard:
 
     def adopt(self) -> None:
         """Adopt the orphans among this process's descendants (Linux); only for a process that runs this program alone."""
-        if sys.platform != "linux":
-            return
-        import ctypes  # noqa: PLC0415 - it takes a while to import, and a program that uses the library does without
-
-        with contextlib.suppress(OSError, AttributeError):
-            self._adopts = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        self._adopts = adopt_orphans()
 
     def start(
         self,
@@ -178,7 +172,7 @@ class Guard:
                 while True:
                     os.waitpid(-group, 0)
             for _ in range(_STRAY_ROUNDS):
-                if not any(self._end_stray(pid) for pid in _children()):
+                if not any(self._end_stray(pid) for pid in children()):
                     break
 
     def _end_stray(self, pid: int) -> bool:
@@ -229,14 +223,6 @@ class Guard:
             assert self._pipe is not None
             with contextlib.suppress(ConnectionError):  # somebody killed it: a run goes on without
                 socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
-
-
-def _children() -> list[int]:
-    """The processes that this one has adopted, and those that its first thread has started."""
-    try:
-        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # a kernel that does not list them
-        return []
 
 
 guard = Guard()

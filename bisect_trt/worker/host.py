@@ -8,7 +8,6 @@ When the driver is gone, it ends everything. Models and other files come by the 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.metadata
 import io
@@ -27,14 +26,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.tensors.kernel_memory import forget_peak, free_bytes, holds_more, status_bytes, total_bytes
+from bisect_trt.tensors.kernel import (
+    adopt_orphans,
+    children,
+    end_with_parent,
+    forget_peak,
+    free_bytes,
+    holds_more,
+    status_bytes,
+    total_bytes,
+)
 from bisect_trt.worker.channel import Closed, receive, send
 
 _MOST_RUNTIMES = 16
 _OUTPUT_MOST = 32 << 20
 """What is kept of either end of the output of a call."""
 _LOOK_SECONDS = 0.1
-_PDEATHSIG, _SUBREAPER = 1, 36
 Reply = tuple[dict[str, Any], bytes]
 """A header and a payload."""
 
@@ -53,7 +60,7 @@ def main(own: str, options: Mapping[str, Any]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
-    _prctl(_SUBREAPER, 1)
+    adopt_orphans()
     watched = Watched(Path(own), source, sink, options["memory_limit"])
     try:
         while True:
@@ -132,7 +139,7 @@ class Watched:
             return 0
         self._kill()  # one that is ending has its exit status already
         code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-        while strays := _children():  # of those that have left its group this process is the parent now (Linux)
+        while strays := children():  # of those that have left its group this process is the parent now (Linux)
             for pid in strays:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -162,7 +169,7 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        _prctl(_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_APPEND)
         for fd in (1, 2):
             os.dup2(output, fd)
@@ -179,20 +186,6 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def _children() -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # a kernel that does not list them
-        return []
-
-
-def _prctl(option: int, value: int) -> None:
-    """Set an attribute of this process, on Linux. Source: prctl(2)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0)
 
 
 class Host:

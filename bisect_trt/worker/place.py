@@ -102,17 +102,7 @@ def rerun_command(script: Path, places: Sequence[Place]) -> str:
     return shlex.join([python, str(script)]) + there
 
 
-_SSH = [
-    "-T",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=20",
-    "-o",
-    "ServerAliveInterval=5",
-    "-o",
-    "ServerAliveCountMax=3",
-]
+_SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=5", "-oServerAliveCountMax=3")
 """No terminal and no questions; a host that is gone is noticed. The rest is in ~/.ssh/config."""
 
 

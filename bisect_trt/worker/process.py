@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.tensors.kernel_memory import free_bytes, holds_more, total_bytes
+from bisect_trt.tensors.kernel import free_bytes, holds_more, total_bytes
 from bisect_trt.worker.guard import guard
 
 _FAULTS = {

@@ -40,7 +40,7 @@ _FILE_PART = 8 << 20
 _MODULES = (
     "bisect_trt.errors",
     "bisect_trt.tensors.info",
-    "bisect_trt.tensors.kernel_memory",
+    "bisect_trt.tensors.kernel",
     "bisect_trt.tensors.npz",
     "bisect_trt.targets.messages",
     "bisect_trt.worker.channel",

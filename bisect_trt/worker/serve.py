@@ -23,7 +23,7 @@ from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.kernel_memory import forget_peak, status_bytes
+from bisect_trt.tensors.kernel import forget_peak, status_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import StoreWriter
 from bisect_trt.worker.channel import ChannelLost, Closed, ProcessDied, RemoteError, receive, send

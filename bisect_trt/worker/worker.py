@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from bisect_trt.errors import BisectError
-from bisect_trt.tensors.kernel_memory import oom_kills
+from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.worker.channel import ChannelLost, Closed, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place

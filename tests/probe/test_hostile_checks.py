@@ -16,7 +16,7 @@ from conftest import CommandLine
 from support import chain, gone, has, node_names, pids, read_json, run_check, script
 
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.tensors import kernel_memory as memory
+from bisect_trt.tensors import kernel as memory
 from bisect_trt.worker import process as module
 from bisect_trt.worker.process import MemoryGate, ProcessEnd, run_to_end
 

@@ -1,8 +1,12 @@
-"""What the kernel says of memory: how much there is here, how much of it is free, and who holds more than it may."""
+"""What the kernel says of memory (how much there is, how much is free, what holds more than it may) and of child processes."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -10,6 +14,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+_PDEATHSIG, _SUBREAPER = 1, 36
 _UNLIMITED = 1 << 60
 """A limit past this is none; control groups of version 1 say it with a number."""
 
@@ -104,6 +109,32 @@ def prefer_to_end(pid: int) -> None:
     """Have the kernel end this process rather than the driver when memory runs out."""
     with suppress(OSError):
         (_PROC / str(pid) / "oom_score_adj").write_text("500")
+
+
+def adopt_orphans() -> bool:
+    """Have this process become the parent of its orphaned descendants; whether that is possible here (Linux)."""
+    return _prctl(_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that has started it ends."""
+    _prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Set an attribute of this process. Source: prctl(2)."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            return bool(ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0) == 0)
+    return False
+
+
+def children() -> list[int]:
+    """The processes that this one has adopted, and those that its first thread has started; none where that is not listed."""
+    try:
+        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _own_groups() -> Iterator[Path]:
