@@ -27,6 +27,7 @@ from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params
 from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.console import Console
+from bisect_trt.report.junit import write_junit
 from bisect_trt.report.result import Result
 
 
@@ -78,7 +79,7 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         own: Any = Params(groups, values, words=True)[groups[0]]
         general = General(json=own.json)
     console, result = Console(general.verbosity, live=True), Result(name)
-    for path in filter(None, (general.json, general.report, general.log_file)):
+    for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
         check_output(path, overwrite=True)
     if general.log_file is not None:
         console.log_to(general.log_file)
@@ -177,6 +178,8 @@ def _leave(result: Result, general: General, call: Call) -> ExitStatus | None:
     try:
         if general.json is not None:
             result.write(general.json, content)
+        if general.junit is not None:
+            write_junit(result.to_json(), general.junit)
     except BisectError as error:
         call.console.error(str(error))
         return error.status

@@ -49,6 +49,9 @@ class General:
     report: Annotated[
         Path | None, option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
     ] = None
+    junit: Annotated[
+        Path | None, option(help="Write the result as JUnit XML too, a test case an output.", metavar="FILE")
+    ] = None
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
     log_file: Annotated[

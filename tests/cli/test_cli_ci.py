@@ -1,4 +1,4 @@
-"""The steps of the action, and the fixture of pytest."""
+"""JUnit XML, the steps of the action, and the fixture of pytest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,55 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
+import pytest
 import yaml
-from support import chain, overflowing
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from support import TARGET, chain, overflowing, read_json
+
+from bisect_trt.report.junit import cases_of, write_junit
+from bisect_trt.report.result import Result
 
 ROOT = Path(__file__).parents[2]
+SEARCHES = ["diagnose", "reduce", "cause", "workaround", "layerwise", "releases"]
+
+
+@pytest.mark.parametrize("command", [*SEARCHES, "run", "precision", "extract"])
+def test_what_a_status_means_in_ci(command: str) -> None:
+    wrong = "found" if command in SEARCHES else "not_reproduced"
+    for status in ("found", "not_reproduced", "inconclusive", "interrupted", "error"):
+        ((_, verdict, message),) = cases_of(Result(command, status, why="because").to_json())
+        assert verdict == ("error" if status[:2] in ("in", "er") else "failure" if status == wrong else "pass")
+        assert (message == "because") == (verdict != "pass")
+
+
+def test_each_output_of_a_comparison_is_a_case(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    words = ["--onnx-outputs", "mark", "all", "--junit", "junit.xml", "--json", "result.json"]
+    assert cli("run", "model.onnx", *TARGET, *words).status == 1
+    passed = {each["name"]: each["passed"] for each in read_json(here / "result.json")["comparisons"]}
+    suite = ET.parse(here / "junit.xml").getroot()[0]
+    assert {each.attrib["name"]: each.find("failure") is None for each in suite} == passed
+    wrong = sum(not each for each in passed.values())
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == (str(len(passed)), str(wrong))
+
+
+def test_a_run_without_an_answer_is_an_error(cli: CommandLine, here: Path) -> None:
+    assert cli("run", "missing.onnx", "--onnxrt", "--junit", "junit.xml").status == 4
+    suite = ET.parse(here / "junit.xml").getroot()[0]
+    assert (suite.attrib["errors"], suite.attrib["failures"]) == ("1", "0")
+    assert cli("run", chain(here / "model.onnx"), "--onnxrt", "--junit", "missing/junit.xml").status == 2
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    culprits = [{"name": text, "op": text, "outputs": [text]}]
+    path = tmp_path_factory.getbasetemp() / "junit.xml"
+    write_junit(Result("reduce", "found", why=text, culprits=culprits, minimality="1-minimal").to_json(), path)
+    assert len(ET.parse(path).getroot()[0]) == 1
 
 
 class Action:
@@ -75,7 +119,7 @@ def test_the_action_leaves_a_reproducer_and_ends_as_the_comparison(here: Path) -
     assert action.outputs["compare"] == {"status": "1"}
     assert action.outputs["diagnose"] == {"reproducer": "bisect-trt-results/reproducer.zip"}
     left = {path.name for path in (here / action.inputs["folder"]).iterdir()}
-    files = {f"{command}.{kind}" for command in ("run", "diagnose") for kind in ("json", "html")}
+    files = {f"{command}.{kind}" for command in ("run", "diagnose") for kind in ("json", "xml", "html")}
     assert left >= files | {"reproducer.zip", "reproducer"}
 
 
