@@ -82,13 +82,6 @@ def test_a_budget_keeps_what_was_found(cli: CommandLine, model: Path) -> None:
     assert node_names(Path("out.onnx")) == names(result["failures"][0])
 
 
-@pytest.mark.parametrize("end", ["--no-reduce-inputs", "--no-reduce-outputs"])
-def test_all_needs_both_ends(cli: CommandLine, model: Path, end: str) -> None:
-    ran = cli("reduce", model, *OPTIONS, "--all", end, *failing_with_any(("<2>",)))
-    assert ran.status == 2
-    assert "--all conflicts with --no-reduce-inputs" in ran.err
-
-
 def overflowing_twice(path: Path) -> Path:
     weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
     steps = [*["one"] * 3, "big", "small", *["one"] * 3, "big", "small", "one"]

@@ -64,13 +64,6 @@ def test_a_search_that_ends_early_says_what_is_known_by_then(cli: CommandLine) -
     assert not any("bisect-trt.precision" in entries for entries in notes("seen.onnx").values())
 
 
-def test_the_model_itself_is_never_written_over(cli: CommandLine) -> None:
-    model = overflowing(Path("model.onnx"))
-    ran = cli("layerwise", model, *TARGET, "--annotate", "model.onnx")
-    assert (ran.status, "was not written by --annotate" in ran.error) == (2, True)
-    assert not Path(".bisect-trt").exists()
-
-
 def test_of_a_search_for_precisions(cli: CommandLine) -> None:
     model = overflowing(Path("model.onnx"))
     options = [*TARGET, "-o", "mixed.onnx", "--annotate", "seen.onnx", "--report", "report.html", "--json", "r.json"]

@@ -143,13 +143,6 @@ def test_never_over_a_foreign_file(cli: CommandLine, model: Path, content: str) 
     assert fixed.is_dir() if before is None else fixed.read_bytes() == before
 
 
-def test_the_model_itself_is_a_foreign_file(cli: CommandLine, model: Path) -> None:
-    before = model.read_bytes()
-    ran = cli("reduce", model, "-o", "out.onnx", "--candidate", model, "--check", script(Path("check"), "exit 1"))
-    assert ran.status == 2
-    assert model.read_bytes() == before
-
-
 def test_what_an_interrupted_run_left_at_the_fixed_path_is_ours(cli: CommandLine, model: Path) -> None:
     fixed = Path("bisect_trt_debug.onnx")
     check = script(Path("check"), f"cp -n {fixed} left; {has('<2>', model=str(fixed))} && exit 1; exit 0")
@@ -158,13 +151,6 @@ def test_what_an_interrupted_run_left_at_the_fixed_path_is_ours(cli: CommandLine
     assert cli("reduce", model, "-o", "again.onnx", "--check", f"./{check}").status == 0
     assert node_names(Path("again.onnx")) == ["<2>"]
     assert not fixed.exists()
-
-
-def test_fixed_path_in_a_folder_that_does_not_exist(cli: CommandLine, model: Path) -> None:
-    check = script(Path("check"), "exit 1")
-    ran = cli("reduce", model, "-o", "out.onnx", "--candidate", "nowhere/m.onnx", "--check", f"./{check}")
-    assert ran.status == 2
-    assert "nowhere" in ran.error
 
 
 @pytest.mark.parametrize("end", ["hang", "stop", "return"])

@@ -149,22 +149,6 @@ def test_extract(cli: CommandLine, inputs: list[str], outputs: list[str], nodes:
     assert read_json(Path("r.json"))["artifacts"]["extracted"] == "sub.onnx"
 
 
-@pytest.mark.parametrize("option", ["--inputs", "--outputs"])
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("<2>", "'<2>' is a node (Add), not a tensor; name what it makes: 't2'."),
-        ("t22", "the model has no tensor 't22'; close to it: 't2'"),
-        ("nobody", "the model has no tensor 'nobody'. `bisect-trt inspect model FILE --show layers` lists all."),
-    ],
-)
-def test_extract_names_that_are_no_tensor(cli: CommandLine, option: str, name: str, said: str) -> None:
-    ran = cli("extract", chain(Path("model.onnx")), option, name, "-o", "sub.onnx")
-    assert ran.status == 2
-    assert f"{option}: {said}" in ran.error
-    assert not Path("sub.onnx").exists()
-
-
 def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) -> None:
     proto = onnx.load(str(chain(here / "m.onnx")))
     for value in (*proto.graph.input, *proto.graph.output):
@@ -183,21 +167,6 @@ def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) 
         assert ends("--inputs", start, "--outputs", "t2:auto") == [["n", 3]] * 2
     assert ends("--inputs", "t0", "--outputs", "t2", "--input-shapes", "x:[5,3]") == [[5, 3]] * 2
     assert cli("extract", "m.onnx", "--inputs", "t0:auto:float32", "-o", "new.onnx").status == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("t22", "Close to it: 't2'"),
-        ("op:add", "Close to it: 'op:Add'."),
-        ("nobody", "--onnx-outputs mark all)."),
-    ],
-)
-def test_a_name_of_no_tensor_says_what_may_be_meant(cli: CommandLine, name: str, said: str) -> None:
-    ran = cli("run", chain(Path("model.onnx")), "--onnxrt", "--onnx-outputs", name)
-    assert ran.status == 2
-    assert f"the model makes no tensor '{name}'" in ran.error
-    assert said in ran.error
 
 
 def test_outputs_are_chosen_by_the_operator_that_makes_them(cli: CommandLine, here: Path) -> None:

@@ -78,23 +78,6 @@ def test_weights_in_a_file_of_their_own_are_lowered_too(cli: CommandLine, here: 
     assert np.array_equal(numpy_helper.to_array(weight), np.repeat(values, 3, 0).astype(np.float16))
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "reason"),
-    [
-        (["-o", "half.onnx"], 2, "add one of --fp16 and --bf16"),
-        (["-o", "half.onnx", "--fp16", "--bf16"], 2, "add one of --fp16 and --bf16"),
-        (["-o", "half.onnx", "--fp16", "--trt"], 2, "fit an ONNX model"),
-        (["-o", "m.engine", "--onnxrt"], 2, "ONNX Runtime has no engines to write"),
-        (["-o", "half.engine", "--io-fp16"], 2, "--io-fp16 is for ONNX models"),
-        (["-o", "m.engine", "--calibration-cache", "c"], 2, "add --int8"),
-        (["-o", "model.onnx", "--fp16"], 2, "model.onnx exists"),
-    ],
-)
-def test_bad_options(cli: CommandLine, here: Path, words: list[str], status: int, reason: str) -> None:
-    ran = cli("convert", chain(here / "model.onnx"), *words)
-    assert (ran.status, reason in ran.error) == (status, True), ran.err
-
-
 def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
     if missing_gpu() is None:
         pytest.skip("TensorRT is here")

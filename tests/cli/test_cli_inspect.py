@@ -142,30 +142,6 @@ def test_data_of_several_runs_and_samples(cli: CommandLine, here: Path) -> None:
     assert "sample 2" in cli("inspect", "data", "y.json").out
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "reason"),
-    [
-        (["model", "d.npz"], 4, "cannot be read as an ONNX model"),
-        (["data", "model.onnx"], 2, "model.onnx"),
-        (["engine", "nope.engine"], 4, "give the path of a TensorRT engine"),
-        (["model", "model.onnx", "--show", "values"], 2, "--show values does not apply to model"),
-        (["data", "d.npz", "--ignore-external-data"], 2, "--ignore-external-data is about models"),
-        (["data", "d.npz", "--show", "layers"], 2, "--show layers does not apply to data"),
-        (["modle", "model.onnx"], 2, "write model, engine, data"),
-        ([], 2, "there is no file to inspect"),
-        (["model"], 2, "there is no file to inspect as model"),
-        (["notes"], 2, "does not show whether it is a model"),
-        (["nope"], 4, "nope: no such file"),
-    ],
-)
-def test_bad_words(cli: CommandLine, here: Path, words: list[str], status: int, reason: str) -> None:
-    chain(here / "model.onnx")
-    np.savez("d.npz", a=np.zeros(1))
-    Path("notes").write_text("to do")
-    ran = cli("inspect", *words)
-    assert (ran.status, reason in ran.error) == (status, True), ran.err
-
-
 def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
     if missing_gpu() is None:
         pytest.skip("TensorRT is here")

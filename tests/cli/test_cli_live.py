@@ -140,14 +140,6 @@ def test_the_log_file_has_what_v_says_with_times(cli: CommandLine, here: Path) -
     assert masked("\n".join(text for _, text in stamped[1:]) + "\n") == masked(loud)
 
 
-@pytest.mark.parametrize("name", ["folder", "none/log.txt", "/proc/nothing/log.txt"])
-def test_a_log_file_that_cannot_be_written(cli: CommandLine, here: Path, name: str) -> None:
-    (here / "folder").mkdir()
-    ran = cli("run", str(chain(here / "model.onnx")), *TARGET, "--log-file", name)
-    assert ran.status == 2
-    assert name in ran.error
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_under_the_log_ends_only_the_log(cli: CommandLine, here: Path) -> None:
     overflowing(here / "model.onnx")

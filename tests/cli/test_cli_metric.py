@@ -165,30 +165,6 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
     assert "a smaller --max-drop" in advice
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max-drop", "1%"], "--max-drop is about a metric, and there is none"),
-        (["--metric", "top-1"], "--metric needs to know what is too bad"),
-        (["--metric", "top-1", "--min", "0.5", "--max-drop", "1%"], "both say how good the metric has to be"),
-        (["--metric", "top-1", "--max", "0.5"], "of this metric more is better; say --min"),
-        (
-            ["--metric", "whole.py:wrong", "--lower-is-better", "--min", "0.5"],
-            "of this metric less is better; say --max",
-        ),
-        (["--metric", "top-1", "--min", "2"], "of the reference itself is 1, which is worse than 2"),
-        (["--metric", "top-1", "--max-drop", "much"], "--max-drop"),
-        (["--metric", "top-1", "--max-drop", "1%", "--atol", "1"], "--metric conflicts with"),
-        (["--metric", "whole.py:wrong", "--min", "nan"], "--min"),
-        (["--metric", "nobody", "--min", "1"], "there is no metric of this name"),
-    ],
-)
-def test_what_does_not_fit(cli: CommandLine, model: Path, options: list[str], message: str) -> None:
-    ran = cli("reduce", model, *TARGET, "-o", "o.onnx", "--iterations", "3", *options)
-    assert ran.status == 2
-    assert message in ran.err
-
-
 @pytest.mark.parametrize("name", ["each", "whole"])
 def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path, name: str) -> None:
     """As scikit-learn's do: what the reference has not is the candidate's, and the worst there is."""

@@ -80,19 +80,6 @@ def test_it_keeps_to_the_failure_asked_for(cli: CommandLine, model: Path) -> Non
         assert node_names(Path(f"{node}.onnx")) == [node]
 
 
-@pytest.mark.parametrize("program", ["no-such-program", "./no/such/program", "./model.onnx"])
-@pytest.mark.parametrize("quoted", [True, False])
-def test_a_missing_program_is_noticed_before_any_search(
-    cli: CommandLine, model: Path, program: str, quoted: bool
-) -> None:
-    words = [f"{program} {{model}}"] if quoted else [program, "{model}"]
-    ran = cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--check", *words)
-    assert ran.status == 2
-    assert program in ran.error
-    assert read_json(Path("r.json"))["status"] == "error"
-    assert "probe" not in ran.out
-
-
 def test_min_good_is_the_largest_that_passes_beside_the_result(cli: CommandLine, model: Path) -> None:
     seen = "grep -aoE '<[0-9]+>' \"$1\" | sort -u | tr '\\n' ' ' >> passed; echo >> passed; exit 0"
     check = "./" + script(Path("check"), f"{has('<5>')} && exit 1; {seen}")

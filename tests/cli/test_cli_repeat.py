@@ -179,21 +179,6 @@ def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
     assert journal.read_text().count('"outcome"') == before, "nothing that is known is run again"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-n", "3", "--until", "4"], "-n and --until with a number both say how many; drop one."),
-        (["--until", "soon"], "--until soon: give good, bad, both, or a number from 1 up."),
-        (["--repeat", "3"], "here say how often with -n."),
-        ([], "there is nothing to check with"),
-    ],
-)
-def test_what_makes_no_sense(cli: CommandLine, here: Path, words: list[str], said: str) -> None:
-    ran = cli("repeat", network(here / "model.onnx", "a"), *words)
-    assert ran.status == 2
-    assert said in ran.error
-
-
 def replays(folder: Path) -> tuple[Path, Path]:
     """Tactic replays that Polygraphy itself writes, of two good builds and of two bad ones, one of whose tactics is bad."""
     (folder / "tensorrt.py").write_text(
@@ -267,17 +252,3 @@ def test_layers_that_trtexec_exports_are_compared(cli: CommandLine) -> None:
     Path("other.json").write_text(Path("bad.json").read_text().replace("conv0", "fc").replace("tanh0", "relu"))
     said = cli("diff", "-g", "good.json", "-b", "other.json").err
     assert "no layer is in good builds and in bad ones: are they of one model?" in said
-
-
-def test_what_says_nothing_of_builds_is_refused(cli: CommandLine, here: Path) -> None:
-    (here / "odd.json").write_text("{}", encoding="utf-8")
-    (here / "other.json").write_text("no JSON", encoding="utf-8")
-    assert "there are no builds to compare" in cli("diff").error
-    assert "whether odd.json is of good builds or of bad ones is not said" in cli("diff", "odd.json").error
-    refused = cli("diff", "odd.json", "other.json")
-    assert (refused.status, "odd.json says nothing of what a build chose" in refused.error) == (4, True)
-    (here / "good").mkdir()
-    (here / "bad").mkdir()
-    assert "there is no good build in good" in cli("diff", "good", "bad").error
-    missing = cli("diff", "good.json", "bad.json")
-    assert (missing.status, "good.json cannot be read: No such file or directory." in missing.error) == (4, True)

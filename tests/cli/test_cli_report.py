@@ -173,26 +173,6 @@ def test_names_and_output_are_text_and_nothing_more(cli: CommandLine) -> None:
         assert not set(page) & {"\u202e", "\x07"}
 
 
-BAD = {
-    "nothing": (None, "cannot be read: No such file"),
-    "no JSON": ("hello", "is damaged or no result of bisect-trt"),
-    "a list": ("[1]", "is no result of bisect-trt"),
-    "another file": ('{"a": 1}', "is no result of bisect-trt"),
-    "another version": ('{"schema": 99}', "has schema 99"),
-    "a part": ('{"schema": 1, "status": "found"}', "is damaged"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_result_is_refused(cli: CommandLine, kind: str) -> None:
-    content, words = BAD[kind]
-    if content is not None:
-        Path("result.json").write_text(content)
-    ran = cli("report", "result.json")
-    assert (ran.status, words in ran.error) == (4, True)
-    assert not Path("report.html").exists()
-
-
 def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: CommandLine) -> None:
     assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
     plain: dict[str, Any] = read_json(the_run() / "result.json")

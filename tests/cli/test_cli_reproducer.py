@@ -123,15 +123,6 @@ def test_an_anonymous_reproducer_fails_with_other_names_and_weights(cli: Command
     assert done.returncode == 1, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["out", "a.b"])
-def test_an_archive_is_not_written_over(name: str, cli: CommandLine) -> None:
-    Path(f"{name}.zip").write_text("mine")
-    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "--zip", "-o", name)
-    assert ran.status == 2
-    assert f"{name}.zip exists" in ran.error
-    assert Path(f"{name}.zip").read_text() == "mine"
-
-
 def test_what_does_not_fail_with_other_weights_is_left_as_it_is(cli: CommandLine) -> None:
     # The overflow hangs on one weight that meets one large value.
     values, fed = np.linspace(0, 100, 64, dtype=np.float32), np.ones(64, np.float32)

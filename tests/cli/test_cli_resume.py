@@ -253,11 +253,3 @@ def test_without_a_run_the_newest_is_taken(cli: CommandLine, begun: Path) -> Non
     ran = cli("resume")
     assert (ran.status, ran.out.startswith(said)) == (0, True), ran.err
     assert node_names(Path("out.onnx")) == list(REQUIRED)
-
-
-@pytest.mark.parametrize("command", ["log", "resume", "report"])
-def test_where_no_run_lies_it_says_so(cli: CommandLine, command: str) -> None:
-    ran = cli(command)
-    assert (ran.status, "no run lies under .bisect-trt here" in ran.error) == (4, True)
-    ran = cli(command, "nothing")
-    assert (ran.status, "nothing" in ran.error, "under .bisect-trt" in ran.error) == (4, True, True)

@@ -144,25 +144,3 @@ def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
 
 def declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int]]:
     return {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--onnxrt", "--onnx-outputs", "nope*"], "the model makes no tensor 'nope*'"),
-        (["--onnxrt", "--onnx-exclude-outputs", "t0"], "it is not among those to compare"),
-        (["--onnxrt", "--onnx-exclude-outputs", "*"], "leaves no tensor to compare"),
-        (["--onnx", "--int8"], "--int8"),
-        (["--onnxrt", "--save-onnx", "no/m.onnx"], "there is no folder no"),
-    ],
-)
-def test_bad_options(cli: CommandLine, here: Path, words: list[str], reason: str) -> None:
-    ran = cli("run", chain(here / "model.onnx"), *words)
-    assert (ran.status, reason in ran.error) == (2, True), ran.err
-
-
-@pytest.mark.parametrize("words", ["--save-onnx m.onnx", "--warm-up 1", "--shape-inference"])
-def test_options_that_need_a_model(cli: CommandLine, words: str) -> None:
-    np.savez("a.npz", y=np.zeros(2))
-    ran = cli("run", "--load-outputs", "a.npz", "a.npz", *words.split())
-    assert (ran.status, f"{words.partition(' ')[0]} needs a model" in ran.error) == (2, True)

@@ -116,29 +116,3 @@ def test_iterations(cli: CommandLine, model: Path) -> None:
     assert cli("run", model, "--onnxrt", "--load-inputs", "x.npz", "--save-inputs", "y.npz").status == 0
     np.testing.assert_array_equal(arrays("y-3.npz")["x"], samples[2])
     assert samples[0].shape == SHAPE
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--load-inputs", "x.npz", "--iterations", "2"], "--iterations says how many samples to make"),
-        (["--data-loader-script", "data.py:f"], "has no function 'f'"),
-        (["--load-inputs", "bad.json"], "bad.json: it is not JSON"),
-        (["--load-inputs", "y.json"], "y.json does not fit the model: 'x' missing; 'y' unknown"),
-        (["--load-inputs", "shapes.json"], "Sample 1 of shapes.json does not fit the model: 'x' has shape [5, 3]"),
-        (["--load-inputs", "types.json"], "'x' is int32 and must be float32"),
-    ],
-)
-@pytest.mark.usefixtures("data")
-def test_values_that_do_not_fit(cli: CommandLine, model: Path, words: list[str], message: str) -> None:
-    from bisect_trt.tensors.saved import save_samples
-
-    x = np.zeros(SHAPE, np.float32)
-    np.savez("x.npz", x=x)
-    Path("bad.json").write_text("[1,")
-    save_samples(Path("y.json"), [{"y": x}])
-    save_samples(Path("shapes.json"), [{"x": x}, {"x": np.zeros((5, 3), np.float32)}])
-    save_samples(Path("types.json"), [{"x": x.astype(np.int32)}])
-    ran = cli("run", model, "--onnxrt", *words)
-    assert ran.status == 2
-    assert message in ran.error

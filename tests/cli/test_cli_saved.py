@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -60,41 +59,6 @@ def test_saved_results_alone(cli: CommandLine, here: Path) -> None:
     assert ran.status == 1
     assert "b.npz has no 'only'" in ran.err
     assert not list(here.glob(".bisect-trt"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "there is no model to run"),
-        (["--onnxrt"], "there is no model to run"),
-        (["--onnxrt", "--load-outputs", "a.npz", "a.npz"], "there is no model to run"),
-        (["--load-outputs", "a.npz"], "a.npz is one saved result"),
-        (["--load-outputs", "a.npz", "none.npz"], "Cannot read none.npz"),
-        (["--load-outputs", "a.npz", "other.npz"], "has none of the outputs to compare"),
-        (["--load-outputs", "a.npz", "two.json"], "a.npz holds 1 sample(s) where two.json holds 2"),
-        (["--load-outputs", "a.npz", "bad.json"], "bad.json: it is not JSON as polygraphy run saves it"),
-        (["--load-outputs", "a.npz", "odd.json"], "odd.json holds something else than arrays by tensor name"),
-        (["--load-outputs", "a.npz", "nothing.json"], "nothing.json holds no values"),
-        (["--load-outputs", "a.npz", "torch.json"], "it holds tensors of PyTorch"),
-        (["--load-outputs", "a.npz", "empty"], "empty is a folder without .json or .npz files"),
-        (["--load-outputs", "a.npz", "a.npz", "--atol", "q:1"], "is given for 'q', which is not compared"),
-        (["--load-outputs", "a.npz", "a.npz", "--index-tolerance", "1"], "add --compare indices"),
-        (["--load-outputs", "a.npz", "a.npz", "--compare-func-script", "no.py"], "comparison script no.py does not"),
-        (["--load-outputs", "a.npz", "a.npz", "--onnx-outputs", "q"], "has none of the outputs to compare, 'q'"),
-    ],
-)
-def test_what_cannot_be_compared(cli: CommandLine, words: list[str], message: str) -> None:
-    np.savez("a.npz", y=np.ones(2))
-    np.savez("other.npz", z=np.ones(2))
-    saved.save_samples(Path("two.json"), [{"y": np.ones(2)}, {"y": np.ones(2)}])
-    Path("bad.json").write_text("{")
-    Path("odd.json").write_text('{"y": [1, 2]}')
-    Path("nothing.json").write_text("[]")
-    Path("torch.json").write_text(json.dumps([{"y": {"tensor": "", "polygraphy_class": "Tensor"}}]))
-    Path("empty").mkdir()
-    ran = cli("run", *words)
-    assert ran.status == 2
-    assert message in ran.error
 
 
 def test_nan_in_what_is_compared_with(cli: CommandLine) -> None:
@@ -178,10 +142,3 @@ def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
             from polygraphy.json import load_json
 
             load_json(str(path))
-
-
-def test_diagnose_wants_numbers(cli: CommandLine, model: Path) -> None:
-    for words in (["--postprocess", "top-1"], ["--compare", "indices"], ["--no-shape-check"]):
-        ran = cli("diagnose", model, "--onnxrt", *words)
-        assert ran.status == 2
-        assert "`diagnose` compares every tensor inside" in ran.error

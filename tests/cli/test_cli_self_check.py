@@ -114,12 +114,6 @@ def test_a_model_that_the_target_alone_refuses_is_no_contradiction(here: Path) -
     assert "nothing could be compared with itself: it has no kernel" in said
 
 
-def test_what_has_no_part_in_it_is_refused(cli: CommandLine, here: Path) -> None:
-    ran = cli("run", write(here / "model.onnx", "n"), "--onnxrt", "--self-check", "--warm-up", "3")
-    assert ran.status == 2
-    assert "--warm-up does not apply to --self-check" in ran.err
-
-
 def test_diagnose_finds_the_layer_at_which_a_target_contradicts_itself(here: Path) -> None:
     model = write(here / "model.onnx", "n")
     done = resident.unsteady("diagnose", model, "--unsteady", "--fault", "odd", "--self-check", "--json", "r.json")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import CommandLine
 from support import TARGET, chain, has, node_tag, overflowing, script
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -118,10 +117,3 @@ def test_nothing_else_is_served_and_paths_are_escaped(served: tuple[str, str], p
     status, _, text = get(*served, path)
     assert status == 404
     assert HOSTILE not in text
-
-
-def test_what_is_not_there(cli: CommandLine) -> None:
-    Path("empty").mkdir()
-    for folder in ("gone", "empty"):
-        done = cli("view", folder)
-        assert (done.status, f"no run lies in {folder}" in done.err) == (4, True)

@@ -1,0 +1,571 @@
+"""Bad options, files and models: an exit status and one sentence with the word that matters, before anything is probed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import (
+    COMMANDS,
+    SHAPE,
+    TARGET,
+    arrays,
+    bisect_trt,
+    chain,
+    command_lines,
+    has,
+    node_names,
+    overflowing,
+    read_json,
+    save,
+    script,
+)
+
+from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.tensors.saved import save_samples
+
+USAGE, UNAVAILABLE = 2, 4
+
+
+def write_files(folder: Path) -> None:
+    """What the command lines below name."""
+    overflowing(folder / "m.onnx")
+    chain(folder / "chain.onnx", 8)
+    chain(folder / "there.onnx", 1)
+    onnx.save(lower_fp16(onnx.load(folder / "m.onnx")), folder / "half.onnx")
+    steps = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], name="quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
+    ]
+    save(folder / "quantized.onnx", steps, [numpy_helper.from_array(np.array(0.5, np.float32), "scale")])
+    for name, dtype, shape in (("integers", TensorProto.INT64, SHAPE), ("free", TensorProto.FLOAT, ("n", "m"))):
+        ends = [helper.make_tensor_value_info(each, dtype, shape) for each in "xy"]
+        graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", ends[:1], ends[1:])
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        onnx.save(proto, folder / f"{name}.onnx")
+    x = np.ones(SHAPE, np.float32)
+    np.savez(folder / "x.npz", x=x)
+    np.savez(folder / "y.npz", y=x)
+    np.savez(folder / "xy.npz", x=x, y=x)
+    np.savez(folder / "wide.npz", x=np.ones((2, 4), np.float32))
+    np.savez(folder / "flat.npz", x=np.ones(6, np.float32))
+    np.savez(folder / "double.npz", x=x.astype(np.float64))
+    np.savez(folder / "none.npz")
+    np.savez(folder / "a.npz", y=np.ones(2))
+    save_samples(folder / "two.json", [{"y": np.ones(2)}, {"y": np.ones(2)}])
+    save_samples(folder / "shapes.json", [{"x": x}, {"x": np.zeros((5, 3), np.float32)}])
+    save_samples(folder / "types.json", [{"x": x.astype(np.int32)}])
+    torch = json.dumps([{"y": {"tensor": "", "polygraphy_class": "Tensor"}}])
+    texts = {"bad.json": "{", "odd.json": '{"y": [1, 2]}', "nothing.json": "[]", "torch.json": torch}
+    texts |= {
+        "empty.npz": "",
+        "text.npz": "no archive",
+        "cut.npz": "PK\x03\x04 cut short",
+        "notes": "to do",
+        "taken.zip": "mine",
+        "a.b.zip": "mine",
+    }
+    texts |= {"later.json": '{"schema": 99}', "part.json": '{"schema": 1, "status": "found"}'}
+    loaders = {"raises": "def load_data(): return 1 / 0", "syntax": "def load_data(:", "void": ""}
+    loaders |= {"leaves": "import sys; sys.exit(0)", "no_sample": "def load_data():\n    return []"}
+    loaders |= {"other": "def load_data():\n    yield {'y': 1.0}", "nan": "def metric(outputs): return float('nan')"}
+    for name, text in {**texts, **{f"{name}.py": text for name, text in loaders.items()}}.items():
+        (folder / name).write_text(text)
+    (folder / "whole.py").write_text("def metric(outputs): return 1.0\n")
+    for name in ("folder", "empty", "there"):
+        (folder / name).mkdir()
+    (folder / "there" / "mine.txt").write_text("precious")
+
+
+REFUSALS = """
+2 --no-such-option | diagnose m.onnx T --no-such-option
+2 -x               | run m.onnx T -x
+2 --reference      | diagnose m.onnx T --reference float.onnx
+2 no-such-command  | no-such-command
+2 MODEL            | reduce
+2 -o               | reduce m.onnx T
+2 another.onnx     | run m.onnx another.onnx T
+2 --onnxrt         | run m.onnx --providers cpu
+2 --onnxrt         | layerwise m.onnx --fp16
+2 --onnxrt         | diagnose m.onnx
+2 --check          | reduce m.onnx -o o.onnx
+2 nothing          | repeat m.onnx
+2 --fp16           | reduce m.onnx -o o.onnx --fp16 --check false {model}
+4 NoSuchProvider   | run m.onnx T --providers NoSuchProvider
+4 NoSuchProvider   | reduce m.onnx -o o.onnx T --providers NoSuchProvider
+
+# values
+2 --atol             | run m.onnx T --atol x
+2 --atol             | run m.onnx T --atol -1
+2 --atol             | run m.onnx T --atol nan
+2 --rtol             | run m.onnx T --rtol big_out:
+2 nobody             | run m.onnx T --atol nobody:1
+2 --check-error-stat | run m.onnx T --check-error-stat worst
+2 --seed             | run m.onnx T --seed x
+2 seed               | run m.onnx T --seed -1
+2 --val-range        | run m.onnx T --val-range [1]
+2 --val-range        | run m.onnx T --val-range [2,1]
+2 'y'                | run m.onnx T --val-range y:[0,1]
+2 --input-shapes     | run m.onnx T --input-shapes x
+2 --input-shapes     | run m.onnx T --input-shapes x:[a]
+2 'x'                | run m.onnx T --input-shapes x:[2]
+2 'y'                | run m.onnx T --input-shapes y:[2]
+2 --timeout          | run m.onnx T --timeout 0
+2 --timeout          | run m.onnx T --timeout soon
+2 --timeout          | reduce m.onnx -o o.onnx T --timeout nan
+2 --timeout          | reduce m.onnx -o o.onnx T --timeout inf
+2 --timeout          | reduce m.onnx -o o.onnx T --timeout -1
+2 --max-time         | reduce m.onnx -o o.onnx T --max-time nan
+2 --max-probes       | reduce m.onnx -o o.onnx T --max-probes 0
+2 --workers          | reduce m.onnx -o o.onnx T --workers 0
+2 --repeat           | reduce m.onnx -o o.onnx T --repeat -1
+2 --confidence       | reduce m.onnx -o o.onnx T --confidence 1
+2 --confidence       | reduce m.onnx -o o.onnx T --confidence nan
+2 --mode             | reduce m.onnx -o o.onnx T --mode quick
+2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --no-reduce-inputs --no-reduce-outputs
+2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-inputs
+2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-outputs
+2 --repeat           | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
+2 --repeat           | samples m.onnx T --repeat 5 --iterations 2
+2 --show-output      | reduce m.onnx -o o.onnx T --show-output
+2 --fail-code        | reduce m.onnx -o o.onnx --fail-code x --check false
+2 --fail-regex       | reduce m.onnx -o o.onnx --fail-regex ( --check false
+2 --fail-regex       | reduce m.onnx -o o.onnx T --fail-regex x
+2 --fail-code        | reduce m.onnx -o o.onnx T --fail-code 1
+2 --ignore-fail-code | reduce m.onnx -o o.onnx T --ignore-fail-code 1
+2 --check            | reduce m.onnx -o o.onnx --check
+2 --check            | reduce m.onnx -o o.onnx --check ""
+2 --check            | reduce m.onnx -o o.onnx --check "'an open quote"
+2 no-such            | reduce m.onnx -o o.onnx --check no-such {model}
+2 ./no/such          | reduce m.onnx -o o.onnx --check "./no/such {model}"
+2 ./m.onnx           | reduce m.onnx -o o.onnx --check ./m.onnx {model}
+2 nowhere            | reduce m.onnx -o o.onnx --candidate nowhere/m.onnx --check false
+2 m.onnx             | reduce m.onnx -o o.onnx --candidate m.onnx --check false
+2 --until            | repeat m.onnx -n 3 --until 4
+2 --until            | repeat m.onnx --until soon
+2 -n                 | repeat m.onnx --repeat 3
+2 --warm-up          | run m.onnx T --self-check --warm-up 3
+2 `diagnose`         | diagnose m.onnx T --postprocess top-1
+2 `diagnose`         | diagnose m.onnx T --compare indices
+2 `diagnose`         | diagnose m.onnx T --no-shape-check
+
+# names of tensors, nodes and samples
+2 't22' 't2'        | extract chain.onnx -o o.onnx --inputs t22
+2 '<2>' 't2'        | extract chain.onnx -o o.onnx --outputs <2>
+2 'nobody' inspect  | extract chain.onnx -o o.onnx --inputs nobody
+2 t0:auto:float32   | extract chain.onnx -o o.onnx --inputs t0:auto:float32
+2 --inputs big_out  | extract m.onnx -o o.onnx --inputs big_out --outputs a0_out
+2 x                 | extract m.onnx -o o.onnx --outputs x
+2 't22' 't2'        | run chain.onnx --onnxrt --onnx-outputs t22
+2 'op:add' 'op:Add' | run chain.onnx --onnxrt --onnx-outputs op:add
+2 'nope*'           | run chain.onnx --onnxrt --onnx-outputs nope*
+2 t0                | run chain.onnx --onnxrt --onnx-exclude-outputs t0
+2 --onnx-exclude    | run chain.onnx --onnxrt --onnx-exclude-outputs *
+2 --int8            | run chain.onnx --onnx --int8
+2 'nope'            | convert m.onnx -o o.onnx --fp16 --keep-fp32 nope
+2 'nope'            | sanitize m.onnx -o o.onnx --override-input-shapes nope:[7]
+2 nothing           | sweep free.onnx --onnxrt
+2 x:[9..1,8]        | sweep free.onnx --onnxrt --shapes x:[9..1,8]
+2 x:[a,8]           | sweep free.onnx --onnxrt --shapes x:[a,8]
+2 'z'               | sweep free.onnx --onnxrt --shapes z:[1..4,8]
+2 'x'               | sweep free.onnx --onnxrt --shapes x:[1..4]
+2 twice             | sweep free.onnx --onnxrt --shapes x:[1..4,8] --input-shapes x:[1,8]
+2 'n'               | sweep free.onnx --onnxrt --shapes x:[n=1..4,n=7..8]
+
+# what a command cannot work on
+2 quantized.onnx 'quantize'  | precision quantized.onnx -o o.onnx T
+2 half.onnx                 | precision half.onnx -o o.onnx T
+2 integers.onnx             | precision integers.onnx -o o.onnx T
+2 nothing*                  | precision m.onnx -o o.onnx T --include nothing*
+2 'op:Conv'                 | precision m.onnx -o o.onnx T --exclude op:Conv
+2 none                      | precision m.onnx -o o.onnx T --exclude *
+2 --fp16 --bf16             | precision m.onnx -o o.onnx --onnxrt
+2 one                       | precision m.onnx -o o.onnx --onnxrt --fp16 --bf16
+2 --ladder                  | precision m.onnx -o o.onnx --onnxrt --fp16 --int8
+2 --validation-data         | precision m.onnx -o o.onnx --fp16 --validation-data x.npz --check false {model}
+2 'x' 'y'                   | precision m.onnx -o o.onnx T --validation-data y.npz
+2 no.py                     | precision m.onnx -o o.onnx T --validation-data no.py
+2 --fp16 --bf16             | convert m.onnx -o o.onnx
+2 --fp16 --bf16             | convert m.onnx -o o.onnx --fp16 --bf16
+2 ONNX                      | convert m.onnx -o o.onnx --fp16 --trt
+2 engines                   | convert m.onnx -o o.engine --onnxrt
+2 --io-fp16                 | convert m.onnx -o o.engine --io-fp16
+2 --int8                    | convert m.onnx -o o.engine --calibration-cache c
+4 a.npz                     | inspect model a.npz
+2 m.onnx                    | inspect data m.onnx
+4 engine                    | inspect engine nope.engine
+2 --show                    | inspect model m.onnx --show values
+2 --show                    | inspect data a.npz --show layers
+2 --ignore-external-data    | inspect data a.npz --ignore-external-data
+2 --external-data-dir       | inspect data a.npz --external-data-dir folder
+2 model, engine             | inspect modle m.onnx
+2 file                      | inspect
+2 model                     | inspect model
+2 notes                     | inspect notes
+4 nope                      | inspect nope
+
+# metrics
+2 --max-drop         | reduce m.onnx -o o.onnx T --max-drop 1%
+2 --metric           | reduce m.onnx -o o.onnx T --metric top-1
+2 metric             | reduce m.onnx -o o.onnx T --metric top-1 --min 0.5 --max-drop 1%
+2 --min              | reduce m.onnx -o o.onnx T --metric top-1 --max 0.5
+2 --max              | reduce m.onnx -o o.onnx T --metric whole.py --lower-is-better --min 0.5
+2 2                  | reduce m.onnx -o o.onnx T --metric top-1 --min 2
+2 --max-drop         | reduce m.onnx -o o.onnx T --metric top-1 --max-drop much
+2 one                | reduce m.onnx -o o.onnx T --metric top-1 --max-drop 1% --atol 1
+2 --min              | reduce m.onnx -o o.onnx T --metric whole.py --min nan
+2 metric             | reduce m.onnx -o o.onnx T --metric nobody --min 1
+2 --save-outputs     | run m.onnx T --metric top-1 --save-outputs o.npz
+2 NaN                | run m.onnx T --metric nan.py
+
+# values from files
+2 'x' 'y'                     | run m.onnx T --load-inputs y.npz
+2 xy.npz 'y'                  | layerwise m.onnx T --load-inputs xy.npz
+2 wide.npz 'x' [2,_4] [2,_3]  | reduce m.onnx -o o.onnx T --load-inputs wide.npz
+2 flat.npz [6] [2,_3]         | precision m.onnx -o o.onnx T --load-inputs flat.npz
+2 double.npz float64 float32  | extract m.onnx -o o.onnx --load-inputs double.npz
+2 none.npz 'x'                | diagnose m.onnx T --load-inputs none.npz
+2 missing.npz                 | run m.onnx T --load-inputs missing.npz
+2 empty.npz                   | run m.onnx T --load-inputs empty.npz
+2 text.npz                    | run m.onnx T --load-inputs text.npz
+2 cut.npz                     | run m.onnx T --load-inputs cut.npz
+2 bad.json                    | run m.onnx T --load-inputs bad.json
+2 shapes.json 'x' [5,_3]      | run m.onnx T --load-inputs shapes.json
+2 int32 float32               | run m.onnx T --load-inputs types.json
+2 --iterations                | run m.onnx T --load-inputs x.npz --iterations 2
+2 raises.py 1 ZeroDivision    | run m.onnx T --data-loader-script raises.py
+2 syntax.py SyntaxError       | run m.onnx T --data-loader-script syntax.py
+2 void.py load_data           | run m.onnx T --data-loader-script void.py
+2 void.py 'f'                 | run m.onnx T --data-loader-script void.py:f
+2 no_sample.py                | run m.onnx T --data-loader-script no_sample.py
+2 leaves.py SystemExit        | run m.onnx T --data-loader-script leaves.py
+2 other.py 'y'                | run m.onnx T --data-loader-script other.py
+2 model                       | run
+2 model                       | run --onnxrt
+2 model                       | run --onnxrt --load-outputs a.npz a.npz
+2 a.npz                       | run --load-outputs a.npz
+2 gone.npz                    | run --load-outputs a.npz gone.npz
+2 gone.npz                    | run m.onnx T --load-outputs gone.npz
+2 'y'                         | run --load-outputs a.npz x.npz
+2 two.json 2                  | run --load-outputs a.npz two.json
+2 bad.json                    | run --load-outputs a.npz bad.json
+2 odd.json                    | run --load-outputs a.npz odd.json
+2 nothing.json                | run --load-outputs a.npz nothing.json
+2 PyTorch                     | run --load-outputs a.npz torch.json
+2 empty                       | run --load-outputs a.npz empty
+2 'q'                         | run --load-outputs a.npz a.npz --atol q:1
+2 'q'                         | run --load-outputs a.npz a.npz --onnx-outputs q
+2 --compare                   | run --load-outputs a.npz a.npz --index-tolerance 1
+2 no.py                       | run --load-outputs a.npz a.npz --compare-func-script no.py
+2 --save-onnx                 | run --load-outputs a.npz a.npz --save-onnx o.onnx
+2 --warm-up                   | run --load-outputs a.npz a.npz --warm-up 1
+2 --shape-inference           | run --load-outputs a.npz a.npz --shape-inference
+
+# where an answer cannot be written, and what is not written over
+2 nowhere/o.json           | run m.onnx T --json nowhere/o.json
+2 folder                   | extract m.onnx -o o.onnx --json folder
+2 m.onnx/o.json            | layerwise m.onnx T --json m.onnx/o.json
+2 nowhere/o.onnx           | reduce m.onnx T -o nowhere/o.onnx
+2 folder                   | extract m.onnx -o folder
+2 m.onnx/o.onnx            | precision m.onnx T -o m.onnx/o.onnx
+2 nowhere/g.onnx           | reduce m.onnx T -o o.onnx --min-good nowhere/g.onnx
+2 nowhere/x.npz            | run m.onnx T --save-inputs nowhere/x.npz
+2 folder                   | run m.onnx T --save-outputs folder
+2 nowhere                  | run m.onnx T --report nowhere/r.html
+2 nowhere                  | run m.onnx T --save-onnx nowhere/o.onnx
+2 folder                   | run m.onnx T --log-file folder
+2 /proc/nothing/l.txt      | run m.onnx T --log-file /proc/nothing/l.txt
+2 m.onnx/o                 | diagnose m.onnx T -o m.onnx/o
+2 m.onnx                   | diagnose m.onnx T -o m.onnx
+2 m.onnx                   | layerwise m.onnx T --annotate m.onnx
+2 m.onnx                   | convert chain.onnx -o m.onnx --fp16
+2 there.onnx --overwrite   | reduce m.onnx T -o there.onnx
+2 there.onnx --overwrite   | reduce m.onnx T -o o.onnx --min-good there.onnx
+2 there.onnx --overwrite   | extract m.onnx -o there.onnx
+2 there --overwrite        | diagnose m.onnx T -o there
+2 taken.zip                | diagnose m.onnx T -o taken --zip
+2 a.b.zip                  | diagnose m.onnx T -o a.b --zip
+2 x.npz                    | samples m.onnx T --load-inputs x.npz -o x.npz
+
+# targets
+2 --trt                    | run m.onnx --onnxrt --tf32
+2 --trt                    | run m.onnx --onnxrt --int8
+2 --pool-limit             | run m.onnx --pool-limit a:1
+2 --providers              | run m.onnx --trt --providers cuda
+2 --session-option         | run m.onnx --onnxrt --session-option a
+2 --session-option         | run m.onnx --onnxrt --session-option a:1 a:2
+2 no.so                    | run m.onnx --onnxrt --custom-op-library no.so
+2 no.so                    | run m.onnx --onnxrt --ep-library mine:no.so
+2 most basic               | run m.onnx --onnxrt --graph-optimization-level most
+2 --pool-limit             | run m.onnx --trt --pool-limit 4G
+2 --pool-limit             | run m.onnx --trt --pool-limit workspace:lots
+2 no.so                    | layerwise m.onnx --trt --plugins no.so
+2 --load-timing-cache      | run m.onnx --trt --load-timing-cache no
+2 --trt-max-shapes         | run m.onnx --trt --trt-min-shapes x:[1]
+2 --trt-opt-shapes         | run m.onnx --trt --trt-min-shapes x:[1] --trt-max-shapes x:[1] --trt-opt-shapes y:[1]
+2 --trt-min-shapes         | run m.onnx --trt --trt-min-shapes [1]
+2 --layer-precisions       | run m.onnx --trt --layer-precisions fp32
+2 'y' 'x'                  | layerwise m.onnx --trt --trt-min-shapes y:[1] --trt-max-shapes y:[2]
+2 [2,_3] [3,_3]            | reduce m.onnx -o o.onnx --trt --trt-min-shapes x:[3,3] --trt-max-shapes x:[8,3]
+2 --builder-optimization-level | run m.onnx --trt --builder-optimization-level 6
+2 --load-engine            | reduce m.onnx -o o.onnx --trt --load-engine notes
+2 --save-engine            | diagnose m.onnx -o o --trt --save-engine notes
+2 --save-engine            | layerwise m.onnx --trt --save-engine notes
+2 no.plan                  | run m.onnx --trt --load-engine no.plan
+2 --strongly-typed         | run m.onnx --trt --fp16 --load-engine notes --strongly-typed
+2 --save-engine            | run m.onnx --trt --fp16 --load-engine notes --save-engine e
+2 --builder-optimization-level | run m.onnx --trt --load-engine notes --builder-optimization-level 3
+
+# runs and builds
+4 gone                     | view gone
+4 empty                    | view empty
+4 .bisect-trt              | log
+4 .bisect-trt              | resume
+4 .bisect-trt              | report
+4 gone                     | report gone
+4 notes                    | report notes
+4 bad.json                 | report bad.json
+4 nothing.json             | report nothing.json
+4 odd.json                 | report odd.json
+4 99                       | report later.json
+4 damaged                  | report part.json
+4 gone                     | log gone
+4 gone                     | resume gone
+4 good                     | diff folder empty
+2 builds                   | diff
+2 odd.json                 | diff odd.json
+4 odd.json                 | diff odd.json bad.json
+4 gone.json                | diff gone.json odd.json
+"""
+"""The exit status, words of the error (``,_`` is a comma and a space), and the command line; ``T`` is a target."""
+
+
+def rows() -> Iterator[Any]:
+    """The rows, read."""
+    for row in filter(None, REFUSALS.splitlines()):
+        if not row.startswith("#"):
+            said, _, line = row.partition(" | ")
+            status, *words = said.split()
+            yield pytest.param(
+                int(status), [word.replace("_", " ") if "," in word else word for word in words], line, id=line
+            )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all files that are named."""
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("status", "words", "line"), list(rows()))
+def test_it_is_refused(cli: CommandLine, files: Path, status: int, words: list[str], line: str) -> None:
+    shutil.copytree(files, ".", dirs_exist_ok=True)
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    argv = [each for word in shlex.split(line) for each in (TARGET if word == "T" else [word])]
+    ran = cli(*argv)
+    assert ran.status == status, ran.out + ran.err
+    said = ran.err if ran.err.startswith("Usage: ") else ran.error
+    assert all(word in said for word in words), said
+    assert "Traceback" not in said
+    assert "probe 1 " not in ran.out
+    left = {
+        path for path in Path().rglob("*") if path.is_file() and path.parts[0] not in (".bisect-trt", "__pycache__")
+    }
+    assert left == set(before), "nothing is left behind"
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+# Outputs
+
+
+def test_no_command_starts_without_a_folder_for_its_runs(cli: CommandLine, here: Path) -> None:
+    (here / ".bisect-trt").write_text("in the way")
+    for line in command_lines(overflowing(here / "m.onnx")).values():
+        ran = cli(*line)
+        assert (ran.status, ".bisect-trt" in ran.error) == (USAGE, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "reduce m.onnx T --no-shrink -o there.onnx",
+        "reduce m.onnx T --no-shrink -o o.onnx --min-good there.onnx",
+        "extract m.onnx --load-inputs x.npz -o there.onnx",
+        "extract m.onnx --load-inputs x.npz -o values.onnx",
+        "diagnose m.onnx T -o there",
+    ],
+)
+def test_what_exists_is_written_over_if_that_is_asked_for(cli: CommandLine, files: Path, line: str) -> None:
+    shutil.copytree(files, ".", dirs_exist_ok=True)
+    Path("values.inputs.npz").write_text("precious")
+    argv = [each for word in line.split() for each in (TARGET if word == "T" else [word])]
+    ran = cli(*argv)
+    assert (ran.status, argv[-1].partition(".")[0] in ran.error) == (USAGE, True)
+    assert not Path("values.onnx").exists()
+    assert cli(*argv, "--overwrite").status == 0
+    assert Path("there/reproduce.py" if argv[-1] == "there" else argv[-1]).exists()
+    assert "values" not in line or arrays("values.inputs.npz")["x"].all()
+
+
+# Models
+
+
+def _truncated(path: Path) -> None:
+    whole = overflowing(path).read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+
+
+def _cut_within_weights(path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((1000,), np.float32), "w")
+    whole = save(path, [helper.make_node("Add", ["x", "w"], ["y"])], [weight]).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+def _external_file_missing(path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    model = onnx.load(str(save(path, nodes, [numpy_helper.from_array(np.ones((2, 3), np.float32), "w")])))
+    onnx.save_model(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (path.parent / "weights.bin").unlink()
+
+
+def _external_file_short(path: Path) -> None:
+    _external_file_missing(path)
+    (path.parent / "weights.bin").write_bytes(b"\0\0\0")
+
+
+def _nodes(*nodes: tuple[str, str, str]) -> Callable[[Path], object]:
+    made = [helper.make_node(op, reads.split(), [makes], name=f"make {makes}") for op, reads, makes in nodes]
+    return lambda path: save(path, made)
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "missing": (bool, ["no such file"]),
+    "folder": (Path.mkdir, ["folder"]),
+    "empty": (Path.touch, ["empty"]),
+    "text": (lambda path: path.write_text("no model, but a text of several words\n" * 20), ["ONNX model"]),
+    "truncated": (_truncated, ["cut short"]),
+    "cut within weights": (_cut_within_weights, ["cut short"]),
+    "a tensor": (lambda path: path.write_bytes(numpy_helper.from_array(np.ones(3), "t").SerializeToString()), ["ONNX"]),
+    "external file missing": (_external_file_missing, ["weights.bin", "does not exist"]),
+    "external file short": (_external_file_short, ["weights.bin", "3 bytes"]),
+    "cycle": (_nodes(("Add", "x b", "a"), ("Relu", "a", "b")), ["cycle"]),
+    "dangling": (_nodes(("Add", "x nobody", "y")), ["nobody"]),
+    "made twice": (_nodes(("Relu", "x", "y"), ("Neg", "x", "y")), ["'y'", "two nodes"]),
+    "no nodes": (lambda path: onnx.save(helper.make_model(helper.make_graph([], "g", [], [])), path), ["no nodes"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"), [*((kind, "run") for kind in BAD_MODELS), *(("truncated", name) for name in COMMANDS)]
+)
+def test_a_model_that_cannot_be_read(cli: CommandLine, kind: str, command: str) -> None:
+    path = Path("bad.onnx")
+    spoil, words = BAD_MODELS[kind]
+    spoil(path)
+    ran = cli(*command_lines(path)[command], "--json", "r.json")
+    assert ran.status == UNAVAILABLE
+    assert all(word in ran.error for word in ["bad.onnx", *words])
+    result = read_json(Path("r.json"))
+    assert (result["command"], result["status"], result["probes"]["run"]) == (command, "error", 0)
+    assert result["why"] in ran.error
+    assert not list(Path().glob("out*"))
+
+
+UNKNOWN = _nodes(("Relu", "x", "t0"), ("NoSuchOperator", "t0", "t1"), ("Relu", "t1", "t2"))
+
+
+@pytest.mark.parametrize("command", ["diagnose", "run", "layerwise", "reduce"])
+def test_an_unknown_operator(cli: CommandLine, command: str) -> None:
+    UNKNOWN(Path("model.onnx"))
+    ran = cli(*command_lines("model.onnx")[command])
+    assert ran.status == UNAVAILABLE
+    assert all(word in ran.error for word in ("NoSuchOperator", "make t1"))
+    assert ".onnx failed" not in ran.err  # which would be a file of ours
+    assert not list(Path().glob("out*"))
+
+
+def test_an_unknown_operator_is_no_matter_to_a_check_of_ones_own(cli: CommandLine) -> None:
+    UNKNOWN(Path("model.onnx"))
+    check = script(Path("check"), f"{has('make t1')} && exit 1; exit 0")
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--check", f"./{check}", "{model}")
+    assert ran.status == 0
+    assert node_names(Path("out.onnx")) == ["make t1"]
+    assert "NoSuchOperator 'make t1'" in ran.err
+
+
+@pytest.mark.parametrize("command", ["diagnose", "run"])
+def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine, command: str) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["t0"], name="twin"), helper.make_node("Neg", ["t0"], ["t1"], name="twin")]
+    refused = cli(*command_lines(save(Path("model.onnx"), nodes))[command])
+    assert refused.status == UNAVAILABLE
+    advised = "bisect-trt sanitize model.onnx -o model-named.onnx"
+    assert f"`{advised}`" in refused.error
+    sanitized = cli(*shlex.split(advised)[1:], "--json", "s.json")
+    assert (sanitized.status, node_names(Path("model-named.onnx"))) == (0, ["twin", "twin_1"])
+    assert read_json(Path("s.json"))["changes"]["renamed_nodes"] == 1
+    assert cli("run", "model-named.onnx", "--onnxrt").status == 0
+
+
+# Precision
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("exit 1", "fails with all 4 nodes in fp32 too: exit status 1"),
+        ("exit 0", "passes with all 4 nodes lowered: exit status 0"),
+        ("exit 125", "cannot judge the model with all 4 nodes"),
+        ("grep -qa _fp16 \"$1\" && exit 125; exit 0", "cannot judge the model with all 4 nodes lowered"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [[], ["--repeat", "2"]])
+def test_precision_is_not_the_reason(cli: CommandLine, body: str, said: str, options: list[str]) -> None:
+    line = ["precision", chain(Path("m.onnx")), "-o", "mixed.onnx", "--json", "r.json", "--fp16", *options]
+    ran = cli(*line, "--check", "./" + script(Path("check"), body), "{model}")
+    assert (ran.status, ran.err, said in ran.out) == (1, "", True)
+    result = read_json(Path("r.json"))
+    assert (result["status"], result["keep_fp32"], said in result["why"]) == ("not_reproduced", [], True)
+    assert not Path("mixed.onnx").exists()
+
+
+def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
+    line = ["precision", chain(Path("m.onnx")), "-o", "mixed.onnx", "--json", "r.json", "--onnxrt", "--fp16"]
+    ran = cli(*line, "--check", "python3", "nocheck.py", "{model}")
+    assert ran.status == 1
+    assert "--onnxrt is not used" in ran.out
+    why = read_json(Path("r.json"))["why"]
+    assert "nocheck.py': [Errno 2] No such file or directory\"" in why
+    name, *words = why.split("`")[1].split()
+    assert name == "bisect-trt"
+    assert "can't open file" in cli(*words).out
+
+
+# Whatever the command
+
+
+def test_verbose_shows_the_traceback(here: Path) -> None:
+    ran = bisect_trt("run", "nobody.onnx", *TARGET, "-vv", cwd=here)
+    assert ran.status == UNAVAILABLE
+    assert all(word in ran.err for word in ("Traceback", "nobody.onnx: no such file"))
+
+
+def test_a_reader_that_goes_away(here: Path) -> None:
+    # As with `| head -1`: nobody wants the rest, which is no reason for a traceback.
+    chain(here / "model.onnx", 200)
+    check = script(here / "check", f"{has('<150>')} && exit 1; exit 0")
+    line = f"{sys.executable} -m bisect_trt reduce model.onnx -o out.onnx --check {check} {{model}}"
+    done = subprocess.run(f"{line} | head -1", shell=True, cwd=here, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
