@@ -6,7 +6,6 @@ The files are those of ``repeat``, tactic replays of Polygraphy, layers that ``t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,12 @@ from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Branch
-from bisect_trt.targets.choices import RECORD, TACTIC, Choice, choices_of_layers, read_choices
+from bisect_trt.targets.choices import LAYERS, RECORD, TACTIC, Choice, choices_of_layers, read_choices
 from bisect_trt.worker.guard import scratch
 
 ENGINES = (".engine", ".plan", ".trt")
 """The suffixes of engines."""
 _SHOWN = 20
-_NUMBERED = re.compile(r"^(\d+)_")
 _FILES = (
     "a file of `bisect-trt repeat`, a tactic replay of Polygraphy (--save-tactics), layers of trtexec (--exportLayerInfo), or "
     "an engine"
@@ -169,25 +167,19 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
         if choices is None:
             raise UnavailableError(f"{path} says nothing of what a build chose; give {_FILES}.")
         return [(path, choices)]
-    groups: dict[tuple[Path, str], list[Path]] = {}
-    for file in sorted(each for each in path.rglob("*") if each.is_file()):
-        number = _NUMBERED.match(file.name)
-        groups.setdefault((file.parent, number[1] if number else file.name), []).append(file)
-
-    def is_record(file: Path) -> bool:
-        return _NUMBERED.sub("", file.name) == RECORD
-
+    files = sorted(each for each in path.rglob("*") if each.is_file())
+    records = {file for file in files if file.name.endswith(RECORD)}
+    # Of a build of `repeat`, its record says more than its layers.
     told = [
-        sorted((file for file in files if file.suffix == ".json"), key=lambda file: not is_record(file))
-        for files in groups.values()
+        f for f in files if f.suffix == ".json" and f.with_name(f.name.replace(LAYERS, RECORD)) not in records - {f}
     ]
     found = []
-    for files in [files for files in told if files] or groups.values():  # engines where nothing else says it
-        read = next(((file, choices) for file in files if (choices := _read_file(file)) is not None), None)
-        if read is not None:
-            found.append(read)
-        elif is_record(files[0]):
-            warn(f"{files[0]} is left out: it is no whole file of what a build chose")
+    for file in told or files:  # engines where nothing else says it
+        choices = _read_file(file)
+        if choices is not None:
+            found.append((file, choices))
+        elif file in records:
+            warn(f"{file} is left out: it is no whole file of what a build chose")
     return found
 
 

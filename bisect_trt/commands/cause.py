@@ -169,7 +169,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         except Enough:
             return None
 
-    return Space(panel.candidate, session.subject.original).search(session.prober, limited)
+    return Space(panel.candidate).search(session.prober, limited)
 
 
 def find_cause(session: Session, check: CheckSettings, search: Search) -> Result:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
-from bisect_trt.search.oracle import Ask, Search, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
 
 T = TypeVar("T")
 Unit = TypeVar("Unit", bound=Hashable)
@@ -25,11 +25,9 @@ class Space:
 
     Attributes:
         build: Makes the candidate of a subset.
-        original: The candidate of the original model, where a strategy asks about it.
     """
 
     build: Callable[[Subset], Candidate]
-    original: Candidate | None = None
 
     def search(self, prober: Prober, strategy: Callable[[Ask], T]) -> T:
         """Run a strategy over subsets.
@@ -37,11 +35,7 @@ class Space:
         Raises:
             BudgetSpent: No more probes may be made.
         """
-        return self.run(prober, over_units(strategy))
-
-    def run(self, prober: Prober, search: Search[T]) -> T:
-        """Run a search that may ask other questions too; see :meth:`search`."""
-        return prober.search(search, self.build, self.original)
+        return prober.search(over_units(strategy), self.build)
 
 
 @dataclass(frozen=True)

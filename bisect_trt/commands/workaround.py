@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
@@ -16,7 +18,8 @@ from bisect_trt.commands.diagnose import (
 )
 from bisect_trt.commands.minimal_case import by_blame, extract_suspect
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.workarounds import WorkaroundSettings, add_precision, tell, work_around
+from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.commands.workarounds import add_precision, rewritten, tell, work_around
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.options.searches import Workaround
 from bisect_trt.options.shared import Search
@@ -25,7 +28,7 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.targets.options import Target
 
 
-def find_workaround(session: Session, settings: WorkaroundSettings, search: Search) -> Result:
+def find_workaround(session: Session, check: CheckSettings, search: Search, output: Path) -> Result:
     """The command: where does it fail, whose fault is that, and what makes the whole model pass?
 
     Raises:
@@ -35,17 +38,17 @@ def find_workaround(session: Session, settings: WorkaroundSettings, search: Sear
         KeyboardInterrupt: The user stops.
     """
     console, result = session.console, session.result
-    folder, target = settings.output.parent, settings.check.target
+    folder, target = output.parent, check.target
     assert target is not None, "the options ask for one"
     result.extra["workarounds"] = []
-    found = DiagnoseSettings(settings.check, search, folder)
+    found = DiagnoseSettings(check, search, folder)
     confirm(session, found)
     suspects = suspects_by_message(session) or suspects_by_layer(session, found)
     case = reduce_all(session, found, suspects, extract_suspect(session, target, suspects, "3. "))
     answer = session.settle(case)
     blamed = by_blame(session, answer, suspects.nodes)
     result.culprits = session.subject.describe_nodes(blamed)
-    fault = arbitrate(session, target, settings.check.tolerance, answer)
+    fault = arbitrate(session, target, check.tolerance, answer)
     result.extra["fault"] = fault.to_json()
     console.answer(f"{describe_answer(session.subject.network, blamed)}.")
     tell_modules(session.subject.network, blamed, console)
@@ -55,9 +58,9 @@ def find_workaround(session: Session, settings: WorkaroundSettings, search: Sear
         console.answer("The target is not wrong, so there is nothing to work around.")
     else:
         if fault.whose != "precision":
-            name_cause(session, settings.check, answer, fault.whose)
-        work_around(session, settings, case, fault)
-    find_fix(session, settings.check, search, answer, folder)
+            name_cause(session, check, answer, fault.whose)
+        work_around(session, case, fault, output)
+    find_fix(session, check, search, answer, folder)
     add_precision(result)
     tell(result, session.console)
     passes = any(way["passes"] for way in result.extra["workarounds"])
@@ -75,8 +78,7 @@ def run(call: Call) -> Result:
     """
     own = call[Workaround]
     check = call.comparison(call[Target].required(), own.timeout)
-    settings = WorkaroundSettings(check, own.output)
-    call.may_write(settings.output, settings.rewritten, settings.output.parent / MIXED, overwrite=own.overwrite)
+    call.may_write(own.output, rewritten(own.output), own.output.parent / MIXED, overwrite=own.overwrite)
     call.open()
     with call.searching(check) as session:
-        return find_workaround(session, settings, call[Search])
+        return find_workaround(session, check, call[Search], own.output)

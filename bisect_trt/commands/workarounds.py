@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ from bisect_trt.tensors.comparison import to_plain
 PATCHED = "patched.onnx"
 FRESH_INPUTS = 20
 """The number of fresh inputs that a patched model has to pass on."""
-_IN_A_DIAGNOSIS = 8
-"""So many questions are asked for each way in a diagnosis; the command that goes on is said."""
+_MOST, _IN_A_DIAGNOSIS = 24, 8
+"""So many questions are asked for each way, and in a diagnosis; the command that goes on is said."""
 _SHOWN = 3
 _MOST_BARRIERS = 20
 """More barriers than that are no answer."""
@@ -48,26 +49,9 @@ Change = Callable[[Network], onnx.ModelProto]
 """Makes the patched form of a model, of the search's or of the user's file: their nodes are the same."""
 
 
-@dataclass(frozen=True)
-class WorkaroundSettings:
-    """Parameters of ``workaround``.
-
-    Attributes:
-        check: The target, and how it is compared.
-        output: Where the patched model goes.
-        most: How many questions each way may ask.
-        everywhere: Whether barriers are looked for outside of the culprit too, and all ways are tried after one that passes.
-    """
-
-    check: CheckSettings
-    output: Path
-    most: int = 24
-    everywhere: bool = True
-
-    @property
-    def rewritten(self) -> Path:
-        """Where a second patched model goes."""
-        return self.output.with_name(f"{self.output.stem}-rewrite{self.output.suffix}")
+def rewritten(output: Path) -> Path:
+    """Where a second patched model goes."""
+    return output.with_name(f"{output.stem}-rewrite{output.suffix}")
 
 
 @dataclass(frozen=True)
@@ -220,7 +204,8 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
                 chosen = [some[place] for place in sorted(units)]
                 return _candidate(session, change(chosen)(network), f"{len(chosen)} of {len(some)} barriers")
 
-            minimum = Space(build).run(session.prober, keep_if_enough(len(some), most - asked))
+            strategy = partial(keep_if_enough, len(some), most - asked)
+            minimum = Space(build).search(session.prober, strategy)
             asked += 1 if minimum is None else 4
             if minimum is None or len(minimum.units) > _MOST_BARRIERS:
                 continue
@@ -267,8 +252,19 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
     return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
 
 
-def work_around(session: Session, settings: WorkaroundSettings, case: Case, fault: Fault) -> list[Way]:
-    """Look for ways around a failure whose minimal case is known; they are put into the result."""
+def work_around(
+    session: Session, case: Case, fault: Fault, output: Path, most: int = _MOST, *, everywhere: bool = True
+) -> list[Way]:
+    """Look for ways around a failure; they are put into the result.
+
+    Args:
+        session: The model.
+        case: The minimal case.
+        fault: Whose fault the failure is.
+        output: Where the patched model goes.
+        most: How many questions each way may ask.
+        everywhere: Whether barriers are looked for outside of the culprit too, and all ways are tried after one that passes.
+    """
     order = session.subject.network.order
     nodes, ranged = frozenset(order[unit] for unit in case.minimum.units), fault.whose == "precision"
     ways: list[Way] = []
@@ -278,11 +274,10 @@ def work_around(session: Session, settings: WorkaroundSettings, case: Case, faul
             ways.append(Way("barrier", "behind tensors of the culprit", None, why=why))
         else:
             ways += turn(session.result)
-            ways.append(bar(session, nodes, settings.output, settings.most, everywhere=settings.everywhere))
+            ways.append(bar(session, nodes, output, most, everywhere=everywhere))
         passing = any(way.passes for way in ways)
-        if settings.everywhere or not passing:
-            output = settings.rewritten if passing else settings.output
-            ways.append(rewrite(session, nodes, output, settings.most, ranged=ranged))
+        if everywhere or not passing:
+            ways.append(rewrite(session, nodes, rewritten(output) if passing else output, most, ranged=ranged))
     except BudgetSpent as error:
         session.console.say(f"  {error}")
     session.result.artifacts["patched"] = next((way.file for way in ways if way.file is not None), None)
@@ -350,9 +345,8 @@ def after_diagnosis(
         add_precision(result)
         console.say(f"  not looked for: {why_not}")
         return
-    settings = WorkaroundSettings(check, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
     try:
-        ways = work_around(session, settings, case, fault)
+        ways = work_around(session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
     except BisectError as error:  # the failure itself was found before
         console.say(f"  no way around was found: {error}")
         ways = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from bisect_trt.search.delta_debugging import make_minimal, reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept, Singles, partition
-from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Search, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
 
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""
@@ -117,14 +117,10 @@ def _lower_tiers(
         kept.lower(wholes, grouped, dirty=dirty and all(map(kept.units.isdisjoint, singles)))
 
 
-def keep_if_enough(count: int, most: int) -> Search[Minimum | None]:
-    """The search for the fewest of so many units that are enough, in ``most`` questions; ``None`` where all of them are not."""
+def keep_if_enough(count: int, most: int, ask: Ask) -> Minimum | None:
+    """The fewest of so many units that are enough, in ``most`` questions; ``None`` where all of them are not."""
     everything = range(count)
-
-    def story(ask: Ask) -> Minimum | None:
-        return find_keep(everything, ask, most=most) if ask(frozenset(everything)) is Verdict.PASS else None
-
-    return over_units(story)
+    return find_keep(everything, ask, most=most) if ask(frozenset(everything)) is Verdict.PASS else None
 
 
 def _prove(kept: Kept, steps: list[str]) -> Minimum:

@@ -45,14 +45,6 @@ def test_a_failure_that_was_seen_once_is_not_put_down_to_how_the_model_is_writte
     assert (read_json(Path("r.json"))["status"], Path("out.onnx").exists()) == ("inconclusive", False)
 
 
-def test_a_steady_check_is_asked_a_question_more_than_it_has_culprits(cli: CommandLine, model: Path) -> None:
-    check = script(Path("check"), f"{has('<3>', '<7>')} && exit 1; exit 0")
-    assert cli("reduce", model, *OPTIONS, "--check", f"./{check}", "{model}").status == 0
-    log = cli("log").out
-    assert log.count("once more") == 3
-    assert "the original, once more" in log
-
-
 @pytest.mark.parametrize("repeat", ["1", "5"])
 def test_a_measured_check_is_confirmed_as_often_as_the_confidence_asks_for(
     cli: CommandLine, model: Path, repeat: str

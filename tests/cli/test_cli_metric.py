@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,6 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import TARGET, overflowing, read_json
-
-from bisect_trt.probe.metric_check import Scale
-from bisect_trt.tensors.metrics import Evaluation, find_metric
 
 LOADER = """
 import numpy
@@ -217,11 +213,3 @@ def test_a_set_that_the_reference_does_not_run_on(cli: CommandLine, here: Path) 
     )
     ran = cli("run", "g.onnx", "--onnxrt", *DATA, "--metric", "cosine")
     assert (ran.status, "cannot run the model on all samples of the set" in ran.error) == (4, True)
-
-
-def test_how_sure_the_verdicts_are_of_a_metric_that_takes_the_whole_set() -> None:
-    data = Evaluation(Path(), tuple(range(300)), labelled=False)
-    metric = find_metric("top-1")
-    for each, sure in ((metric, 0.99), (replace(metric, of_sample=None), 1.0)):
-        scale = Scale(each, "top-1", data=data, reference=1.0, bound=0.9, error=0.001)
-        assert scale.confidence(10) == pytest.approx(sure)

@@ -141,14 +141,3 @@ def test_a_coin_is_never_a_proven_reason() -> None:
     for _ in range(20):
         stand = Stand(network(*LAYERS[:5]), 0.0, lambda chosen: random.random() < 0.5)  # noqa: ARG005 - that is the point
         assert not any(reason.proven for reason in find_reasons(stand.build, stand.until_both(), 10))
-
-
-def test_choices_of_bad_builds_come_first() -> None:
-    kernels = [Choice("x", "tactic", value) for value in "ab"]
-    always = Choice("y", "tactic", "same")
-    builds = [Build(str(place), place < 4, frozenset({kernels[place > 2], always})) for place in range(8)]
-    rows = compare_builds(builds)
-    assert [(row["value"], row["good"], row["bad"], row["proven"]) for row in rows] == [
-        ("b", 1, 4, False),
-        ("a", 3, 0, False),
-    ]

@@ -6,7 +6,7 @@ check is a function in this process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from fakes import scratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import node_names, rest_slow
+from support import node_names
 
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Session
@@ -63,22 +63,6 @@ class Graph:
         return path
 
 
-def two_branches(path: Path) -> tuple[Path, list[list[str]]]:
-    """Two parallel branches of 20 nodes, and a join."""
-    graph = Graph()
-    ends = [graph.chain(name, "x", 20) for name in ("left", "right")]
-    graph.save(path, graph.add("join", *ends))
-    return path, [[f"{name}{place}" for place in range(20)] for name in ("left", "right")]
-
-
-def two_heads(path: Path) -> tuple[Path, list[list[str]]]:
-    """A trunk of 10 nodes with two heads of 15, each an output of the model."""
-    graph = Graph()
-    trunk = graph.chain("trunk", "x", 10)
-    graph.save(path, *(graph.chain(name, trunk, 15) for name in ("mask", "box")))
-    return path, [[f"{name}{place}" for place in range(15)] for name in ("mask", "box")]
-
-
 def residual_blocks(path: Path) -> tuple[Path, list[list[str]]]:
     """16 residual blocks: two branches of three nodes and of one, a join, a Relu."""
     graph, last, branches = Graph(), "x", []
@@ -119,8 +103,8 @@ class Keeping(Watcher):
 class Model:
     """A model that is read and run once, and reduced many times."""
 
-    def __init__(self, folder: Path, make: Callable[[Path], tuple[Path, list[list[str]]]]) -> None:
-        path, self.branches = make(folder / "model.onnx")
+    def __init__(self, folder: Path) -> None:
+        path, self.branches = residual_blocks(folder / "model.onnx")
         self.console = Console(-1)
         self.subject = Subject(ModelSettings(path), Workspace(folder / "run"), self.console)
 
@@ -139,9 +123,9 @@ class Model:
             return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]
 
 
-@pytest.fixture(scope="module", params=rest_slow([residual_blocks, two_branches, two_heads]))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    made = Model(tmp_path_factory.mktemp("branches"), request.param)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    made = Model(tmp_path_factory.mktemp("branches"))
     with made.subject:
         yield made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.keep import grow_until_held, shortest_prefix
+from bisect_trt.search.keep import grow_until_held
 from bisect_trt.search.oracle import Subset, Verdict
 
 UNITS = range(60)
@@ -52,20 +52,3 @@ def test_few_questions_where_the_order_is_right() -> None:
     grown = grow_until_held(frozenset({0}), lambda: list(range(5000)), samples.draw, samples.ask, rounds=5, most=99)
     assert grown == {0, 1, 2, 3}
     assert samples.asked <= 10
-
-
-@given(st.integers(0, 300), st.integers(1, 300))
-def test_the_shortest_prefix_is_found_by_halves(needed: int, count: int) -> None:
-    asked: list[int] = []
-
-    def enough(prefix: object) -> bool:
-        asked.append(len(list(prefix)))  # type: ignore[call-overload]  # a list
-        return asked[-1] >= needed
-
-    found = shortest_prefix(list(range(count)), enough)
-    if needed > count:
-        assert found is None
-    else:
-        assert found is not None
-        assert max(needed, 1) <= found <= max(needed * 9 // 8 + 1, 4)
-    assert len(asked) <= 12

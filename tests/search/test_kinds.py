@@ -72,17 +72,6 @@ def kinds(draw: st.DrawFn, most: int) -> Kind:
     return Kind(count, culprits, goal, draw(st.booleans()), tuple(ranking if order != "none" else ()))
 
 
-@given(kinds(120))
-def test_the_answer_is_exact_and_one_minimal(kind: Kind) -> None:
-    minimum = kind.algorithm(kind.predicate)
-    assert minimum.proven
-    assert kind.culprits <= minimum.units
-    assert kind.untold or minimum.units == kind.culprits
-    assert kind.predicate(minimum.units) is kind.goal
-    smaller = [minimum.units - {unit} for unit in minimum.units if len(minimum.units) > 1]
-    assert all(kind.predicate(units) is not kind.goal for units in smaller)
-
-
 @settings(max_examples=12, deadline=None)
 @given(kinds(40), st.integers(2, 8), st.integers(0, 1 << 30))
 def test_any_number_of_workers_finds_the_same(kind: Kind, workers: int, seed: int) -> None:

@@ -18,7 +18,6 @@ from benchmarks.questions import (
     fused,
     scattered,
 )
-from bisect_trt.search.groups import Kept
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
 
@@ -65,21 +64,6 @@ def test_a_wrong_ranking_costs_a_question_or_two_and_a_right_one_saves_many(coun
     assert max(costs.values()) <= 1.05 * plain + 1.5
     assert costs["right"] <= plain
     assert count == 1 or costs["right"] < 0.6 * plain
-
-
-def test_where_nothing_can_be_told_of_a_unit_another_is_put_back_until_the_next_question() -> None:
-    asked: list[Subset] = []
-
-    def ask(units: Subset) -> Verdict:
-        asked.append(units)
-        return Verdict.UNRESOLVED if units == {0, 1, 2, 3} else Verdict.PASS
-
-    kept = Kept(range(10), ask)
-    assert kept.leave_out(frozenset({6, 7, 8, 9})) is Verdict.PASS
-    assert kept.leave_out(frozenset({4, 5}), again=3) is Verdict.PASS
-    assert kept.units == {0, 1, 2, 3, 6}
-    assert kept.leave_out(frozenset({3})) is Verdict.PASS
-    assert asked[1:] == [{0, 1, 2, 3}, {0, 1, 2, 3, 6}, {0, 1, 2}]
 
 
 @given(st.integers(2, 80), st.integers(0, 30), st.data())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sizes import Point, fit, intervals, landmarks, sweep_points
+from bisect_trt.search.sizes import Point, fit, intervals, sweep_points
 
 Truth = Callable[[int], bool]
 
@@ -64,10 +64,6 @@ def test_a_rule_is_obeyed_by_all_that_was_tried(tried: dict[int, Verdict]) -> No
         assert all(obeys(rule, size) is (verdict is Verdict.FAIL) for size, verdict in tried.items())
 
 
-def test_what_no_rule_fits_is_said_to_fit_none() -> None:
-    assert fit(seen(range(1, 33), lambda n: n in (3, 4, 9, 20, 21, 31))) is None
-
-
 @given(st.sets(st.integers(1, 200), min_size=1), st.integers(1, 200), st.integers(2, 80))
 def test_nothing_is_claimed_but_what_was_seen(failing: set[int], high: int, most: int) -> None:
     sizes = range(1, high + 1)
@@ -104,8 +100,3 @@ def test_the_boundary_of_each_of_two_dimensions_is_found() -> None:
     found = sweep_points([range(1, 65), range(1, 513)], ask, [(), ()], 128)
     assert any(found.get((4, size)) is Verdict.PASS and found.get((5, size)) is Verdict.FAIL for size in range(513))
     assert any(found.get((n, 100)) is Verdict.PASS and found.get((n, 101)) is Verdict.FAIL for n in range(65))
-
-
-def test_landmarks_are_of_the_sizes_there_are() -> None:
-    assert set(landmarks(range(1, 65), [24])) >= {1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 63, 64}
-    assert set(landmarks([8, 16, 24, 32])) <= {8, 16, 24, 32}
