@@ -190,14 +190,11 @@ class Sized:
                 self._refused[point] = f"it is outside of the profile: {error}"
         return self._refused[point]
 
-    def candidate(self, point: Point, *, fixed: bool = False) -> Candidate:
-        """The model at a point that was not refused; ``fixed`` to its sizes, on the target as given, or free."""
-        values, title = self.inputs(point), self.title(point)
-        if fixed:
-            target = None if self._asked is None else self._asked.target.spanning(self._asked, {})
-            return self._fed.candidate(values, f"{title}, its shapes fixed", fixed=True, target=target)
+    def candidate(self, point: Point) -> Candidate:
+        """The model at a point that was not refused, its dimensions free."""
         target = None if self._engine is not None or self.target == self._asked else self.target
-        return self._fed.candidate(values, title, fixed=False, engine=self._engine, target=target)
+        values = self.inputs(point)
+        return self._fed.candidate(values, self.title(point), fixed=False, engine=self._engine, target=target)
 
     def below(self, point: Point) -> list[Point]:
         """The points with the next smaller size of one dimension that the reference runs."""
@@ -280,20 +277,10 @@ def _conclude(
     result.status, result.minimality = "found", "1-minimal" if result.why is None else "unproven"
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
-    fixed: bool | None = None
-    with suppress(BudgetSpent):
-        if changed is None:
-            fixed = session.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
-    target = check.target if fixed else sized.target
-    name = "repeat" if changed is not None else "reduce" if target is None else "diagnose"
-    command = command_on(session, check, name, sized.file(), target, path)
-    result.extra["sweep"] |= {"needs_free_dimensions": None if fixed is None else not fixed, "command": command}
-    how = {
-        True: "its shapes fixed or free",
-        False: "only while its dimensions are free",
-        None: "fixed shapes not tried",
-    }
-    console.answer(f"The smallest that fails is {sized.title(smallest)} ({how[fixed]}). Its inputs: {path}")
+    name = "repeat" if changed is not None else "reduce" if sized.target is None else "diagnose"
+    command = command_on(session, check, name, sized.file(), sized.target, path)
+    result.extra["sweep"]["command"] = command
+    console.answer(f"The smallest that fails is {sized.title(smallest)}. Its inputs: {path}")
     console.answer(f"To {'find out why' if changed is None else 'see how often'}: {command}")
 
 

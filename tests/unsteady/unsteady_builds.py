@@ -33,22 +33,15 @@ def build(model: onnx.ModelProto, chance: float, pins: Sequence[str], bans: Sequ
     found = []
     for node in model.graph.node:
         kernels = [each for each in RIGHT if f"{node.name}={each}" not in bans]
-        may = _may_be_wrong(node, model) and f"{node.name}={WRONG}" not in bans
+        may = node.name.startswith("bad") and f"{node.name}={WRONG}" not in bans
         kernel = WRONG if may and random.random() < chance else random.choice(kernels)
         if node.name in held:
             kernel = held[node.name]
-            if kernel not in (*RIGHT, *((WRONG,) if _may_be_wrong(node, model) else ())):
+            if kernel not in (*RIGHT, *((WRONG,) if node.name.startswith("bad") else ())):
                 raise BuildError(f"'{node.name}' has no kernel {kernel}", signature="pin")
         found.append(Choice(node.name, TACTIC, kernel, pins=not node.name.startswith("bad_loose")))
         found.append(Choice(node.name, FORMAT, random.choice(FORMATS)))
     return found
-
-
-def _may_be_wrong(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
-    """Whether a node is offered the wrong kernel: if it is bad, and, named ``bad_pair``, run in one with whoever reads it."""
-    if not node.name.startswith("bad_pair"):
-        return node.name.startswith("bad")
-    return any(node.output[0] in each.input for each in model.graph.node)
 
 
 def wrong_nodes(choices: Sequence[Choice]) -> frozenset[str]:

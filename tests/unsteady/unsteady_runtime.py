@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,18 +68,12 @@ class Session:
             )
         except Exception as error:
             raise BuildError(str(error)) from error
-        self._runs, self._largest = 0, 0.0
+        self._runs = 0
         self._last: bytes | None = None
-        kind, _, chance = fault.partition(":")
-        self._unlucky = kind == "chance" and random.random() < float(chance)
-        if kind == "turn" and not _first_of(Path(chance)):
-            Path(chance).unlink()
-            self._unlucky = True
+        kind = fault.partition(":")[0]
         read = {name: node.op_type for node in model.graph.node for name in node.input}
         self._fused = any(read.get(n.output[0]) == "Tanh" for n in model.graph.node if n.name.startswith("bad"))
-        bads = {node.name for node in model.graph.node if node.name.startswith("bad")}
-        taken = unsteady_builds.wrong_nodes(choices)
-        self._unlucky |= (kind == "tactic" and bool(taken)) or (kind == "all" and taken == bads)
+        self._unlucky = kind == "tactic" and bool(unsteady_builds.wrong_nodes(choices))
 
     def layers(self) -> list[dict[str, Any]]:
         kernels = {each.layer: each.value for each in self._choices if each.kind == "tactic"}
@@ -102,17 +95,12 @@ class Session:
             return {name: np.where(_odd(v, 0), wrong[name], v) for name, v in right.items()}
         if kind == "columns":
             return {name: np.where(_odd(v, 1), wrong[name], v) if v.ndim > 2 else v for name, v in right.items()}
-        largest = float(np.abs(next(iter(feed.values()))).max())
-        self._largest = max(self._largest, largest)
         bad = (
-            (kind == "range" and largest < self._largest)
-            or (kind == "second" and self._runs == 2)
+            (kind == "second" and self._runs == 2)
             or (kind == "batch" and rows >= int(number))
-            or (kind == "late" and self._runs > 2 and rows >= int(number))
             or (kind == "free" and self._free and rows >= int(number))
             or (kind == "fused" and self._free and self._fused and rows >= int(number))
             or (kind == "only" and rows == int(number))
-            or (kind == "multiple" and rows % int(number) == 0)
             or (kind == "not_multiple" and rows % int(number) != 0)
             or (kind == "after" and last not in (None, fed))
             or self._unlucky
@@ -136,7 +124,7 @@ class UnsteadyRunner:
             return unsteady_builds.load_engine(Path(own.load_engine))
         proto = onnx.load(str(model))
         kind, _, chance = own.fault.partition(":")
-        if kind not in ("tactic", "all"):
+        if kind != "tactic":
             return proto, []
         choices = unsteady_builds.build(proto, float(chance), own.pins, own.bans)
         unsteady_builds.record(own.record, choices)

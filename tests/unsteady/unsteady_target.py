@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class UnsteadySettings(OwnSettings):
     """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``columns`` (the same along
-    dimension 1), ``after`` (an input of other values), ``range`` (after a larger one),
-    ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong kernel, with a chance of P), ``all:P``
-    (where all of them do); by the number of rows: ``batch:K`` (from K on), ``late:K`` (that, from the third run on),
-    ``free:K`` (as ``batch``, while a dimension is free), ``fused:K`` (that, and a Tanh reads a bad node at once), ``only:K``,
-    ``multiple:K`` or ``not_multiple:K``; ``once:FILE`` (the run that finds no such file, and leaves one), ``unless:FILE``
-    (while there is none), ``turn:FILE`` (every second session, which finds one and takes it away); and ``refuses`` to run any
-    model.
+    dimension 1), ``after`` (an input of other values), ``tactic:P`` (each bad node whose build takes the wrong kernel, with a
+    chance of P); by the number of rows: ``batch:K`` (from K on), ``free:K`` (as ``batch``, while a dimension is free),
+    ``fused:K`` (that, and a Tanh reads a bad node at once), ``only:K`` or ``not_multiple:K``; ``once:FILE`` (the run that finds
+    no such file, and leaves one), ``unless:FILE`` (while there is none); and ``refuses`` to run any model.
     """
 
     fault: Annotated[str, option(metavar="WHEN", help="When it is wrong.")] = "never"
