@@ -75,20 +75,18 @@ class Models:
         to: Path,
         target: TargetSettings | None = None,
         *,
-        feeds: Path | None = None,
         append: bool = False,
-        here: bool = False,
     ) -> Failed | None:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so. See :class:`Collect`.
 
-        The reference always runs here, and so does what is asked for ``here``.
+        The reference always runs here.
 
         Raises:
             UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
         """
         settings = self.reference if target is None else target
         asked = self._reference_once if target is None else target
-        reply = self.workers.ask(Collect(asked, model, inputs, to, feeds, append), here=here or target is None)
+        reply = self.workers.ask(Collect(asked, model, inputs, to, append), here=target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":
@@ -306,9 +304,8 @@ class Reference:
 
     def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> Failed | None:
         """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
-        feeds = self.store if append else None
         path = self._models.write("reference", model)
-        failed = self._models.collect(path, self.inputs_file, self.store, feeds=feeds, append=append)
+        failed = self._models.collect(path, self.inputs_file, self.store, append=append)
         if failed is None or failed.kind != "crash":
             return failed
         return replace(failed, message=failed.message.replace("it", "ONNX Runtime", 1))

@@ -142,14 +142,12 @@ class Collect(Request[None]):
         model: The ONNX file.
         inputs: What it is fed, ``.npz``; it may hold more than the model takes.
         to: An ``.npz`` file, or else the folder of an ``ActivationStore``.
-        feeds: A store with more to feed.
-        append: Whether to add to the store that is there.
+        append: Whether to feed what is in that store too, and to add to it.
     """
 
     model: Path
     inputs: Path
     to: Path
-    feeds: Path | None = None
     append: bool = False
 
 
@@ -200,9 +198,6 @@ class Compare(Request[Compared]):
         details: Whether to measure all there is of an error.
         fail_fast: Whether to stop at the first output that does not match.
         fed: Activations of the reference that are fed too: tensor by the name of the input.
-        feeds: A store with more to feed.
-        keep: Outputs that go into a store of their own,
-        keep_in: which is this one; added to it if ``feeds`` is given.
         save_outputs: The files of the outputs of each sample, ``.npz``.
         same: Whether the session is that of the last such request, if that was about the same model on the same target.
     """
@@ -219,9 +214,6 @@ class Compare(Request[Compared]):
     details: bool = False
     fail_fast: bool = False
     fed: Mapping[str, str] = field(default_factory=dict)
-    feeds: Path | None = None
-    keep: tuple[str, ...] = ()
-    keep_in: Path | None = None
     save_outputs: tuple[Path, ...] = ()
     same: bool = False
 

@@ -181,7 +181,7 @@ class Worker:
     def _collect(self, request: Collect) -> None:
         feed: Feed = load_npz(request.inputs)
         session = self._runtime(request.target).load(request.model, feed)
-        outputs = run(session, feed, request.feeds)
+        outputs = run(session, feed, request.to if request.append else None)
         if request.to.suffix == ".npz":
             save_npz(request.to, outputs)
             return

@@ -14,7 +14,7 @@ from bisect_trt.targets.base import RuntimeSession
 from bisect_trt.targets.messages import RunError
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
-from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.protocol import Compare, Sample, Scored, Scoring
 
@@ -89,11 +89,7 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
     from bisect_trt.tensors.saved import Selected  # noqa: PLC0415 - as above
 
     feed = feed_of(request, sample)
-    outputs = run(session, feed, request.feeds)
-    if request.keep_in is not None:
-        with StoreWriter(request.keep_in, append=request.feeds is not None) as writer:
-            for name in request.keep:
-                writer.add(name, outputs[name])
+    outputs = run(session, feed)
     if request.save_outputs:
         save_npz(request.save_outputs[number - 1], outputs)
     reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
