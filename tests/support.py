@@ -31,7 +31,6 @@ from bisect_trt.tensors.tolerance import Method, Tolerance, ToleranceOptions
 
 Group = TypeVar("Group")
 SHAPE = (2, 3)
-NORM_WIDTH = 64
 TARGET = ["--onnxrt", "--fp16"]
 
 
@@ -160,44 +159,6 @@ def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
         last = f"{name}_out"
     tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
     return save(path, nodes, tensors)
-
-
-def unstable_norm(path: Path, mean: float = 1e4) -> Path:
-    """A decomposed LayerNorm of values around ``mean``.
-
-    ONNX Runtime fuses it to one node that computes the variance as the mean of the squares less the square of the mean,
-    which cancels; a mark inside the pattern prevents that.
-    """
-    steps = [
-        ("Add", "x off", "h"),
-        ("ReduceMean", "h", "m"),
-        ("Sub", "h m", "d"),
-        ("Pow", "d two", "p"),
-        ("ReduceMean", "p", "v"),
-        ("Add", "v eps", "ve"),
-        ("Sqrt", "ve", "s"),
-        ("Div", "d s", "n"),
-        ("Mul", "n gain", "ng"),
-        ("Add", "ng bias", "y"),
-        ("Relu", "y", "z"),
-    ]
-    axes: dict[str, Any] = {"axes": [-1]}
-    nodes = [
-        helper.make_node(op, reads.split(), [makes], name=makes, **(axes if op == "ReduceMean" else {}))
-        for op, reads, makes in steps
-    ]
-    weights = {"off": np.array(mean), "two": np.array(2), "eps": np.array(1e-5)}
-    weights |= {"gain": np.ones(NORM_WIDTH), "bias": np.zeros(NORM_WIDTH)}
-    shape = [4, NORM_WIDTH]
-    graph = helper.make_graph(
-        nodes,
-        "norm",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
 
 
 def overflowing_products(path: Path) -> Path:

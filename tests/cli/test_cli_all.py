@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 from conftest import CommandLine
-from onnx import helper, numpy_helper
-from support import chain, has, node_names, read_json, save, script
+from support import chain, has, node_names, read_json, script
 
 MORE = "At least one more: without these nodes the rest of the model still fails (--all finds each)."
 OPTIONS = ("-o", "out.onnx", "--no-shrink", "--json", "r.json")
@@ -80,29 +77,3 @@ def test_a_budget_keeps_what_was_found(cli: CommandLine, model: Path) -> None:
     result = read_json(Path("r.json"))
     assert (len(result["failures"]), result["more_failures"]) == (1, True)
     assert node_names(Path("out.onnx")) == names(result["failures"][0])
-
-
-def overflowing_twice(path: Path) -> Path:
-    weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
-    steps = [*["one"] * 3, "big", "small", *["one"] * 3, "big", "small", "one"]
-    nodes, last = [], "x"
-    for place, weight in enumerate(steps):
-        op = "Add" if weight == "one" else "Mul"
-        nodes.append(helper.make_node(op, [last, weight], [f"t{place}"], name=f"{weight}{place}"))
-        last = f"t{place}"
-    return save(path, nodes, [numpy_helper.from_array(np.array(v, np.float32), name) for name, v in weights.items()])
-
-
-def test_diagnose_leaves_a_reproducer_of_each(cli: CommandLine, here: Path) -> None:
-    model = overflowing_twice(here / "model.onnx")
-    ran = cli("diagnose", model, "--onnxrt", "--fp16", "-o", "left", "--all", "--json", "r.json")
-    assert ran.status == 0
-    result = read_json(Path("r.json"))
-    # What makes 90000 fails alone, and so does what is fed it.
-    assert sorted(names(failure) for failure in result["failures"]) == [["big3"], ["big8"], ["small4"], ["small9"]]
-    assert result["more_failures"] is False
-    for folder in ("left", "left-2", "left-3", "left-4"):
-        assert Path(folder, "reproduce.py").exists()
-        assert len(onnx.load(f"{folder}/model.onnx").graph.node) == 1
-    assert "Another failure: " in ran.out
-    assert cli("diagnose", model, "--onnxrt", "--fp16", "-o", "other").out.count(MORE) == 1

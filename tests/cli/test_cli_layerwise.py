@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from answers.models import cancelling
 from conftest import CommandLine
-from support import overflowing, read_json, unstable_norm
+from support import overflowing, read_json
 
 NORM = {"h", "m", "d", "p", "v", "ve", "s", "n", "ng", "y"}
 
 
 @pytest.fixture
 def norm(here: Path) -> Path:
-    return unstable_norm(here / "norm.onnx")
+    return cancelling(here / "norm.onnx")
 
 
 def test_marks_that_hide_the_failure_say_nothing_of_it(cli: CommandLine, norm: Path) -> None:

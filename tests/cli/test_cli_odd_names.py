@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from support import COMMANDS, bisect_trt, chain, command_lines, has, node_names, overflowing, read_json, script
+from support import (
+    COMMANDS,
+    bisect_trt,
+    chain,
+    command_lines,
+    has,
+    node_names,
+    overflowing,
+    read_json,
+    rest_slow,
+    script,
+)
 
 from bisect_trt.commands.commands import COMMANDS as GROUPS
 from bisect_trt.options.spec import entries
@@ -50,7 +61,7 @@ def test_a_check_with_a_word_that_is_longer_than_any_file_name(cli: CommandLine,
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no such names")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", rest_slow(COMMANDS, now=2))
 def test_a_path_that_is_no_text(here: Path, command: str) -> None:
     """As Linux has them: any bytes. In a process of its own, whose terminal is strict."""
     model = here / os.fsdecode(b"m\xff.onnx")

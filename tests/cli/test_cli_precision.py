@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,12 @@ import onnxruntime
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, rest_slow, save, script
+from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, save, script
 
 from bisect_trt.onnxlib.lower_plan import tensor_dtypes
 from bisect_trt.options.shared import Data
 from bisect_trt.options.spec import written
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json")
 
@@ -53,37 +50,6 @@ def planted(folder: Path, length: int, *needed: int) -> list[str]:
     count = """[ "$(grep -oaE 't{}_(fp|bf)16' "$1" | wc -l)" -lt 3 ] || exit 1"""
     script(folder / "check", "\n".join([*(count.format(place) for place in needed), "exit 0"]))
     return ["--check", "./check", "{model}"]
-
-
-EXPECTED = {
-    "masked_attention": ({"Where", "Add", "Softmax"}, ("--load-inputs", "inputs.npz")),
-    "instance_norm": ({"ReduceSum", "Div"}, ()),
-}
-
-
-@pytest.mark.parametrize("name", rest_slow(EXPECTED))
-def test_an_example_is_mended(name: str, tmp_path: Path) -> None:
-    operators, options = EXPECTED[name]
-    command = [sys.executable, str(EXAMPLES / name / "make_model.py"), "-o", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
-    ran = bisect_trt(*LINE, *TARGET, *options, "--fresh-samples", "20", cwd=tmp_path)
-    assert ran.status == 0, ran.err
-    result = read_json(tmp_path / "r.json")
-    assert (result["status"], result["minimality"], result["latency_ms"]) == ("found", "1-minimal", None)
-    assert {node["op"] for node in result["minimal"]} == operators
-    names = {node["name"] for node in result["keep_fp32"]}
-    assert {node["name"] for node in result["minimal"]} <= names
-    assert result["validation"]["passed"] == result["validation"]["samples"] == 20
-    assert result["validation"]["sentence"] in ran.out
-    assert result["probes"]["run"] <= 60
-    for node in result["keep_fp32"]:
-        assert node["rule"]
-        assert f"'{node['name']}': {node['reason']}" in ran.out
-    (accuracy,) = result["accuracy"]
-    assert accuracy["passed"]
-    assert "rounded to fp16" in result["measured_on"]
-    assert result["measured_on"] in ran.out
-    check_mixed(tmp_path / "mixed.onnx", kept(result))
 
 
 def test_only_boundaries_get_casts(cli: CommandLine) -> None:

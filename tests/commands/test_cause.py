@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
-from support import rest_slow
+from support import overflowing, rest_slow
 from truth.busy import busy
 from truth.patterns import PLANTED, Pattern
 
@@ -70,30 +68,6 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
-def overflowing(folder: Path) -> Path:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    nodes = [helper.make_node("Mul", ["x", "x"], ["square"]), helper.make_node("Sqrt", ["square"], ["y"])]
-    graph = helper.make_graph(nodes, "overflow", ends[:1], ends[1:])
-    path = folder / "overflow.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
-    return path
-
-
-def test_where_nothing_less_helps_the_precision_is_the_answer(tmp_path: Path) -> None:
-    inputs = {"x": np.full(4, 900, np.float32)}
-    result = bisect_trt.cause(overflowing(tmp_path), inputs=inputs, fp16=True, run=tmp_path / "run")
-    assert result.cause == [["precision:fp16"]]
-    # The original, no optimizer, all options at once, the precision; in 1.18 also all options with its one pass. Then both
-    # ends again, so that it is no luck.
-    assert result.probes["run"] in (6, 7)
-    assert result.extra["cause_detail"]["alternatives"][0]["options"] == ["--onnxrt"]
-
-
-def test_a_model_that_passes_has_no_cause(tmp_path: Path) -> None:
-    result = bisect_trt.cause(overflowing(tmp_path), run=tmp_path / "run")
-    assert (result.status, result.cause) == ("not_reproduced", [])
-
-
 def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnnxRuntimeTarget, "switches", Target.switches)  # as of a target that says nothing of its own
     model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
@@ -103,4 +77,4 @@ def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypa
 
 def test_a_check_that_is_not_told_of_switches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be told what of ONNX Runtime is turned"):
-        bisect_trt.cause(overflowing(tmp_path), check="true", run=tmp_path / "run")
+        bisect_trt.cause(overflowing(tmp_path / "m.onnx"), check="true", run=tmp_path / "run")

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from answers.models import cancelling
 from layered import Ask, Shown, Target, looking, outputs_of, showing
 from onnx import helper, numpy_helper
-from support import overflowing, save, unstable_norm
+from support import overflowing, save
 
 from bisect_trt.commands.marking import LayerComparison, compare_layers
 from bisect_trt.probe.outcome import Ending
@@ -103,7 +104,7 @@ def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mix
 
 
 def test_marks_that_prevent_a_fusion_hide_what_it_does(tmp_path: Path) -> None:
-    with looking(unstable_norm(tmp_path / "norm.onnx")) as look:
+    with looking(cancelling(tmp_path / "norm.onnx")) as look:
         original, _ = look.unmarked()
         assert original.ending is Ending.MISMATCHED
         layers = compare_layers(look, original)

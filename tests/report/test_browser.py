@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers.models import cancelling
 from browser import CHROMIUM, Browser
 from onnx import NodeProto, helper, numpy_helper
-from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script, unstable_norm
+from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script
 
 from bisect_trt.commands.view import EarlierRun, list_page, run_page
 from bisect_trt.report.page import write_report
@@ -43,7 +44,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a comparison whose marks hide the failure."""
     folder = tmp_path_factory.mktemp("hidden")
-    unstable_norm(folder / "model.onnx")
+    cancelling(folder / "model.onnx")
     assert bisect_trt("layerwise", "model.onnx", "--onnxrt", "--report", "report.html", cwd=folder).status == 3
     return folder / "report.html"
 
