@@ -15,7 +15,7 @@ from typing import Any
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import OutputStat
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight, tolerance_ratio
@@ -120,7 +120,7 @@ class BuiltinCheck:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
-        (files.folder / "command.txt").write_text(self.by_hand(files) + "\n", "utf-8", "surrogateescape")
+        note_command(files, self.by_hand(files))
         return outcome
 
     def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:

@@ -69,7 +69,7 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
     return replace(found, seconds=seconds)
 
 
-def _note_command(files: CandidateFiles, line: str) -> None:
+def note_command(files: CandidateFiles, line: str) -> None:
     """Write the command that repeats a probe by hand."""
     (files.folder / "command.txt").write_text(f"{line}\n", "utf-8", "surrogateescape")
 
@@ -145,10 +145,10 @@ class CommandCheck:
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
         if self.workers is not None:
-            _note_command(files, shlex.join(argv))
+            note_command(files, shlex.join(argv))
             files.renew()
             return self._run_there(self.workers, files, cancel)
-        _note_command(files, f"{copy}{shlex.join(argv)}")
+        note_command(files, f"{copy}{shlex.join(argv)}")
         for number in range(MOST_LOST):
             if number or (files.sample or 1) > 1:
                 files.renew()
@@ -328,7 +328,7 @@ class FunctionCheck:
         takes = _parameters(self.function)
         paths = {"inputs": files.inputs, "golden": files.golden}
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
-        _note_command(files, f"{_name(self.function)}({str(files.model)!r})")
+        note_command(files, f"{_name(self.function)}({str(files.model)!r})")
         try:
             said = self.function(files.model, **values)
         except BisectError:
