@@ -16,9 +16,12 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Branch
 from bisect_trt.targets.choices import LAYERS, RECORD, TACTIC, Choice, choices_of_layers, read_choices
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.worker.guard import scratch
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import Describe, Failed
 
 ENGINES = (".engine", ".plan", ".trt")
 """The suffixes of engines."""
@@ -196,13 +199,21 @@ def describe_choices(path: Path) -> dict[str, Any]:
     return {"layers": [{"name": name, **kinds} for name, kinds in layers.items()]}
 
 
-def choices_tree(title: str, plain: Mapping[str, Any]) -> Branch:
-    """The same for the terminal."""
-    lines = [
-        Branch.of(layer["name"], [f"{kind} {value}" for kind, value in layer.items() if kind != "name"])
-        for layer in plain["layers"]
-    ]
-    return Branch(f"{title}: {len(lines)} layer(s)", lines)
+def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
+    """Return the inputs, outputs and layers of an engine, read by TensorRT in a worker process.
+
+    Raises:
+        UnavailableError: There is no TensorRT or no GPU, or the engine is not for this one.
+    """
+    if not path.is_file():
+        raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
+    with WorkerPool(folder) as workers:
+        reply = workers.ask(Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))))
+    if isinstance(reply, Failed):
+        raise UnavailableError(
+            f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
+        )
+    return reply
 
 
 def _read_file(path: Path) -> frozenset[Choice] | None:
@@ -212,8 +223,6 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
         UnavailableError: It cannot be read.
     """
     if path.suffix in ENGINES:
-        from bisect_trt.commands.inspection import describe_engine  # noqa: PLC0415 - it starts a worker
-
         with scratch() as folder:
             return frozenset(choices_of_layers(describe_engine(path, Path(folder))["layers"]))
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -125,38 +124,62 @@ def table(rows: dict[str, str]) -> str:
     )
 
 
-@dataclass
-class Branch:
-    """A line of a tree.
-
-    Attributes:
-        text: The line.
-        branches: The lines below it.
-    """
-
-    text: str
-    branches: list[Branch] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, text: str, lines: Iterable[str]) -> Branch:
-        """Return a line with plain lines below it."""
-        return cls(text, [cls(line) for line in lines])
-
-
 _UNBROKEN = 1 << 16
 """Columns; on a narrower console rich cuts a tree's lines."""
 
 
-def print_tree(root: Branch) -> None:
-    """Print a tree, without control codes off a terminal; lines are not broken, so that names can be copied."""
+def print_tree(title: str, content: Mapping[str, Any]) -> None:
+    """Print JSON as a tree, without control codes off a terminal; lines are not broken, so that names can be copied."""
     from rich.console import Console  # noqa: PLC0415 - it takes as long to import as NumPy
     from rich.text import Text  # noqa: PLC0415 - as above
     from rich.tree import Tree  # noqa: PLC0415 - as above
 
-    def grow(branch: Branch, tree: Tree) -> Tree:
-        for each in branch.branches:
-            grow(each, tree.add(Text(plain(each.text))))
-        return tree
+    def grow(tree: Tree, name: str, value: Any) -> None:  # noqa: ANN401 - any JSON value
+        if isinstance(value, Mapping):
+            rest = {key: each for key, each in value.items() if key not in _HEADLINE}
+            head = _headline(name, value)
+            if all(_is_short(each) for each in rest.values()):
+                words = ", ".join(
+                    f"{key} {_short(each)}" for key, each in rest.items() if each not in (None, 0, [], "")
+                )
+                tree.add(Text(plain(f"{head}: {words}" if words else head)))
+                return
+            branch = tree.add(Text(plain(head)))
+            for key, each in rest.items():
+                grow(branch, key, each)
+        elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+            branch = tree.add(Text(plain(f"{len(value)} {name}")))
+            for number, each in enumerate(value, 1):
+                grow(branch, f"{name} {number}", each)
+        elif value not in (None, [], ""):
+            tree.add(Text(plain(f"{name}: {_short(value)}")))
 
-    console = Console(highlight=False, soft_wrap=True, emoji=False, width=_UNBROKEN)
-    console.print(grow(root, Tree(Text(plain(root.text), "bold"))))
+    root = Tree(Text(plain(title), "bold"))
+    for key, each in content.items():
+        grow(root, key, each)
+    Console(highlight=False, soft_wrap=True, emoji=False, width=_UNBROKEN).print(root)
+
+
+_HEADLINE = ("op", "kind", "name", "dtype", "shape")
+"""Fields that the first line of an entry has."""
+
+
+def _headline(name: str, entry: Mapping[str, Any]) -> str:
+    """The first line of an entry: its operator or kind, its name, its type and shape."""
+    words = " ".join(str(entry[key]) for key in ("op", "kind", "name") if entry.get(key)) or name
+    if "dtype" not in entry:
+        return words
+    shape = entry.get("shape")
+    return f"{words}: {entry['dtype'] or 'type unknown'} {'shape unknown' if shape is None else _short(shape)}"
+
+
+def _is_short(value: Any) -> bool:  # noqa: ANN401 - any JSON value
+    return not isinstance(value, Mapping | list) or (
+        isinstance(value, list) and not any(isinstance(each, Mapping | list) for each in value)
+    )
+
+
+def _short(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    if isinstance(value, list):
+        return f"[{', '.join('?' if each is None else _short(each) for each in value)}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -126,4 +126,4 @@ def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLin
     report = Path(result["artifacts"]["report"]).read_text()
     assert report.count("/src/torch/norm.py:7") >= 2
     inspected = cli("inspect", "model.onnx", "--show", "layers")
-    assert f"Mul {culprit['name']} in module blocks.0.{culprit['name']} (C3)" in inspected.out
+    assert f"path blocks.0.{culprit['name']}, class" in inspected.out
