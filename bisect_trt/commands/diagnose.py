@@ -78,20 +78,6 @@ class DiagnoseSettings:
     releases: bool = False
     most: int | None = None
 
-    @classmethod
-    def of(
-        cls, own: Diagnose, check: CheckSettings, search: Search, folder: Path, *, overwrite: bool
-    ) -> DiagnoseSettings:
-        """Those of a command, or of a Python function, from its options.
-
-        Raises:
-            UsageError: The reproducer cannot be left in the folder; see :func:`check_folder`.
-        """
-        packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip")
-        archive = packed if own.archive else None
-        check_folder(folder, archive, overwrite=overwrite)
-        return cls(check, search, folder, archive, own.anonymise, own.find_all, own.releases)
-
     def for_answer(self, answer: Candidate) -> DiagnoseSettings:
         """The same with the target set up as the answer needs it, with another profile say."""
         if answer.target is None:
@@ -108,8 +94,11 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     confirm(session, settings)
-    amplified = rounding_alone_fails(session, settings)
+    outcome = session.prober.ledger.outcome(session.subject.original.key)
+    amplified = rounding_alone(session.subject, settings.check, outcome.comparisons) if outcome is not None else None
     if amplified is not None:
+        session.console.say("  so does the reference with rounding added")
+        session.result.extra["amplified"] = amplified
         settings = replace(settings, most=MOST_QUESTIONS)
     with saving_best(lambda: save_best(session, settings)):
         suspects = suspects_by_message(session) or suspects_by_layer(session, settings)
@@ -158,19 +147,6 @@ def confirm(session: Session, settings: DiagnoseSettings) -> None:
             raise advised(error, subject, settings.check, outcome) from error
         record = session.probe_original(settings.search)
     console.say(f"  yes: {record.reason}")
-
-
-def rounding_alone_fails(session: Session, settings: DiagnoseSettings) -> dict[str, Any] | None:
-    """How far rounding alone moves the outputs, where that fails the model as the target does: the field ``amplified``."""
-    subject, check = session.subject, settings.check
-    outcome = session.prober.ledger.outcome(subject.original.key)
-    if check.target is None or outcome is None:
-        return None
-    amplified = rounding_alone(subject, check.target, check.tolerance, outcome.comparisons)
-    if amplified is not None:
-        session.console.say("  so does the reference with rounding added")
-        session.result.extra["amplified"] = amplified
-    return amplified
 
 
 def suspects_by_message(session: Session) -> Suspects | None:
@@ -271,23 +247,27 @@ def beyond_ties(
 
 def deliver(session: Session, settings: DiagnoseSettings, answer: Delivered) -> Left:
     """Step 5: write a folder that shows the failure, and check that it does."""
-    console, result = session.console, session.result
+    result = session.result
     left = leave(session, settings, answer, settings.output)
     session.conclude(left.minimum)
     result.culprits = session.subject.describe_nodes(answer.blamed)
-    result.extra["fault"] = answer.fault.to_json()
+    result.extra |= {"fault": answer.fault.to_json()} | ({"held": True} if answer.candidate.held else {})
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
-    console.answer(f"{answer.sentence} ({result.proof}).")
-    if result.why:
-        console.answer(f"  {result.why[0].upper()}{result.why[1:]}.")
-    tell_modules(session.subject.network, answer.blamed, console)
-    console.answer(answer.fault.sentence)
+    tell_answer(session, answer, f"{answer.sentence} ({result.proof}).", result.why, settings.output)
     if answer.candidate.held:
-        result.extra["held"] = True
-        console.answer(HELD)
+        session.console.answer(HELD)
     tell_dynamic(session, answer.candidate)
-    console.answer(f"To see it again: {rerun_command(settings.output / SCRIPT, session.subject.workers.places)}")
     return left
+
+
+def deliver_another(session: Session, settings: DiagnoseSettings, answer: Delivered, number: int) -> dict[str, Any]:
+    """Write a folder for another failure beside that of the first; returns its entry in ``failures``."""
+    folder = settings.output.parent / f"{settings.output.resolve().name}-{number}"
+    left = leave(session, settings, answer, folder)
+    left.finish(describe_search(session, left.minimum), None)
+    failure = session.failure(left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0])
+    tell_answer(session, answer, f"Another failure: {answer.sentence} ({failure['minimality']}).", None, folder)
+    return {**failure, "fault": answer.fault.to_json()}
 
 
 def leave(session: Session, settings: DiagnoseSettings, answer: Delivered, folder: Path) -> Left:
@@ -296,25 +276,22 @@ def leave(session: Session, settings: DiagnoseSettings, answer: Delivered, folde
     return leave_reproducer(session, check, answer, how, folder, anonymous=settings.anonymous)
 
 
+def tell_answer(session: Session, answer: Delivered, sentence: str, why: str | None, folder: Path) -> None:
+    """Print an answer, which side is wrong, and how to see it again."""
+    console, subject = session.console, session.subject
+    console.answer(sentence)
+    if why:
+        console.answer(f"  {why[0].upper()}{why[1:]}.")
+    tell_modules(subject.network, answer.blamed, console)
+    console.answer(answer.fault.sentence)
+    console.answer(f"To see it again: {rerun_command(folder / SCRIPT, subject.workers.places)}")
+
+
 def save_best(session: Session, settings: DiagnoseSettings) -> None:
     """Write the smallest candidate that was seen to fail so far, where the reproducer would be."""
     if session.best is not None:
         make_folder(settings.output)
         session.save_best(settings.output / MODEL)
-
-
-def deliver_another(session: Session, settings: DiagnoseSettings, answer: Delivered, number: int) -> dict[str, Any]:
-    """Write a folder for another failure beside that of the first; returns its entry in ``failures``."""
-    subject, console = session.subject, session.console
-    folder = settings.output.parent / f"{settings.output.resolve().name}-{number}"
-    left = leave(session, settings, answer, folder)
-    left.finish(describe_search(session, left.minimum), None)
-    failure = session.failure(left.minimum, subject.describe_nodes(answer.blamed), left.files[0])
-    console.answer(f"Another failure: {answer.sentence} ({failure['minimality']}).")
-    tell_modules(subject.network, answer.blamed, console)
-    console.answer(answer.fault.sentence)
-    console.answer(f"To see it again: {rerun_command(folder / SCRIPT, subject.workers.places)}")
-    return {**failure, "fault": answer.fault.to_json()}
 
 
 def describe_search(session: Session, minimum: Minimum) -> str:
@@ -356,7 +333,9 @@ def run(call: Call) -> Result:
     target = call[Target].required()
     check = call.comparison(target, own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
-    settings = DiagnoseSettings.of(own, check, call[Search], folder, overwrite=own.overwrite or call.resumed)
+    archive = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
+    check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
+    settings = DiagnoseSettings(check, call[Search], folder, archive, own.anonymise, own.find_all, own.releases)
     call.open()
     if own.self_check:
         with call.examined(check.timeout, target) as session:

@@ -16,17 +16,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.commands.ties import DECIDING, Computed, Values
 from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.external_data import held_bytes
 from bisect_trt.onnxlib.nodes import Draws, bodies, clone
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.stats import finite_rms
-from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
 MUCH_WORSE = 4.0
@@ -52,15 +51,12 @@ _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = 
 """How many numbers a node adds up for each element that it makes, of the shapes that it reads and makes."""
 
 
-def rounding_alone(
-    subject: Subject, target: TargetSettings, tolerance: ToleranceOptions, seen: Sequence[TensorComparison]
-) -> dict[str, Any] | None:
+def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]) -> dict[str, Any] | None:
     """Run the reference with rounding added, twice, and compare it with itself.
 
     Args:
         subject: The model.
-        target: The target that fails on it.
-        tolerance: How far it may be off.
+        check: The target that fails on it, and how far it may be off.
         seen: How far the target's outputs are off.
 
     Returns:
@@ -70,7 +66,9 @@ def rounding_alone(
     """
     failed = {each.name: each for each in seen if not each.passed}
     proto, original = subject.network.proto, subject.original
-    if not failed or target.low_precisions or not all(math.isfinite(each.severity) for each in failed.values()):
+    if not failed or check.target is None or check.target.low_precisions:
+        return None
+    if not all(math.isfinite(each.severity) for each in failed.values()):
         return None
     draws = Draws(proto, subject.samples[0], unsure=True)
     if held_bytes(proto) > _MOST_BYTES or subject.reference.lost or any(map(draws.by, proto.graph.node)):
@@ -84,7 +82,7 @@ def rounding_alone(
     moved = furthest_moved(proto, subject.infos, ULP, golden, run, _TRIALS)
     if isinstance(moved, str):
         return None
-    worst = {each.name: each for each in compare_all(golden, moved, tolerance) if not each.passed}
+    worst = {each.name: each for each in compare_all(golden, moved, check.tolerance) if not each.passed}
     if any(name not in worst or _much_worse(each, worst[name]) for name, each in failed.items()):
         return None
     furthest = max(failed.values(), key=lambda each: each.severity)

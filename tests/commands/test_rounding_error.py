@@ -20,7 +20,7 @@ from test_arbitration import RIGHT, fault_of, judged, opinions, verdict
 from bisect_trt.commands import diagnose
 from bisect_trt.commands.diagnose import describe_answer
 from bisect_trt.commands.rounding_error import furthest_moved, is_steady, rounding_alone
-from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.settings import CheckSettings, ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
@@ -172,7 +172,7 @@ def said(model: Path, off: float, target: TargetSettings | None = None) -> dict[
     with Subject(ModelSettings(model), Workspace(model.parent / f"run{off}"), Console(-1)) as subject:
         golden = dict(subject.values(subject.original, ["y"]))
         seen = compare_all(golden, {"y": golden["y"] + np.float32(off)}, ToleranceOptions())
-        return rounding_alone(subject, target or TargetSettings(), ToleranceOptions(), seen)
+        return rounding_alone(subject, CheckSettings(target=target or TargetSettings()), seen)
 
 
 def test_what_rounding_does_is_foreseen(tmp_path: Path) -> None:
