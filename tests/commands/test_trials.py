@@ -32,15 +32,6 @@ def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
     assert own.strongly_typed
 
 
-def test_commands_are_run_before_they_are_written_down(cli: CommandLine) -> None:
-    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
-    for page in ("ISSUE.md", "README.md"):
-        assert "Run here, it shows the failure." in Path("out", page).read_text()
-    issue = Path("out/ISSUE.md").read_text()
-    assert "With Polygraphy (`pip install polygraphy`); run here, it shows the failure:" in issue
-    assert "- In fp32 it passes (4 of 4 runs)." in issue
-
-
 def test_a_command_that_shows_nothing_is_left_out(
     cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,8 +116,7 @@ def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: 
     assert "big" in panel(browser)
 
 
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (1400, True)], ids=["narrow and light", "wide and dark"])
 def test_it_opens_without_a_network_at_any_width(
     browser: Browser, layers: Path, hidden: Path, search: Path, width: int, dark: bool
 ) -> None:
