@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +17,8 @@ from bisect_trt.targets.base import Target as Plugin
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 
 
-@dataclass
-class _First:
-    """What stands before the options of each target."""
+class TargetOptions:
+    """The options that all targets share, and what all options of targets are turned into; a base of the composed group."""
 
     fp16: Annotated[bool, switch("In half precision.")] = False
     bf16: Annotated[bool, switch("In bfloat16.")] = False
@@ -32,26 +31,7 @@ class _First:
     keep_fp32: Annotated[
         tuple[str, ...], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
     ] = ()
-
-
-@dataclass
-class _Last:
-    """What stands after them."""
-
     fresh_process: Annotated[bool, switch("Each candidate in a process of its own: slower, nothing shared.")] = False
-
-
-class TargetOptions:
-    """What the options of all targets are turned into; a base of the composed group."""
-
-    fp16: bool
-    bf16: bool
-    fp8: bool
-    int8: bool
-    tf32: bool
-    hold_precision: bool
-    keep_fp32: tuple[str, ...]
-    fresh_process: bool
 
     def named(self) -> list[Plugin]:
         """The targets that are asked for."""
@@ -125,7 +105,7 @@ class TargetOptions:
 def selectable() -> tuple[Plugin, ...]:
     """The targets that can be under suspicion and whose options fit beside those before them."""
     found: list[Plugin] = []
-    taken = {entry.name for group in (_First, _Last) for entry in fields(group)}
+    taken = set(_shared())
     for name in names():
         try:
             plugin = find(name)
@@ -153,13 +133,18 @@ def target_group() -> type[TargetOptions]:
         for plugin in selectable()
         if plugin.name not in _own_options(plugin)
     ]
-    groups: list[type[Any]] = [_First, *(plugin.own for plugin in selectable()), _Last]
-    for group in groups:
-        hints = typing.get_type_hints(group, include_extras=True)
-        declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in entries(group)]
+    declared += [(name, hint, field(default=getattr(TargetOptions, name))) for name, hint in _shared().items()]
+    for plugin in selectable():
+        hints = typing.get_type_hints(plugin.own, include_extras=True)
+        declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in entries(plugin.own)]
     return make_dataclass(
         "Target", declared, bases=(TargetOptions,), namespace={"__doc__": "The runtime under suspicion."}
     )
+
+
+def _shared() -> dict[str, Any]:
+    """The options that all targets share, with their types."""
+    return typing.get_type_hints(TargetOptions, include_extras=True)
 
 
 def _own_options(plugin: Plugin) -> set[str]:
@@ -185,8 +170,7 @@ def _owner(flag: str, plugin: Plugin) -> Plugin | None:
             return name in each.precisions
         if name == "hold_precision":
             return each.capabilities.chooses_precision
-        shared = {entry.name for group in (_First, _Last) for entry in fields(group)}
-        return name in shared or name in _own_options(each)
+        return name in _shared() or name in _own_options(each)
 
     return None if takes(plugin) else next((each for each in selectable() if takes(each)), None)
 
