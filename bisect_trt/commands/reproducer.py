@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx.external_data_helper import load_external_data_for_model
@@ -295,15 +294,10 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
         carried.append(f"{FILES}/{name}")
         return carried[-1]
 
-    def copied(value: str | tuple[Any, ...]) -> object:
-        if isinstance(value, tuple):
-            return tuple(map(copied, value))
-        return copy(value) if Path(value).is_absolute() else value
-
     changes: dict[str, object] = {}
     for setting, value in target.target.changed(target):
         if setting in target.target.files and setting not in target.target.not_reproducible:
-            changes[setting] = copied(value)
+            changes[setting] = tuple(map(copy, value)) if isinstance(value, tuple) else copy(value)
     return target.with_own(**changes) if changes else target, carried
 
 

@@ -259,12 +259,6 @@ def existing_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
     return path
 
 
-def library(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
-    """``NAME:FILE``, or such a pair: a name and the absolute path of a file."""
-    name, path = pair(value)
-    return name, existing_file(path)
-
-
 def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was given
     """``workspace:4G``, or such a pair: a memory pool and its size in bytes."""
     pool, colon, limit = value.rpartition(":") if isinstance(value, str) else (value[0], ":", value[1])

@@ -306,7 +306,6 @@ REFUSALS = """
 2 --session-option         | run m.onnx --onnxrt --session-option a
 2 --session-option         | run m.onnx --onnxrt --session-option a:1 a:2
 2 no.so                    | run m.onnx --onnxrt --custom-op-library no.so
-2 no.so                    | run m.onnx --onnxrt --ep-library mine:no.so
 2 most basic               | run m.onnx --onnxrt --graph-optimization-level most
 2 --pool-limit             | run m.onnx --trt --pool-limit 4G
 2 --pool-limit             | run m.onnx --trt --pool-limit workspace:lots

@@ -96,7 +96,6 @@ pairs = st.dictionaries(words, st.text(min_size=1, max_size=8), max_size=2).map(
         provider_options=pairs,
         session_options=pairs,
         custom_op_libraries=st.sampled_from([(), (FILE,)]),
-        ep_libraries=st.sampled_from([(), (("mine", FILE),)]),
     )
 )
 def test_all_that_onnx_runtime_is_told(own: OnnxRuntimeSettings) -> None:

@@ -21,7 +21,6 @@ SAMPLES: dict[str, Any] = {
     "provider_options": (("device_id", "1"),),
     "session_options": (("session.disable_prepacking", "1"),),
     "custom_op_libraries": ("files/1-ops.so",),
-    "ep_libraries": (("mine", "ep.so"),),
     "through": "cp {model} {out}",
     "reads": ("files/1-tool.py",),
     "device": "GPU.0",

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bisect_trt.options.reading import existing_file, library, once, pair
+from bisect_trt.options.reading import existing_file, once, pair
 from bisect_trt.options.spec import entries, option
 from bisect_trt.targets.base import (
     Minimal,
@@ -100,15 +100,6 @@ class OnnxRuntimeSettings(OwnSettings):
             read=existing_file,
         ),
     ] = ()
-    ep_libraries: Annotated[
-        tuple[tuple[str, str], ...],
-        option(
-            "--ep-library",
-            metavar="NAME:FILE",
-            help="A plug-in execution provider for ONNX Runtime to load, from 1.22 on.",
-            read=library,
-        ),
-    ] = ()
 
     @property
     def optimize(self) -> bool:
@@ -135,7 +126,7 @@ class OnnxRuntimeTarget(Target):
     needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     sent = ("bisect_trt.targets.onnxrt.runner",)
     packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
-    files = ("custom_op_libraries", "ep_libraries")
+    files = ("custom_op_libraries",)
 
     def package(self, settings: TargetSettings) -> Package:
         """The build for CPUs, where it runs on nothing else."""
@@ -186,7 +177,7 @@ class OnnxRuntimeTarget(Target):
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""
         own = settings.of(OnnxRuntimeSettings)
-        words = [", ".join(own.providers or [name for name, _ in own.ep_libraries]) or "CPU"]
+        words = [", ".join(own.providers) or "CPU"]
         words += [_LEVEL_TITLES.get(own.graph_optimization_level, own.graph_optimization_level)]
         words += [f"without {', '.join(own.disabled_optimizers)}"] if own.disabled_optimizers else []
         words += [f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)]
@@ -212,7 +203,7 @@ class OnnxRuntimeTarget(Target):
         if own.optimize:
             others.append(("With graph optimisations off", settings.with_own(graph_optimization_level=OFF)))
         if not self.emulates_low(settings):
-            plain = settings.with_own(providers=(), provider_options=(), ep_libraries=())
+            plain = settings.with_own(providers=(), provider_options=())
             others.append(("On the CPU's execution provider", plain))
         return others
 
@@ -236,14 +227,13 @@ class OnnxRuntimeTarget(Target):
         """From 1.21 on, with its own providers."""
         own = settings.of(OnnxRuntimeSettings)
         versions = [found for name in ("onnxruntime", "onnxruntime-gpu") if (found := _version(name))]
-        plain = {_short(name) for name in own.providers} <= {"cpu", "cuda"} and not own.ep_libraries
+        plain = {_short(name) for name in own.providers} <= {"cpu", "cuda"}
         return plain and bool(versions) and min(versions) >= _TAKES_A_FOLDER
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""
         own = settings.of(OnnxRuntimeSettings)
-        names = own.providers or [name for name, _ in own.ep_libraries] or ["cpu"]
-        return all(_short(name) == "cpu" for name in names)
+        return all(_short(name) == "cpu" for name in own.providers)
 
 
 def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str, ...]) -> dict[str, int]:

@@ -27,10 +27,6 @@ VERBOSE = ("log_severity_level", "0")
 """The session option that logs every graph pass."""
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored before."""
-_REGISTERED: dict[tuple[str, str], list[str]] = {}
-"""Of each library that this process has loaded, the execution providers that it brought."""
-
-
 _ORT_TYPES = {
     "float": (1, "float32"),
     "uint8": (2, "uint8"),
@@ -270,15 +266,9 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
             raise UnavailableError(
                 f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
             ) from error
-    brought = [name for library, path in settings["ep_libraries"] for name in load_library(library, path)]
-    names = find_providers(settings["providers"] or brought or ["cpu"])
+    names = find_providers(settings["providers"] or ["cpu"])
     given = share_options(names, settings["provider_options"])
-    arguments: dict[str, Any] = {}
-    if any(name in brought for name in names):
-        for name in names:
-            add_provider(options, name, given[name], plugin=name in brought)
-    else:
-        arguments = {"providers": names, "provider_options": [given[name] for name in names]}
+    arguments: dict[str, Any] = {"providers": names, "provider_options": [given[name] for name in names]}
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
     return options, arguments, names
@@ -316,45 +306,6 @@ def existing(path: str) -> str:
     return str(pathlib.Path(path).absolute())
 
 
-def load_library(name: str, path: str) -> list[str]:
-    """Have ONNX Runtime load a library of execution providers, once, and say which it brings.
-
-    Raises:
-        UnavailableError: It is not there, cannot be loaded, or this release loads none.
-    """
-    onnxruntime = load_onnxruntime()
-    if (name, path) in _REGISTERED:
-        return _REGISTERED[name, path]
-    if not hasattr(onnxruntime, "register_execution_provider_library"):
-        raise UnavailableError(
-            f"ONNX Runtime {onnxruntime.__version__} loads no libraries of execution providers; 1.22 and later do."
-        )
-    before = {device.ep_name for device in onnxruntime.get_ep_devices()}
-    try:
-        onnxruntime.register_execution_provider_library(name, existing(path))
-    except UnavailableError:
-        raise
-    except Exception as error:  # its exceptions have no common base
-        raise UnavailableError(
-            f"ONNX Runtime cannot load the execution provider {name} of {path}: {clean_message(str(error))}."
-        ) from error
-    found = [device.ep_name for device in onnxruntime.get_ep_devices() if device.ep_name not in before]
-    if not found:
-        raise UnavailableError(f"the execution provider {name} of {path} finds no device here that it could use.")
-    _REGISTERED[name, path] = list(dict.fromkeys(found))
-    return _REGISTERED[name, path]
-
-
-def add_provider(options: Any, name: str, given: dict[str, str], *, plugin: bool) -> None:
-    """Add an execution provider to a session's options, one of a library for all its devices."""
-    onnxruntime = load_onnxruntime()
-    if plugin:
-        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
-        options.add_provider_for_devices(devices, given)
-    elif name != "CPU" + EXECUTION_PROVIDER:  # which is there always, and last
-        options.add_provider(name, given)
-
-
 def find_providers(asked: Any) -> list[str]:
     """Execution providers by ONNX Runtime's names, given long or short ones in any case.
 
@@ -362,8 +313,7 @@ def find_providers(asked: Any) -> list[str]:
         UnavailableError: This ONNX Runtime has no such provider.
     """
     onnxruntime = load_onnxruntime()
-    loaded = [name for names in _REGISTERED.values() for name in names]
-    short = {short_name(name): name for name in [*onnxruntime.get_available_providers(), *loaded]}
+    short = {short_name(name): name for name in onnxruntime.get_available_providers()}
     for name in asked:
         if short_name(name) not in short:
             known = ", ".join(sorted(short))

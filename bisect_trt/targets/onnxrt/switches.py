@@ -181,9 +181,9 @@ def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
 
 def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
     """The CPU's alone, where others are asked for."""
-    if not (own.providers or own.ep_libraries):
+    if not own.providers:
         return []
-    turn = setting(providers=(), provider_options=(), ep_libraries=())
+    turn = setting(providers=(), provider_options=())
     return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]
 
 
