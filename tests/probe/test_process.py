@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support import assert_gone, gone, pids
 
 from bisect_trt.worker import process as module
@@ -56,23 +54,6 @@ def family_is_gone(folder: Path) -> bool:
     return wait_until(lambda: all(map(gone, pids)))
 
 
-@given(st.integers(0, 255))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_exit_status(tmp_path: Path, code: int) -> None:
-    end = run(f"exit {code}", tmp_path)
-    assert (end.code, end.timed_out, end.cancelled, end.signal_name) == (code, False, False, None)
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM, signal.SIGRTMIN + 3]
-)
-def test_signals_have_names(tmp_path: Path, number: int) -> None:
-    end = run(f"ulimit -c 0; kill -{int(number)} $$", tmp_path)
-    assert end.code == -number
-    named = {entry.value: entry.name for entry in signal.Signals}
-    assert end.signal_name == named.get(number, f"signal {int(number)}")
-
-
 def test_both_streams_go_to_the_log_as_they_come(tmp_path: Path) -> None:
     run("echo one; echo two >&2; printf '\\377\\n'", tmp_path)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n\xff\n"
@@ -84,11 +65,6 @@ def test_environment_and_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     argv = [SH, "-c", 'echo "$CALLERS,$BOTH,$NEW,$(cat)"']
     run_to_end(argv, log=tmp_path / "log", environment={"BOTH": "given", "NEW": "a b;c"})
     assert (tmp_path / "log").read_text() == "kept,given,a b;c,\n"
-
-
-def test_what_cannot_be_started_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        run_to_end(["/no/such/program"], log=tmp_path / "log", environment={})
 
 
 @pytest.mark.parametrize("polling", [False, True])
