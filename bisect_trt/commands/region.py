@@ -12,7 +12,7 @@ from bisect_trt.report.charts import plain_number
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import tolerance_ratio
 from bisect_trt.tensors.info import is_string
-from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
+from bisect_trt.tensors.stats import tensor_stats
 
 MOST_NODES = 150
 _SEARCHES = ("diagnose", "reduce")
@@ -170,9 +170,8 @@ class Findings:
                 continue
             for values in reference.select([name]).values():
                 stats = tensor_stats(values)
-                nan, inf = count_nonfinite(values) if stats.has_nan or stats.has_inf else (0, 0)
                 plain = {key: plain_number(getattr(stats, key)) for key in ("min", "max", "absmax")}
-                ranges[name] = {"reference": {**plain, "nan": nan, "inf": inf}}
+                ranges[name] = {"reference": {**plain, "nan": stats.nan, "inf": stats.inf}}
         return ranges
 
 

@@ -304,7 +304,7 @@ def refuse_lowered(network: Network, name: str) -> None:
             f"{name} is quantized ({network.describe(quantized[0])}; {len(quantized)} such nodes in all), so what it "
             "computes in fp32 is not known; give the model from before quantization."
         )
-    types = {n: v.type.tensor_type.elem_type for n, v in network.inferred.items()}
+    types = network.element_types
     lowered = [tensor for tensor, element in types.items() if element in LOW_TYPES.values()]
     if lowered:
         kind = TensorProto.DataType.Name(types[lowered[0]]).lower()

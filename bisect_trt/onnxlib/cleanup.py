@@ -73,9 +73,7 @@ class Folding:
     def known_bytes(self, name: str) -> int | None:
         """How large a tensor is, as far as shape inference tells."""
         info = self.network.infos.get(name)
-        if info is None or info.shape is None or not info.is_static:
-            return None
-        return math.prod(int(dim or 0) for dim in info.shape) * info.dtype.itemsize
+        return None if info is None else info.nbytes
 
     def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
         """The model with these values in place of all foldable nodes; the original is not changed."""

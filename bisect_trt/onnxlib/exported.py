@@ -2,8 +2,7 @@
 
 PyTorch's exporter leaves that in a node's ``metadata_props`` (``pkg.torch.onnx.name_scopes``, ``pkg.torch.onnx.class_hierarchy``,
 ``pkg.torch.onnx.stack_trace``; in older releases ``namespace`` alone); its TorchScript exporter has the module's path in the
-node's name, ``/encoder/layers.0/norm/Pow``, and the lines in its ``doc_string`` where it was asked to be verbose. Nothing of
-PyTorch is needed to read it.
+node's name, ``/encoder/layers.0/norm/Pow``. Nothing of PyTorch is needed to read it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import onnx
 PACKAGE = "pkg.torch.onnx."
 """Before the keys of what PyTorch's exporter says."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
-_SCRIPT_FRAME = re.compile(r"^(?P<file>[^\n()]+)\((?P<line>\d+)\): (?P<name>.+)$", re.MULTILINE)
 _INSIDE = re.compile(
     r"(?:site|dist)-packages[\\/](?:torch|onnxscript)[\\/]|[\\/]torch[\\/](?:nn|onnx|jit|export|_\w+)[\\/]"
 )
@@ -53,11 +51,9 @@ def module_of(node: onnx.NodeProto) -> Module | None:
     said = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT}
     scopes = _scopes(said)
     if scopes is not None:
-        return Module(*scopes, _innermost(_FRAME, said.get(f"{PACKAGE}stack_trace", ""), last=True))
+        return Module(*scopes, _innermost(said.get(f"{PACKAGE}stack_trace", "")))
     path = _path_of(node)
-    if path is None:
-        return None
-    return Module(path, None, _innermost(_SCRIPT_FRAME, node.doc_string[:_TEXT_LIMIT], last=False))
+    return None if path is None else Module(path)
 
 
 def describe_module(said: Mapping[str, Any], *, short: bool = False) -> str:
@@ -145,13 +141,7 @@ def script_path(scopes: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def frames(doc_string: str) -> list[tuple[str, str, str]]:
-    """The stack that a verbose TorchScript exporter leaves: file, line and function, the innermost first."""
-    return [(m["file"], m["line"], m["name"]) for m in _SCRIPT_FRAME.finditer(doc_string[:_TEXT_LIMIT])]
-
-
-def _innermost(frame: re.Pattern[str], trace: str, *, last: bool) -> str | None:
-    """The model's line of a stack trace, whose innermost frame stands first or last."""
-    found = [f"{match['file']}:{match['line']}" for match in frame.finditer(trace)]
-    found = found[::-1] if last else found
+def _innermost(trace: str) -> str | None:
+    """The model's line of a stack trace, whose innermost frame stands last."""
+    found = [f"{match['file']}:{match['line']}" for match in _FRAME.finditer(trace)][::-1]
     return next((each for each in found if not _INSIDE.search(each)), found[0] if found else None)

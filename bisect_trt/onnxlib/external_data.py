@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.nodes import all_nodes, bodies
+from bisect_trt.tensors.npz import written_whole
 
 EMBED_LIMIT_BYTES = 64 << 20
 """Up to this total size weights stay inside each candidate; larger ones are shared."""
@@ -32,26 +34,14 @@ ALIGNMENT = 4096
 _CHUNK = 16 << 20
 _FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
 """The fields of a tensor that hold numbers one by one, with the type of these."""
-_NAMES_OF_BITS = {
-    2: "INT2 UINT2",
-    4: "INT4 UINT4 FLOAT4E2M1",
-    16: "FLOAT16 BFLOAT16 INT16 UINT16",
-    32: "FLOAT INT32 UINT32",
-    64: "DOUBLE INT64 UINT64 COMPLEX64",
-    128: "COMPLEX128",
-}
-_BITS = {
-    TensorProto.DataType.Value(name): bits
-    for bits, names in _NAMES_OF_BITS.items()
-    for name in names.split()
-    if name in TensorProto.DataType.keys()  # noqa: SIM118 - an enum of protobuf; old releases of ONNX lack some names
-}
-"""Bits of an element; all other types of fixed size take a byte."""
+_BITS = {"FLOAT": 32, "DOUBLE": 64}
 
 
 def element_bits(element_type: int) -> int:
-    """How many bits an element of a type takes; 8 for a string."""
-    return _BITS.get(element_type, 8)
+    """How many bits an element of a type takes, as its name says; 8 for a string."""
+    name = TensorProto.DataType.Name(element_type)
+    digits = re.search(r"\d+", name)
+    return _BITS.get(name, 8) if digits is None else int(digits[0])
 
 
 def tensor_bytes(tensor: TensorProto) -> int:
@@ -227,15 +217,9 @@ def copy_file(source: Path, target: Path) -> None:
         OSError: The file cannot be read or written.
     """
     size = source.stat().st_size
-    if target.exists() and target.stat().st_size == size:
-        return
-    temporary = target.with_name(f".{target.name}.new")
-    try:
-        with source.open("rb") as reader, temporary.open("wb") as writer:
+    if not target.exists() or target.stat().st_size != size:
+        with source.open("rb") as reader, written_whole(target) as writer:
             copy_range(reader, 0, size, writer)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def copy_range(reader: BinaryIO, start: int, length: int, writer: BinaryIO) -> None:

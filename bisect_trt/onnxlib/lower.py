@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.nodes import (
     bodies,
     captured_names,
     clone,
+    free_name,
     held,
     keep_only,
     mentioned_names,
@@ -80,10 +81,7 @@ class Rewriter:
 
     def fresh(self, stem: str) -> str:
         """A tensor name that nothing has yet."""
-        name, number = stem, 1
-        while name in self._names:
-            number += 1
-            name = f"{stem}_{number}"
+        name = free_name(stem, self._names)
         self._names.add(name)
         return name
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
-    IR_WITHOUT_INITIALIZER_INPUTS,
     bodies,
     captured_names,
     first_output,
@@ -30,8 +29,6 @@ CONSTANT_OPS = ("Constant", "ConstantOfShape")
 def tensor_dtypes(model: ModelProto, known: Mapping[str, int] | None = None) -> dict[str, int]:
     """The element types of the main graph's tensors, by name.
 
-    Types need no values, so shape inference sees the weights as inputs: it is then never given more than 2 GB.
-
     Args:
         model: The model; external data is not read.
         known: Types that ONNX cannot infer, such as those behind a custom operator.
@@ -39,26 +36,8 @@ def tensor_dtypes(model: ModelProto, known: Mapping[str, int] | None = None) -> 
     Returns:
         ``TensorProto.DataType`` by tensor name. Sequences, optionals and what nobody knows are not in it.
     """
-    graph = model.graph
-    skeleton = ModelProto(ir_version=max(model.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
-    skeleton.opset_import.extend(model.opset_import)
-    skeleton.functions.extend(model.functions)
-    bare = skeleton.graph
-    for field in ("node", "input", "output", "value_info"):
-        getattr(bare, field).extend(getattr(graph, field))
-    listed = {value.name for value in graph.input}
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    weights.update({sparse.values.name: sparse.values for sparse in graph.sparse_initializer})
-    for name, tensor in weights.items():
-        if name not in listed:
-            bare.input.append(helper.make_tensor_value_info(name, tensor.data_type, None))
-    with contextlib.suppress(Exception):  # a model ONNX cannot infer (an opset newer than it, say) keeps what it states
-        bare = onnx.shape_inference.infer_shapes(skeleton).graph
-    dtypes = dict(known or {})
-    for value in (*bare.value_info, *bare.output, *bare.input):
-        if value.type.WhichOneof("value") == "tensor_type" and value.type.tensor_type.elem_type:
-            dtypes[value.name] = value.type.tensor_type.elem_type
-    return dtypes
+    types = Network(model).element_types
+    return {**(known or {}), **types}
 
 
 def check_opset(model: ModelProto, low: int) -> int | None:

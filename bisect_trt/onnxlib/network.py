@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.exported import describe_module, module_of
 from bisect_trt.onnxlib.external_data import has_external_data
-from bisect_trt.onnxlib.nodes import Draws, label, reads
+from bisect_trt.onnxlib.nodes import Draws, captured_names, label, reads
 from bisect_trt.onnxlib.shapes import Declarations, infer
 from bisect_trt.tensors.info import Infos
 
@@ -349,6 +349,12 @@ class Network:
         return name not in self._fed if maker is None else self.constant[maker]
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """Every name of a tensor, those in bodies too."""
+        captured = (captured_names(node) for node in self.nodes)
+        return frozenset(self.inputs).union(self.initializers, self.sparse_initializers, self.producer, *captured)
+
+    @cached_property
     def returned(self) -> frozenset[str]:
         """Names of the graph's outputs, to look one up."""
         return frozenset(self.outputs)
@@ -388,10 +394,11 @@ class Network:
         """The same of plain tensors, as types and shapes of NumPy."""
         return self.inferred.infos()
 
-    def element_type(self, name: str) -> int:
-        """ONNX's element type of a tensor, as it is declared or inferred; 0 where it is not known."""
-        declared = self.declared.get(name) or self.inferred.get(name)
-        return 0 if declared is None else int(declared.type.tensor_type.elem_type)
+    @cached_property
+    def element_types(self) -> dict[str, int]:
+        """ONNX's element type of each tensor that has a known one, by name."""
+        types = ((name, value.type.tensor_type.elem_type) for name, value in self.inferred.items())
+        return {name: int(kind) for name, kind in types if kind}
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -146,6 +146,13 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
         for value in body.output:
             value.name = outer.get(value.name, value.name)
     return new
+
+
+def free_name(stem: str, taken: Collection[str]) -> str:
+    """A name that nothing has yet: the stem, with as many underscores behind it as that takes."""
+    while stem in taken:
+        stem += "_"
+    return stem
 
 
 def label(node: onnx.NodeProto) -> str:

@@ -7,10 +7,8 @@ weights and tensors in memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import onnx
@@ -20,7 +18,7 @@ from onnx import numpy_helper
 from bisect_trt.onnxlib.cut import cut, nothing_stored, selection, splice
 from bisect_trt.onnxlib.external_data import tensor_bytes
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import captured_names
+from bisect_trt.onnxlib.nodes import free_name
 from bisect_trt.tensors.info import TensorInfo, is_extension
 
 FROZEN_ELEMENTS = 64
@@ -46,8 +44,8 @@ class Isolated:
 
 def is_frozen(info: TensorInfo) -> bool:
     """Whether a tensor is stored in an isolated model: TensorRT has to know shapes when it builds."""
-    shape = info.shape or ()
-    return info.dtype.kind in "iu" and info.is_static and len(shape) <= 1 and _size(info) <= FROZEN_ELEMENTS
+    size, vector = info.nbytes, len(info.shape or ()) <= 1
+    return info.dtype.kind in "iu" and vector and size is not None and size <= FROZEN_ELEMENTS * info.dtype.itemsize
 
 
 def isolate(
@@ -75,7 +73,7 @@ def isolate(
     outputs = [name for index in chosen for name in network.made(index) if name in infos]
     computed = set(network.computed)
     read = dict.fromkeys(name for index in chosen for name in network.reads[index])
-    renamed = _fresh_names(network, [name for name in read if name in computed])
+    renamed = {name: free_name(f"{name}_reference", network.names) for name in read if name in computed}
     ends = {renamed.get(name, name): name for name in read if name in computed or name in network.inputs}
     inputs = tuple(end for end, name in ends.items() if name not in frozen)
     makers = sorted(network.leading_to(chosen, constants=True).difference(chosen), key=network.rank.__getitem__)
@@ -113,25 +111,6 @@ def _leave_out(
         return False
     left_out.update(dict.fromkeys(network.made(index), why))
     return True
-
-
-def _fresh_names(network: Network, names: Iterable[str]) -> dict[str, str]:
-    """A name for each tensor that nothing in the model has, bodies of control flow included."""
-    taken = set(network.producer) | set(network.inputs) | set(network.initializers) | set(network.sparse_initializers)
-    for node in network.nodes:
-        taken |= captured_names(node)
-    fresh: dict[str, str] = {}
-    for name in names:
-        new = f"{name}_reference"
-        while new in taken:
-            new += "_"
-        taken.add(new)
-        fresh[name] = new
-    return fresh
-
-
-def _size(info: TensorInfo) -> int:
-    return prod(int(dim or 0) for dim in info.shape or ())
 
 
 MOST_NODES = 8192
@@ -185,7 +164,7 @@ def plan_slices(
             continue
         made, read = network.made(index), network.reads[index]
         fresh = {name for name in read if network.is_weight(name)} - weights
-        cost = sum(_bytes(infos.get(name)) for name in made) + sum(_weight(network, infos, name) for name in fresh)
+        cost = sum(_bytes(infos, name) for name in made) + sum(_weight(network, infos, name) for name in fresh)
         full = size + cost > limit or len(stretches[-1]) >= most
         if stretches[-1] and full and not unread:
             stretches.append([])
@@ -228,13 +207,11 @@ def slice_model(network: Network, part: Slice, infos: Mapping[str, TensorInfo]) 
 
 def _weight(network: Network, infos: Mapping[str, TensorInfo], name: str) -> int:
     initializer = network.initializers.get(name)
-    return _bytes(infos.get(name)) if initializer is None else tensor_bytes(initializer)
+    return _bytes(infos, name) if initializer is None else tensor_bytes(initializer)
 
 
-def _bytes(info: TensorInfo | None) -> int:
-    if info is None or info.shape is None:
-        return 0
-    return info.dtype.itemsize * math.prod(dim if isinstance(dim, int) else 1 for dim in info.shape)
+def _bytes(infos: Mapping[str, TensorInfo], name: str) -> int:
+    return (infos[name].nbytes or 0) if name in infos else 0
 
 
 def _can_be_fed(info: TensorInfo | None) -> bool:

@@ -259,7 +259,7 @@ class _Pairs:
         maker = network.producer.get(name)
         if maker is not None and (tensor := held(network.nodes[maker])) is not None:
             return int(tensor.data_type)
-        return network.element_type(name)
+        return network.element_types.get(name, 0)
 
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")

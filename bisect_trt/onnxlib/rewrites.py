@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from bisect_trt.onnxlib.nodes import (
     add_initializers,
     attribute,
     clone,
+    free_name,
     held,
     keep_only,
     reads,
@@ -61,12 +62,6 @@ class NetworkView:
         """Read the opset."""
         self.network = network
         self.opset = next((o.version for o in network.proto.opset_import if o.domain in DEFAULT_DOMAINS), 1)
-
-    @cached_property
-    def names(self) -> set[str]:
-        """Every name that a tensor has."""
-        network = self.network
-        return {*network.inputs, *network.initializers, *network.producer}
 
     def node(self, index: int) -> onnx.NodeProto:
         """A node."""
@@ -262,9 +257,7 @@ class Fragment:
         return name
 
     def _fresh(self, name: str) -> str:
-        while name in self.view.names:
-            name += "_"
-        return name
+        return free_name(name, self.view.network.names)
 
 
 Rule = Callable[[NetworkView, int], "Fragment | None"]
@@ -332,13 +325,7 @@ def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
         network: The model; it is not changed.
         names: Inputs of the graph, or tensors that nodes make.
     """
-    taken = {*network.inputs, *network.initializers, *network.producer}
-    barred: dict[str, str] = {}
-    for name in names:
-        new = f"{name}/barrier"
-        while new in taken:
-            new += "_"
-        barred[name] = new
+    barred = {name: free_name(f"{name}/barrier", network.names) for name in names}
 
     def barriers(made: Iterable[str]) -> Iterator[onnx.NodeProto]:
         for name in made:

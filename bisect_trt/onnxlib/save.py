@@ -6,7 +6,6 @@ Viewers show them: Netron a node's metadata beside its attributes.
 from __future__ import annotations
 
 import errno
-import filecmp
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ from bisect_trt.onnxlib.external_data import (
     SHARED_TENSOR_BYTES,
     WeightPlace,
     align,
-    copy_file,
     copy_range,
     external_files,
     has_external_data,
@@ -32,6 +30,7 @@ from bisect_trt.onnxlib.external_data import (
     place_of,
     refer_to,
 )
+from bisect_trt.tensors.npz import written_whole
 
 SINGLE_FILE_LIMIT_BYTES = 1 << 30
 """Past this the weights go into a file beside the model; protobuf itself ends at 2 GiB."""
@@ -110,27 +109,22 @@ def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
     Raises:
         OSError: They cannot be read or written.
     """
-    temporary = data.with_name(f".{data.name}.new")
     written: dict[WeightPlace, int] = {}
-    try:
-        with ExitStack() as stack, temporary.open("wb") as writer:
-            readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}
-            for tensor in model_tensors(model):
-                outside = uses_external_data(tensor)
-                if _bytes(tensor) < SHARED_TENSOR_BYTES:
-                    if outside:
-                        load_inside(tensor, weights)
-                elif outside:
-                    place = place_of(tensor)
-                    if place not in written:
-                        written[place] = align(writer, place.offset % ALIGNMENT)  # blocks can be shared then
-                        copy_range(readers[Path(place.location).as_posix()], place.offset, place.length, writer)
-                    refer_to(tensor, data.name, written[place], place.length)
-                else:
-                    move_out(tensor, writer, data.name)
-        temporary.replace(data)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with ExitStack() as stack, written_whole(data) as writer:
+        readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}
+        for tensor in model_tensors(model):
+            outside = uses_external_data(tensor)
+            if _bytes(tensor) < SHARED_TENSOR_BYTES:
+                if outside:
+                    load_inside(tensor, weights)
+            elif outside:
+                place = place_of(tensor)
+                if place not in written:
+                    written[place] = align(writer, place.offset % ALIGNMENT)  # blocks can be shared then
+                    copy_range(readers[Path(place.location).as_posix()], place.offset, place.length, writer)
+                refer_to(tensor, data.name, written[place], place.length)
+            else:
+                move_out(tensor, writer, data.name)
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
@@ -139,13 +133,9 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
-        onnx.save(model, str(temporary), format=form)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
+    with written_whole(path) as file:
+        onnx.save(model, file, format=form)
 
 
 _MARK = "bisect-trt.annotated"
@@ -163,8 +153,9 @@ def check_annotated(path: Path, model: Path) -> None:
     """
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--annotate: {path} is a folder or lies in none; name a file to write.")
-    if path.exists() and ((model.exists() and path.samefile(model)) or not _is_ours(path)):
-        raise UsageError(f"--annotate: {path} exists and was not written by --annotate; name another file.")
+    there = path if path.exists() else data_file(path)
+    if there.exists() and ((model.exists() and there.samefile(model)) or not _is_ours(there)):
+        raise UsageError(f"--annotate: {there} exists and was not written by --annotate; name another file.")
 
 
 def _is_ours(path: Path) -> bool:
@@ -177,8 +168,6 @@ def _is_ours(path: Path) -> bool:
 def write_annotated(model: Path, notes: Notes, path: Path, weights: Path | None = None) -> None:
     """Write a model again with notes in its nodes' ``metadata_props``; nothing else changes.
 
-    Weights that lie in files of their own stay there; with the model in another folder they are copied beside it.
-
     Args:
         model: The original.
         notes: Keys and values for nodes of the main graph.
@@ -186,27 +175,11 @@ def write_annotated(model: Path, notes: Notes, path: Path, weights: Path | None 
         weights: The folder with the original's weights, if that is not its own.
 
     Raises:
-        UsageError: It cannot be written, or other weights lie where its weights would have to.
+        UsageError: It cannot be written.
     """
     proto = onnx.load(str(model), load_external_data=False)
     for index, entries in notes.items():
         for key, value in entries.items():
             proto.graph.node[index].metadata_props.add(key=key, value=value)
     proto.metadata_props.add(key=_MARK, value="verdicts of nodes are in their metadata")
-    try:
-        for location in external_files(proto):
-            _put_beside((weights or model.parent) / location, path.parent / location)
-        _write(proto, path)
-    except OSError as error:
-        raise UsageError(f"--annotate: {path} cannot be written: {error.strerror}; name another file.") from error
-
-
-def _put_beside(source: Path, target: Path) -> None:
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        copy_file(source, target)
-    elif not target.samefile(source) and not filecmp.cmp(source, target, shallow=False):
-        raise UsageError(
-            f"--annotate: {target} exists and holds other weights than the model's, which have to lie there; "
-            "name a file in another folder."
-        )
+    save_model(proto, weights or model.parent, path, beside=True)

@@ -217,12 +217,7 @@ class NetworkUnits:
 
 
 def _light(info: TensorInfo | None) -> bool:
-    if info is None or not info.is_static or info.shape is None:
-        return False
-    size = info.dtype.itemsize
-    for dim in info.shape:
-        size *= int(dim or 0)
-    return size <= STORED_LIMIT_BYTES
+    return info is not None and info.nbytes is not None and info.nbytes <= STORED_LIMIT_BYTES
 
 
 def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx
 from onnx import TensorProto, helper
 
+from bisect_trt.onnxlib.cleanup import remove_unread
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, keep_only, reads, rename_reads
+from bisect_trt.onnxlib.nodes import clone, keep_only, rename_reads
 from bisect_trt.onnxlib.qdq import Pair, is_dequantize
 
 Stored = Mapping[str, TensorProto]
@@ -55,7 +56,7 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
     keep_only(graph.node, kept)
     retyped.update(network.nodes[index].output[0] for index in gone.difference(passed))
     keep_only(graph.value_info, [value for value in graph.value_info if value.name not in retyped])
-    drop_unused(model)
+    remove_unread(model)
     return model
 
 
@@ -73,13 +74,13 @@ def _end(name: str, instead: Mapping[str, str]) -> str:
 
 def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
     """Whether floats of another type are made than were quantized."""
-    ends = {network.element_type(network.nodes[pair.quantize[0]].input[0]), network.element_type(node.output[0])}
-    return len(ends - {0}) > 1
+    ends = (network.nodes[pair.quantize[0]].input[0], node.output[0])
+    return len({network.element_types[name] for name in ends if name in network.element_types}) > 1
 
 
 def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
     """What gives a tensor another name, its type where that is another one, and its activation where the pair was that too."""
-    before, after = network.element_type(name), network.element_type(to)
+    before, after = (network.element_types.get(each, 0) for each in (name, to))
     cast = bool(before and after and before != after)
     low, high = pair.clip or (None, None)
     steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
@@ -99,24 +100,3 @@ def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onn
         yield helper.make_node("Cast", [name], [to], name=f"{to}/unquantized", to=after)
     elif name != to:
         yield helper.make_node("Identity", [name], [to], name=f"{to}/unquantized")
-
-
-_OF_SCALES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
-
-
-def drop_unused(model: onnx.ModelProto) -> None:
-    """Drop, in place, initializers, and nodes that make constants or move scales, that nothing reads."""
-    graph = model.graph
-    read: set[str] = set()
-    while True:
-        read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
-        kept = [
-            node
-            for node in graph.node
-            if any(name in read for name in node.output) or (any(node.input) and node.op_type not in _OF_SCALES)
-        ]
-        if len(kept) == len(graph.node):
-            break
-        keep_only(graph.node, kept)
-    read.update(value.name for value in graph.input)
-    keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])

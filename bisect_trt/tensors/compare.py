@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -337,7 +337,7 @@ def _numbers(
         "max_rel": float(relative.max()),
         "mean_abs": float(absolute.mean(dtype=np.float32)),
         "mean_rel": float(relative.mean(dtype=np.float32)) if stat is ErrorStat.MEAN else None,
-        "target_range": _range(theirs, finite=finite),
+        "target_range": None if theirs.dtype.kind == "c" else asdict(tensor_stats(theirs)),
     }
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
@@ -421,15 +421,6 @@ def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: tuple[int
     if step.size is not None and step.size.size == 1:
         known |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
     return known
-
-
-def _range(values: Array, *, finite: bool) -> dict[str, float] | None:
-    """The range of the target's values; ``None`` for complex numbers, which have no order."""
-    if values.dtype.kind == "c":
-        return None
-    stats = tensor_stats(values)
-    nan, inf = (0, 0) if finite else count_nonfinite(values)
-    return {"min": stats.min, "max": stats.max, "absmax": stats.absmax, "nan": nan, "inf": inf}
 
 
 def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance) -> float:

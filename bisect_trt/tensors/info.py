@@ -6,6 +6,7 @@ NumPy alone cannot name or store some element types: strings, and the ``ml_dtype
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,6 +82,13 @@ class TensorInfo:
     def is_static(self) -> bool:
         """Whether every dimension is a known number."""
         return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def nbytes(self) -> int | None:
+        """How many bytes its values take; ``None`` where a dimension is not known."""
+        if self.shape is None or not self.is_static:
+            return None
+        return self.dtype.itemsize * math.prod(int(dim or 0) for dim in self.shape)
 
 
 class Infos(Mapping[str, TensorInfo]):

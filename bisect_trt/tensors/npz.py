@@ -176,23 +176,35 @@ class NpzFile(Mapping[str, NDArray[Any]]):
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a new file beside ``path`` for writing, and move it there once the block ends without an error.
 
     Raises:
-        UsageError: If the folder is missing or not writable, or the disk is full.
+        OSError: If the folder is missing or not writable, or the disk is full.
     """
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
         temporary.replace(path)
-    except OSError as err:
-        raise cannot_write(path, err) from err
     finally:
         # Gone already if all went well; never made if its folder is missing.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """The same, with a sentence for what goes wrong.
+
+    Raises:
+        UsageError: If the folder is missing or not writable, or the disk is full.
+    """
+    try:
+        with written_whole(path) as file:
+            yield file
+    except OSError as err:
+        raise cannot_write(path, err) from err
 
 
 def cannot_write(path: Path, err: OSError) -> UsageError:

@@ -51,31 +51,31 @@ class TensorStats:
         min: Smallest finite value; NaN where none is finite.
         max: Largest finite value; NaN where none is finite.
         absmax: Largest finite magnitude; NaN where none is finite.
-        has_nan: Whether some element is NaN.
-        has_inf: Whether some element is Inf or -Inf.
+        nan: How many elements are NaN.
+        inf: How many are Inf or -Inf.
     """
 
     min: float
     max: float
     absmax: float
-    has_nan: bool
-    has_inf: bool
+    nan: int = 0
+    inf: int = 0
 
 
 def tensor_stats(values: Array) -> TensorStats:
-    """The range of the finite values of a real tensor, of any shape, and whether others are in it."""
-    low, high, has_nan, has_inf = math.inf, -math.inf, False, False
+    """The range of the finite values of a real tensor, of any shape, and how many others are in it."""
+    low, high, nan, inf = math.inf, -math.inf, 0, 0
     for block in blocks(values):
         elements = block.astype(np.float32) if is_extension(block.dtype) else block
         if elements.dtype.kind == "f" and not (finite := np.isfinite(elements)).all():
-            has_nan = has_nan or bool(np.isnan(elements).any())
-            has_inf = has_inf or bool(np.isinf(elements).any())
+            nan += int(np.count_nonzero(np.isnan(elements)))
+            inf += int(np.count_nonzero(np.isinf(elements)))
             elements = elements[finite]
         if elements.size:
             low, high = min(low, float(elements.min())), max(high, float(elements.max()))
     if low > high:
         low = high = math.nan
-    return TensorStats(low, high, max(abs(low), abs(high)), has_nan, has_inf)
+    return TensorStats(low, high, max(abs(low), abs(high)), nan, inf)
 
 
 def count_nonfinite(values: Array) -> tuple[int, int]:

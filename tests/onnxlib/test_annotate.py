@@ -56,26 +56,13 @@ def test_only_the_notes_are_new(tmp_path: Path, suffix: str) -> None:
     onnx.checker.check_model(onnx.load(str(out)), full_check=True)
 
 
-def test_external_weights_stay_outside(tmp_path: Path) -> None:
+def test_external_weights_come_along(tmp_path: Path) -> None:
     model = with_external_weights(tmp_path / "here")
-    write_annotated(model, {0: {"verdict": "right"}}, model.with_name("out.onnx"))
-    other = tmp_path / "there" / "out.onnx"
-    other.parent.mkdir()
-    write_annotated(model, {0: {"verdict": "right"}}, other)
-    for out in (model.with_name("out.onnx"), other):
-        assert out.stat().st_size < 1000
-        (weight,) = onnx.load(str(out)).graph.initializer
-        assert (numpy_helper.to_array(weight) == 1).all()
-    assert sorted(path.name for path in model.parent.iterdir()) == ["model.onnx", "out.onnx", "weights.bin"]
-
-
-def test_other_weights_are_not_written_over(tmp_path: Path) -> None:
-    model = with_external_weights(tmp_path / "here")
-    (tmp_path / "weights.bin").write_bytes(b"mine")
-    with pytest.raises(UsageError, match="holds other weights"):
-        write_annotated(model, {0: {"verdict": "right"}}, tmp_path / "out.onnx")
-    assert (tmp_path / "weights.bin").read_bytes() == b"mine"
-    assert not (tmp_path / "out.onnx").exists()
+    out = tmp_path / "out.onnx"
+    write_annotated(model, {0: {"verdict": "right"}}, out)
+    (weight,) = onnx.load(str(out)).graph.initializer
+    assert (numpy_helper.to_array(weight) == 1).all()
+    assert sorted(path.name for path in model.parent.iterdir()) == ["model.onnx", "weights.bin"]
 
 
 def test_only_what_was_annotated_is_written_over(tmp_path: Path) -> None:

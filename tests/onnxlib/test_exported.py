@@ -72,11 +72,6 @@ def test_torch_script_names_what_a_sequential_calls_with_the_sequential_before_i
 def test_names_of_torch_script_have_the_path(name: str, path: str) -> None:
     assert module_of(helper.make_node("Conv", ["x"], ["y"], name=name)) == Module(path)
     assert module_of(helper.make_node("Conv", ["x"], [f"{name}_output_0"])) == Module(path)
-    verbose = helper.make_node("Conv", ["x"], ["y"], name=name)
-    verbose.doc_string = (
-        "/venv/torch/nn/modules/conv.py(453): forward\n/src/net.py(7): forward\n/src/main.py(3): <module>\n"
-    )
-    assert module_of(verbose) == Module(path, None, "/src/net.py:7")
 
 
 @pytest.mark.parametrize("name", ["", "Conv_12", "model/dense/MatMul", "/MatMul", "<3>"])
