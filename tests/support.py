@@ -27,7 +27,7 @@ from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.tolerance import Method, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
 Group = TypeVar("Group")
 SHAPE = (2, 3)
@@ -78,14 +78,15 @@ def compared(
     name: str, reference: Any, target: Any, tolerance: Tolerance, stat: ErrorStat = ErrorStat.ELEMWISE, **more: Any
 ) -> TensorComparison:
     """The comparison of one tensor; ``details`` and ``precision`` as for it, ``places`` of indices, others of the options."""
-    method = Method(Algorithm.INDICES, {"": more.pop("places")}) if "places" in more else Method()
+    if "places" in more:
+        more |= {"compare_as": Algorithm.INDICES, "index_tolerance": {"": more.pop("places")}}
     given = {key: more.pop(key) for key in ("details", "precision") if key in more}
     if "quantile" in more:
-        more["quantile"] = {"": more["quantile"]}
+        more["error_quantile"] = {"": more.pop("quantile")}
     known: dict[str, Any] = {
         key: {"": value} for key in ("atol", "rtol") if (value := getattr(tolerance, key)) is not None
     }
-    options = ToleranceOptions(**known, stat={"": stat}, method=method, **more)
+    options = ToleranceOptions(**known, check_error_stat={"": stat}, **more)
     return compare_tensor(name, reference, target, options, **given)
 
 

@@ -253,7 +253,8 @@ class _Judge:
         self._arbiter = f"ONNX's reference evaluator{'' if isinstance(opinions.wide, str) else ' in float64'}"
         # Two that compute exactly may be apart by the rounding of the types that the model itself has.
         low = any(value.dtype == np.float16 for value in opinions.reference.values())
-        self._exact = replace(tolerance, atol={}, rtol={}, stat={}, precision=Precision.FP16 if low else Precision.FP32)
+        computed = Precision.FP16 if low else Precision.FP32
+        self._exact = replace(tolerance, atol={}, rtol={}, check_error_stat={}, precision=computed)
         self._own: _Error | None = None
         self._figures: dict[str, Any] = {}
         if not isinstance(opinions.right, str) and opinions.outputs:

@@ -89,7 +89,7 @@ def _words(subject: Subject, check: CheckSettings, inputs: Sequence[str]) -> lis
     """The target, the inputs, the places and the tolerances, as options."""
     assert check.target is not None
     places = [word for place in subject.workers.places for word in ("--on", place.said)]
-    return [*check.target.flags(), *inputs, *places, *check.tolerance.words()]
+    return [*check.target.flags(), *inputs, *places, *written(check.tolerance)]
 
 
 def _commands(subject: Subject, check: CheckSettings) -> Iterator[tuple[str, list[str]]]:

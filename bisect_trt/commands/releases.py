@@ -22,6 +22,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
+from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -370,7 +371,7 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
-    command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *check.tolerance.words()])
+    command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *written(check.tolerance)])
     if not asked:
         if not target.low_precisions:  # else precision is the first suspect, not a release
             console.answer(f"Since which release? Not looked for, because it installs releases: {command}")

@@ -198,7 +198,7 @@ def leave_reproducer(
         outcome.signature,
         None if outcome.comparisons else without_paths(record.reason, subject),
         check.timeout,
-        check.tolerance.method.validate,
+        check.tolerance.validate,
         files,
         tuple(without_paths(each, subject) for each in _ruled_out(session, check, candidate, target)),
         blamed=answer.places(subject.network),

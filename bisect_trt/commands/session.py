@@ -114,7 +114,7 @@ class Session:
             *(target.flags() if target is not None else ()),
             *self.place_words,
         ]
-        return shlex.join([*words, *written(settings.data), *check.tolerance.words()])
+        return shlex.join([*words, *written(settings.data), *written(check.tolerance)])
 
     @property
     def unreferenced(self) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
-from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
-from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
@@ -21,7 +19,7 @@ from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
-from bisect_trt.tensors.tolerance import THRESHOLDS, Method, Precision, ToleranceOptions
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 _PLACES = ("{model}", "{dir}", "{engine}")
 """Any of these tells a check where the candidate is."""
@@ -141,58 +139,10 @@ def tolerance_options(
     Raises:
         UsageError: An option does not fit the others, or there is no such script.
     """
-    if compare.index_tolerance and compare.compare_as is not Algorithm.INDICES:
-        raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
+    compare.check()
     if compare.compare_func_script is not None:
         check_script(compare.compare_func_script)
-    asked = compare.check_error_stat
-    stats = {name: stat for name, stat in asked.items() if isinstance(stat, ErrorStat)}
-    measures = {name: measure for name, measure in asked.items() if isinstance(measure, OutputStat)}
-    return ToleranceOptions(
-        compare.atol,
-        compare.rtol,
-        stats,
-        _coarsest(target),
-        nonfinite_equal,
-        compare.error_quantile,
-        compare.infinities_compare_equal,
-        Method(
-            compare.compare_as,
-            compare.index_tolerance,
-            compare.postprocess,
-            not compare.no_shape_check,
-            compare.validate,
-            compare.compare_func_script,
-        ),
-        measures,
-        _thresholds(compare, measures),
-    )
-
-
-def _thresholds(compare: CompareOptions, measures: Mapping[str, OutputStat]) -> dict[str, dict[str, float]]:
-    """What outputs have to reach, by the statistics that are one number.
-
-    Raises:
-        UsageError: A threshold is of a statistic that is not asked for, or one is missing.
-    """
-    algorithm = compare.compare_as
-    if algorithm.measures and compare.check_error_stat:
-        raise UsageError(
-            f"--compare {algorithm.value} is a statistic of its own; drop --check-error-stat, or --compare."
-        )
-    asked = set(algorithm.measures) | set(measures.values())
-    given = {
-        OutputStat.L2: compare.l2_threshold,
-        OutputStat.COSINE: compare.cosine_similarity_threshold,
-        OutputStat.PSNR: compare.psnr_threshold,
-        OutputStat.SNR: compare.snr_threshold,
-    }
-    for stat, values in given.items():
-        if values and stat not in asked:
-            raise UsageError(
-                f"{THRESHOLDS[stat.value]} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
-            )
-    return {stat.value: dict(values) for stat, values in given.items() if values}
+    return ToleranceOptions(**vars(compare), precision=_coarsest(target), nonfinite_equal=nonfinite_equal)
 
 
 def _coarsest(target: TargetSettings | None) -> Precision:

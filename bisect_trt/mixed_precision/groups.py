@@ -304,13 +304,15 @@ def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str])
             exact = value.astype(np.float64)
             size = float(np.mean(np.abs(exact - exact.mean()))) or float(np.mean(np.abs(exact)))
             atol[name] = max(share * size, 1e-12)
-    return replace(given, atol=atol, rtol=dict.fromkeys(atol, 0.0), stat=dict.fromkeys(atol, ErrorStat.MEAN))
+    return replace(
+        given, atol=atol, rtol=dict.fromkeys(atol, 0.0), check_error_stat=dict.fromkeys(atol, ErrorStat.MEAN)
+    )
 
 
 def is_default(given: ToleranceOptions) -> bool:
     """Whether the user gives no tolerance and no other comparison."""
-    own = given.method.algorithm is Algorithm.SIMPLE and given.method.script is None
-    return own and not (given.atol or given.rtol or given.stat or given.measures)
+    own = given.compare_as is Algorithm.SIMPLE and given.compare_func_script is None
+    return own and not (given.atol or given.rtol or given.check_error_stat)
 
 
 def typed_by_graph(subject: Subject, target: TargetSettings) -> TargetSettings:

@@ -126,7 +126,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
         tolerance=check.tolerance,
     )
     words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
-    command = shlex.join([*words, *session.place_words, *written(subject.settings.data), *check.tolerance.words()])
+    command = shlex.join([*words, *session.place_words, *written(subject.settings.data), *written(check.tolerance)])
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     task, progress = None, Progress()

@@ -96,8 +96,7 @@ def tell_apart(model: onnx.ModelProto) -> int:
     changed = 0
     for node in model.graph.node:
         if node.name and node.name in seen:
-            numbered = (f"{node.name}_{number}" for number in itertools.count(1))
-            node.name = next(name for name in numbered if name not in taken)
+            node.name = free_name(node.name, taken)
             taken.add(node.name)
             changed += 1
         seen.add(node.name)
@@ -149,10 +148,9 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
 
 
 def free_name(stem: str, taken: Collection[str]) -> str:
-    """A name that nothing has yet: the stem, with as many underscores behind it as that takes."""
-    while stem in taken:
-        stem += "_"
-    return stem
+    """A name that nothing has yet: the stem, with a number behind it where that takes one."""
+    numbered = (f"{stem}_{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([stem], numbered) if name not in taken)
 
 
 def label(node: onnx.NodeProto) -> str:

@@ -12,6 +12,13 @@ from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 from bisect_trt.options.spec import Option, option, switch
 
+THRESHOLDS = {
+    OutputStat.L2: "--l2-threshold",
+    OutputStat.COSINE: "--cosine-similarity-threshold",
+    OutputStat.PSNR: "--psnr-threshold",
+    OutputStat.SNR: "--snr-threshold",
+}
+"""The options with the thresholds of statistics that are one number for an output."""
 PerOutput = dict[str, float]
 """A number for each output, by name; that of the name ``''`` for all others."""
 
@@ -83,20 +90,47 @@ class CompareOptions:
         str | None, option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict.")
     ] = None
 
-    def require_numbers(self) -> None:
-        """Make sure that outputs are compared as they are, number by number.
+    def thresholds(self, stat: OutputStat) -> PerOutput:
+        """The thresholds that are given for a statistic."""
+        values: PerOutput = getattr(self, THRESHOLDS[stat][2:].replace("-", "_"))
+        return values
+
+    def check(self) -> None:
+        """Make sure that the options fit each other.
 
         Raises:
-            UsageError: They are not.
+            UsageError: One is of a comparison or a statistic that is not asked for.
         """
+        if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
+            raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
+        measures = self.compare_as.measures
+        if measures and self.check_error_stat:
+            raise UsageError(
+                f"--compare {self.compare_as.value} is a statistic of its own; drop --check-error-stat, or --compare."
+            )
+        for stat, flag in THRESHOLDS.items():
+            if self.thresholds(stat) and stat not in {*measures, *self.check_error_stat.values()}:
+                raise UsageError(
+                    f"{flag} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
+                )
+
+    def other_ways(self) -> list[str]:
+        """The options by which outputs are compared in another way than as they are, number by number."""
         given = {
             f"--compare {self.compare_as.value}": self.compare_as is not Algorithm.SIMPLE,
             "--postprocess": bool(self.postprocess),
             "--no-shape-check": self.no_shape_check,
             "--compare-func-script": self.compare_func_script is not None,
         }
-        for flag, wanted in given.items():
-            if wanted:
-                raise UsageError(
-                    f"{flag} is for outputs, and `diagnose` compares every tensor inside; use it with `run` or `reduce`."
-                )
+        return [flag for flag, wanted in given.items() if wanted]
+
+    def require_numbers(self) -> None:
+        """Make sure that outputs are compared as they are, number by number.
+
+        Raises:
+            UsageError: They are not.
+        """
+        for flag in self.other_ways():
+            raise UsageError(
+                f"{flag} is for outputs, and `diagnose` compares every tensor inside; use it with `run` or `reduce`."
+            )

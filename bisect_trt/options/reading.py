@@ -37,6 +37,9 @@ class TopK:
     k: int
     axis: int = -1
 
+    def __str__(self) -> str:
+        return f"top-{self.k},axis={self.axis}"
+
 
 @dataclass(frozen=True)
 class Sizes:

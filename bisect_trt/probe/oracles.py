@@ -14,6 +14,7 @@ from typing import Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import OutputStat
+from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
@@ -153,7 +154,7 @@ class BuiltinCheck:
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
         target = self.target_of(files)
-        words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
+        words = ["bisect-trt", "run", str(files.model), *target.flags(), *written(self.tolerance)]
         words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
 

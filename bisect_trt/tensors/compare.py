@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.comparison import RULES, ComparisonKind, Details, TensorComparison, WorstElement, judge
 from bisect_trt.tensors.info import is_extension, is_string
@@ -36,14 +37,15 @@ from bisect_trt.tensors.stats import (
     to_float,
 )
 from bisect_trt.tensors.tolerance import (
+    DEFAULT_QUANTILE,
     RIPPLE,
-    Method,
     Precision,
     ResolvedTolerance,
     Step,
     Tolerance,
     ToleranceOptions,
     coarser,
+    of_output,
 )
 
 Array = NDArray[Any]
@@ -81,8 +83,8 @@ def compare_all(
     Raises:
         UsageError: A postprocessing does not fit an output, or the user's script fails.
     """
-    if options.method.script is not None:
-        return compare_by_script(options.method.script, reference, target)
+    if options.compare_func_script is not None:
+        return compare_by_script(options.compare_func_script, reference, target)
     comparisons = []
     for name, values in reference.items():
         step, precision = (steps or {}).get(name), coarser(options.precision, (lows or {}).get(name))
@@ -118,11 +120,11 @@ def compare_tensor(
     Raises:
         UsageError: A postprocessing does not fit this output.
     """
-    method, invalid = options.method, ""
+    invalid = ""
     if target is not None:
-        invalid = _describe_nonfinite(reference, target) if method.validate else ""
-        reference, target = (postprocess(name, values, method) for values in (reference, target))
-        if not method.shape_check:
+        invalid = _describe_nonfinite(reference, target) if options.validate else ""
+        reference, target = (postprocess(name, values, options) for values in (reference, target))
+        if options.no_shape_check:
             target = match_shape(target, reference.shape)
     tolerance, stat = options.for_output(name)
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
@@ -136,11 +138,11 @@ def compare_tensor(
         return TensorComparison(passed=False, kind=kind, **known)
     if strings:
         return _compare_strings(reference, target, known)
-    if method.algorithm is Algorithm.INDICES and reference.size:
-        comparison = compare_indices(reference, target, method.places(name), known)
+    if options.compare_as is Algorithm.INDICES and reference.size:
+        comparison = compare_indices(reference, target, of_output(options.index_tolerance, name, 0), known)
     else:
         resolved = tolerance.resolve(reference, precision or options.precision)
-        step = step if tolerance == Tolerance() and method == Method() else None
+        step = None if tolerance != Tolerance() or options.validate or options.other_ways() else step
         comparison = _compare_numbers(reference, target, resolved, known, options, want_details=details, step=step)
     if not invalid:
         return comparison
@@ -164,7 +166,7 @@ def _describe_nonfinite(reference: Array, target: Array) -> str:
     return ", ".join(found)
 
 
-def postprocess(name: str, values: Array, method: Method) -> Array:
+def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
     """The top K of an output, where ``--postprocess`` asks for them; else the output.
 
     Where it asks for all outputs, one that has no such axis stays as it is.
@@ -172,11 +174,11 @@ def postprocess(name: str, values: Array, method: Method) -> Array:
     Raises:
         UsageError: It names this output, which has no such axis or holds strings.
     """
-    wanted = method.top_k_of(name)
+    wanted = options.postprocess.get(name, options.postprocess.get(""))
     if wanted is None:
         return values
     if is_string(values.dtype) or not -values.ndim <= wanted.axis < values.ndim:
-        if name in method.top_k:
+        if name in options.postprocess:
             kind = "holds strings" if is_string(values.dtype) else f"of shape {list(values.shape)} has no such axis"
             raise UsageError(
                 f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' {kind}; leave it out"
@@ -303,7 +305,7 @@ def _compare_numbers(
     if not reference.size:
         return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
     if known["stat"] is ErrorStat.QUANTILE:
-        known["quantile"] = options.quantile_of(known["name"])
+        known["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
     with np.errstate(all="ignore"):  # Inf - Inf, 0 / 0 and float32 overflow are results here
         found = _numbers(reference, target, tolerance, known, options, want_details=want_details, step=step)
     return judge(found, reference, target, _thresholds(known["name"], options))
@@ -374,7 +376,7 @@ def _numbers(
 def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:
     """Where both have the same Inf or NaN, as far as that counts as no error."""
     same = np.zeros(reference.shape, bool)
-    if options.infinities_equal or options.nonfinite_equal:
+    if options.infinities_compare_equal or options.nonfinite_equal:
         same |= np.isinf(reference) & (target == reference)
     if options.nonfinite_equal:
         same |= np.isnan(reference) & np.isnan(target)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.options.choices import ErrorStat, OutputStat
+from bisect_trt.options.compare import THRESHOLDS
 from bisect_trt.tensors.stats import cosine_similarity, peak_signal_to_noise, signal_to_noise, to_float
-from bisect_trt.tensors.tolerance import THRESHOLDS, Precision
+from bisect_trt.tensors.tolerance import Precision
 
 _NOT_FINITE = ("nan", "inf", "-inf")
 _TEXTS = ("name", "kind", "stat", "reason", "said")
@@ -138,7 +139,7 @@ def _passing(failed: Iterable[Measured]) -> str:
     """The thresholds that would have passed, as options; of measures that share an option, the widest."""
     needed: dict[str, Measured] = {}
     for each in failed:
-        option = THRESHOLDS[each.name]
+        option = THRESHOLDS[OutputStat(each.name)]
         needed[option] = max(each, needed.get(option, each), key=lambda known: known.value)
     if not all(math.isfinite(each.value) for each in needed.values()):
         return "no threshold passes it"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
-from bisect_trt.options.reading import TopK
+from bisect_trt.options.choices import ErrorStat, OutputStat
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.stats import finite_rms
 
@@ -71,13 +71,6 @@ class Step:
         return max(min(int(share * total + chance), total - 1), 1)
 
 
-THRESHOLDS = {
-    "l2": "--l2-threshold",
-    "cosine": "--cosine-similarity-threshold",
-    "psnr": "--psnr-threshold",
-    "snr": "--snr-threshold",
-}
-"""The options with the thresholds of measures."""
 DEFAULT_QUANTILE = 0.99
 """Polygraphy's."""
 
@@ -166,124 +159,39 @@ def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> Resolv
     return ResolvedTolerance(max(fraction * finite_rms(reference), floor), fraction)
 
 
-@dataclass(frozen=True)
-class Method:
-    """How outputs are compared, apart from tolerances; the name ``''`` stands for all outputs that are not named.
-
-    Attributes:
-        algorithm: How two tensors are compared.
-        index_tolerance: For ``indices``: how many places an index may be away.
-        top_k: Outputs of which the indices of the largest elements are compared instead.
-        shape_check: Whether shapes must be the same; if not, one is permuted or reshaped to the other where that works.
-        validate: Whether any NaN or Inf, on either side, is a failure.
-        script: A user's script that compares, ``FILE`` or ``FILE:FUNCTION``.
-    """
-
-    algorithm: Algorithm = Algorithm.SIMPLE
-    index_tolerance: Mapping[str, int] = field(default_factory=dict)
-    top_k: Mapping[str, TopK] = field(default_factory=dict)
-    shape_check: bool = True
-    validate: bool = False
-    script: str | None = None
-
-    def top_k_of(self, name: str) -> TopK | None:
-        """The top K that is taken of an output; ``None`` if it is compared as it is."""
-        return self.top_k.get(name, self.top_k.get(""))
-
-    def places(self, name: str) -> int:
-        """How many places an index of an output may be away."""
-        return self.index_tolerance.get(name, self.index_tolerance.get("", 0))
-
-    def words(self) -> list[str]:
-        """The command-line words of these settings."""
-        words = [] if self.algorithm is Algorithm.SIMPLE else ["--compare", self.algorithm.value]
-        words += named_words("--index-tolerance", self.index_tolerance)
-        words += named_words(
-            "--postprocess", {name: f"top-{top.k},axis={top.axis}" for name, top in self.top_k.items()}
-        )
-        words += [] if self.shape_check else ["--no-shape-check"]
-        words += ["--validate"] if self.validate else []
-        return words + ([] if self.script is None else ["--compare-func-script", self.script])
+Value = TypeVar("Value")
 
 
-def named_words(option: str, values: Mapping[str, object]) -> list[str]:
-    """``--option out:value`` for each output, and ``--option value`` for all others."""
-    return [word for name, value in values.items() for word in (option, f"{name}:{value}" if name else str(value))]
+def of_output(values: Mapping[str, Value], name: str, default: Value) -> Value:
+    """What is given for an output, else for all that are not named, else the default."""
+    return values.get(name, values.get("", default))
 
 
 @dataclass(frozen=True)
-class ToleranceOptions:
-    """Tolerances and statistics by output name; the name ``''`` stands for all outputs that are not named.
+class ToleranceOptions(CompareOptions):
+    """How outputs are compared, as the user says, and what is known of the target.
 
     Attributes:
-        atol: Absolute tolerances.
-        rtol: Relative tolerances.
-        stat: Error statistics.
-        quantile: Which quantile of the errors counts, from 0 to 1, where that is the statistic.
         precision: What the target computes in, for tolerances that were not given.
         nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error. Polygraphy's default, kept
             here, is that it fails.
-        infinities_equal: The same for Inf alone (Polygraphy's ``--infinities-compare-equal``).
-        method: What is compared and how, beside tolerances.
-        measures: One number for the whole output in place of a statistic; an output that is named here has none.
-        thresholds: Of measures: by the measure's name, then by output.
     """
 
-    atol: Mapping[str, float] = field(default_factory=dict)
-    rtol: Mapping[str, float] = field(default_factory=dict)
-    stat: Mapping[str, ErrorStat] = field(default_factory=dict)
     precision: Precision = Precision.FP32
     nonfinite_equal: bool = False
-    quantile: Mapping[str, float] = field(default_factory=dict)
-    infinities_equal: bool = False
-    method: Method = field(default_factory=Method)
-    measures: Mapping[str, OutputStat] = field(default_factory=dict)
-    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> ToleranceOptions:
-        """The options that :meth:`to_json` wrote."""
-        method = dict(plain["method"])
-        method["algorithm"] = Algorithm(method["algorithm"])
-        method["top_k"] = {name: TopK(**value) for name, value in method["top_k"].items()}
-        known = {
-            "stat": {name: ErrorStat(value) for name, value in plain["stat"].items()},
-            "measures": {name: OutputStat(value) for name, value in plain["measures"].items()},
-            "precision": Precision(plain["precision"]),
-            "method": Method(**method),
-        }
-        return cls(**{**plain, **known})
-
-    def words(self) -> list[str]:
-        """The command-line words of these options."""
-        words = [*named_words("--atol", self.atol), *named_words("--rtol", self.rtol)]
-        stats: dict[str, Enum] = {**self.stat, **self.measures}
-        words += named_words("--check-error-stat", {name: stat.value for name, stat in stats.items()})
-        words += named_words("--error-quantile", self.quantile)
-        words += ["--infinities-compare-equal"] if self.infinities_equal else []
-        said = {THRESHOLDS[stat]: values for stat, values in self.thresholds.items()}
-        words += [word for option, values in said.items() for word in named_words(option, values)]
-        return words + self.method.words()
 
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
         """The tolerance, its automatic parts ``None``, and the statistic for one output."""
-        tolerance = Tolerance(self.atol.get(name, self.atol.get("")), self.rtol.get(name, self.rtol.get("")))
-        return tolerance, self.stat.get(name, self.stat.get("", ErrorStat.ELEMWISE))
+        stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
+        atol, rtol = (values.get(name, values.get("")) for values in (self.atol, self.rtol))
+        return Tolerance(atol, rtol), stat if isinstance(stat, ErrorStat) else ErrorStat.ELEMWISE
 
     def measures_of(self, name: str) -> dict[OutputStat, float | None]:
         """The measures of an output with the threshold given for each; none where a statistic is checked."""
-        one = self.measures.get(name, None if name in self.stat else self.measures.get(""))
-        asked = self.method.algorithm.measures or (() if one is None else (one,))
-        given = {measure: self.thresholds.get(measure.value, {}) for measure in asked}
+        stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
+        asked = self.compare_as.measures or ((stat,) if isinstance(stat, OutputStat) else ())
+        given = {measure: self.thresholds(measure) for measure in asked}
         return {measure: values.get(name, values.get("")) for measure, values in given.items()}
-
-    def quantile_of(self, name: str) -> float:
-        """Which quantile of an output's errors counts, where that is its statistic."""
-        return self.quantile.get(name, self.quantile.get("", DEFAULT_QUANTILE))
 
     def check_names(self, names: Collection[str]) -> None:
         """Make sure that every output that was named exists.
@@ -294,9 +202,8 @@ class ToleranceOptions:
         Raises:
             UsageError: If an output was named that is not among them.
         """
-        limits = [name for values in self.thresholds.values() for name in values]
-        method = (*self.method.index_tolerance, *self.method.top_k)
-        given = dict.fromkeys([*self.atol, *self.rtol, *self.stat, *self.measures, *self.quantile, *method, *limits])
+        by_name = (values for values in vars(self).values() if isinstance(values, dict))
+        given = dict.fromkeys(name for values in by_name for name in values)
         unknown = [name for name in given if name and name not in names]
         if unknown:
             raise UsageError(

@@ -22,7 +22,7 @@ from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.compare import compare_all, match_shape, postprocess, top_k
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
-from bisect_trt.tensors.tolerance import Method, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
 TIGHT = Tolerance(1e-5, 1e-5)
@@ -134,19 +134,8 @@ def test_percentiles_are_errors_in_order(pair: tuple[Array, Array]) -> None:
 
 def test_comparisons_survive_json() -> None:
     values = np.array([1, math.inf, math.nan, -0.0], np.float32)
-    options = tolerances(
-        check_error_stat=["quantile"],
-        error_quantile=["x:0.5", "0.9"],
-        infinities_compare_equal=True,
-        compare_as=Algorithm.INDICES,
-        index_tolerance=["2", "y:1"],
-        postprocess=["z:top-3,axis=0"],
-        no_shape_check=True,
-        compare_func_script=__file__,
-    )
-    assert ToleranceOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
-    for method in (Method(), Method(validate=True), Method(Algorithm.INDICES)):
-        options = ToleranceOptions(stat={"": ErrorStat.QUANTILE}, method=method)
+    for more in ({}, {"validate": True}, {"compare_as": Algorithm.INDICES}):
+        options = ToleranceOptions(check_error_stat={"": ErrorStat.QUANTILE}, **more)
         for target in (values, values[::-1], values[:2]):
             (result,) = compare_all({"nan": values}, {"nan": target}, options, details=True)
             again = TensorComparison.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False)))
@@ -160,12 +149,12 @@ def test_validate_fails_whatever_is_not_finite() -> None:
         (bad, good, "the reference has 1 NaN and 2 Inf among 4 elements"),
         (bad[2:], bad[2:], "the target has 2 Inf among 2 elements, the reference has 2 Inf among 2 elements"),
     ):
-        options = ToleranceOptions(nonfinite_equal=True, atol={"": math.inf}, method=Method(validate=True))
+        options = ToleranceOptions(nonfinite_equal=True, atol={"": math.inf}, validate=True)
         (result,) = compare_all({"x": reference}, {"x": target}, options)
         assert not result.passed
         assert result.describe() == said
         assert result.kind is (ComparisonKind.NAN if "NaN" in said else ComparisonKind.INF)
-    assert compare_all({"x": good}, {"x": good}, ToleranceOptions(method=Method(validate=True)))[0].passed
+    assert compare_all({"x": good}, {"x": good}, ToleranceOptions(validate=True))[0].passed
 
 
 def test_nan_in_the_reference_is_counted() -> None:
@@ -210,11 +199,11 @@ def test_malformed_values(option: str, texts: list[str]) -> None:
 
 def test_without_shape_check() -> None:
     values = np.arange(6.0).reshape(2, 3)
-    loose = ToleranceOptions(method=Method(shape_check=False))
+    loose = ToleranceOptions(no_shape_check=True)
     for target, passed in ((values.ravel(), True), (values.T, True), (values.T.ravel(), False), (values[:1], False)):
         assert compare_all({"x": values}, {"x": target}, loose)[0].passed is passed
     assert not compare_all({"x": values}, {"x": values.ravel()}, ToleranceOptions())[0].passed
-    untouched = postprocess("x", values, Method())
+    untouched = postprocess("x", values, ToleranceOptions())
     assert untouched is values
 
 
@@ -242,7 +231,7 @@ def test_a_script_compares(tmp_path: Path) -> None:
     reference, target = {"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.ones(2), "y": np.array([1, 0])}
 
     def compare(function: str) -> list[TensorComparison]:
-        options = ToleranceOptions(method=Method(script=f"{script}{function}"))
+        options = ToleranceOptions(compare_func_script=f"{script}{function}")
         return compare_all(reference, target, options)
 
     assert [(each.name, each.passed) for each in compare("")] == [("x", True), ("y", False)]

@@ -102,7 +102,13 @@ def test_agrees_with_polygraphy(
         infinities_compare_equal=infinities_equal,
     )
     ours = compared(
-        "x", reference, target, Tolerance(atol, rtol), stat, infinities_equal=infinities_equal, quantile=quantile
+        "x",
+        reference,
+        target,
+        Tolerance(atol, rtol),
+        stat,
+        infinities_compare_equal=infinities_equal,
+        quantile=quantile,
     )
     assert ours.passed == bool(theirs)
     assert (ours.kind is ComparisonKind.MATCH) == ours.passed
@@ -314,6 +320,6 @@ def test_options_reach_the_comparison() -> None:
         (ToleranceOptions(precision=Precision.FP16, nonfinite_equal=True), True),
         (ToleranceOptions(precision=Precision.FP16), False),
         (ToleranceOptions(nonfinite_equal=True), False),
-        (ToleranceOptions(stat={"x": ErrorStat.MEDIAN}, nonfinite_equal=True), True),
+        (ToleranceOptions(check_error_stat={"x": ErrorStat.MEDIAN}, nonfinite_equal=True), True),
     ):
         assert compare_all(values, target, options)[0].passed is passed

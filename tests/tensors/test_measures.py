@@ -19,10 +19,12 @@ from support import tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.groups import is_default
+from bisect_trt.options.choices import OutputStat
+from bisect_trt.options.compare import THRESHOLDS
+from bisect_trt.options.spec import written
 from bisect_trt.probe.oracles import error_of
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import RULES, TensorComparison
-from bisect_trt.tensors.tolerance import THRESHOLDS, ToleranceOptions
 
 RNG = np.random.default_rng(11)
 PAIRS: dict[str, tuple[Any, float]] = {
@@ -110,12 +112,10 @@ def test_each_output_has_its_threshold() -> None:
     assert "SNR" in found.describe()
 
 
-def test_options_and_results_survive_json() -> None:
+def test_options_are_words_again() -> None:
     options = tolerances(check_error_stat=["psnr", "o:snr"], psnr_threshold=["inf"], snr_threshold=["o:0.5"])
-    again = ToleranceOptions.from_json(options.to_json())
-    assert again.thresholds == options.thresholds
-    assert options.words() == [
-        *("--check-error-stat", "psnr", "--check-error-stat", "o:snr"),
+    assert written(options) == [
+        *("--check-error-stat", "psnr", "o:snr"),
         *("--psnr-threshold", "inf", "--snr-threshold", "o:0.5"),
     ]
     reference, target = pair("far")
@@ -149,7 +149,7 @@ def test_what_does_not_fit(words: dict[str, Any], message: str) -> None:
 def test_how_far_a_number_is_off_is_in_units_of_what_it_may_be(stat: str) -> None:
     """Past 1 what fails, up to 1 what passes, and more for what is further off."""
     reference = PAIRS["far"][0]
-    option = THRESHOLDS[stat].removeprefix("--").replace("-", "_")
+    option = THRESHOLDS[OutputStat(stat)].removeprefix("--").replace("-", "_")
     seen = [compared(stat, reference, reference + noise, **{option: ["0.5"]}) for noise in (0.01, 0.3, 3, 100)]
     errors = [error_of(each) for each in seen]
     assert [error > 1 for error in errors] == [not each.passed for each in seen]

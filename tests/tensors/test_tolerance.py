@@ -36,7 +36,7 @@ def test_named_values_come_back_and_the_rest_get_the_default(
         check_error_stat=[f"{name}:{value.value}" for name, value in stat.items()],
     )
     assert options.atol == atol
-    assert options.stat == stat
+    assert options.check_error_stat == stat
     for name in {*atol, *stat, other} - {""}:
         assert options.for_output(name) == (
             Tolerance(atol.get(name, atol.get("")), None),
@@ -49,7 +49,7 @@ def test_named_values_come_back_and_the_rest_get_the_default(
     [
         ToleranceOptions(atol={"": 1, "y": 1}),
         ToleranceOptions(rtol={"y": 1}),
-        ToleranceOptions(stat={"y": ErrorStat.MAX}),
+        ToleranceOptions(check_error_stat={"y": ErrorStat.MAX}),
     ],
 )
 def test_unknown_outputs_are_named_with_the_known_ones(options: ToleranceOptions) -> None:
