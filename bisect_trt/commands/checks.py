@@ -28,7 +28,8 @@ from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.worker.pool import WorkerPool
 
-_FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
+FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
+"""The folders that files of probes go to, by verdict."""
 
 
 def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
@@ -128,7 +129,7 @@ class CheckLeavings(Watcher):
 
     def _sort(self, file: Path, record: Record) -> None:
         """Move a file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name."""
-        target = self._options.artifacts_dir / _FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
+        target = self._options.artifacts_dir / FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(file, target)

@@ -18,6 +18,7 @@ from typing import Any
 from bisect_trt.commands.build_choices import Build, compare_builds, plain_choice, tell_choices
 from bisect_trt.commands.build_proof import MOST_REASONS, Held, Reason, find_reasons
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.checks import FOLDERS
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UsageError
@@ -41,8 +42,6 @@ from bisect_trt.targets.choices import (
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 
-FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
-"""The folders that files of builds go to, by verdict."""
 _WANTED = {None: [], "good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)
 _TRIED, _TRIED_COSTLY = 10, 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby, pairwise, product
+from itertools import groupby, islice, pairwise, product
 from math import prod
 from typing import Any
 
@@ -36,16 +36,13 @@ def fit(seen: Mapping[int, Verdict]) -> dict[str, Any] | None:
     low, high = fails[0], fails[-1]
     inside = {size: bad for size, bad in judged.items() if low <= size <= high}
     if all(inside.values()):
-        below, above = min(judged) < low, max(judged) > high
-        kind, said = "between", f"from {low} to {high}"
-        if not (below or above):
-            kind, said = "always", "at every size"
-        elif not above:
-            kind, said = "from", f"from {low} on"
-        elif not below:
-            kind, said = "up_to", f"up to {high}"
-        elif low == high:
-            kind, said = "only", f"at {low} only"
+        one_sided = {  # by whether sizes below and sizes above were tried
+            (False, False): ("always", "at every size"),
+            (True, False): ("from", f"from {low} on"),
+            (False, True): ("up_to", f"up to {high}"),
+        }
+        within = ("only", f"at {low} only") if low == high else ("between", f"from {low} to {high}")
+        kind, said = one_sided.get((min(judged) < low, max(judged) > high), within)
         return _rule(kind, low, high, said)
     for period in range(2, min(_MOST_PERIOD, high - low) + 1):
         for kind, wanted in (("residue", True), ("but_residue", False)):
@@ -109,9 +106,8 @@ class _Spent(Exception):  # noqa: N818 - how a line of questions ends
 def sweep_line(sizes: Sequence[int], ask: Callable[[int], Verdict], marks: Iterable[int], most: int) -> None:
     """Try the sizes of one dimension that say most, at most ``most``; each is asked about once, in order of its worth."""
     seen: dict[int, Verdict] = {}
-    for size in sizes if len(sizes) <= most else _by_worth(sizes, landmarks(sizes, marks)[: max(most // 2, 2)], seen):
-        if len(seen) == most:
-            return
+    order = sizes if len(sizes) <= most else _by_worth(sizes, landmarks(sizes, marks)[: max(most // 2, 2)], seen)
+    for size in islice(order, most):
         seen[size] = ask(size)
 
 
