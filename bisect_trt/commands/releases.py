@@ -27,7 +27,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Check, DoesNotReproduce, Prober, Runner
+from bisect_trt.probe.prober import Check, DoesNotReproduce
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.reproducer import MODEL, Since
@@ -378,9 +378,7 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
         return None
     console.step(f"Since which release of {package.name}?")
     there = in_releases(prober.runner.check, session.subject, target, prober.ledger.original)
-    runner = Runner(there, session.subject.workspace, session.subject.reference)
-    runner.flakiness = prober.runner.flakiness
-    elsewhere = replace(session, probing=Prober(runner, prober.ledger, prober.workers))
+    elsewhere = replace(session, probing=prober.beside(there))
     try:
         failing = _seen_failing(session.subject, package.name)
         pythons = list_releases(package.name, (None, None))

@@ -108,7 +108,7 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     if samples is None:
         return replace(way, why="; ".join(filter(None, (way.why, f"no fresh inputs: {none or 'the reference fails'}"))))
     what = f"{len(samples.files)} fresh inputs"
-    outcome = probe_on(session.prober, session.subject, candidate, samples, check.tolerance, what)
+    outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
     if not outcome.errors:
         return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(len(samples.files), 0))
     passed = sum(error <= 1 for error in outcome.errors)

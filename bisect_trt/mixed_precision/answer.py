@@ -23,7 +23,7 @@ from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.prober import Prober, Runner, reconfirm
+from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -326,10 +326,8 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
         candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
         candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
         built = replace(check, target=how, engine_cache=None, timed=False)
-        runner = Runner(built, task.subject.workspace, task.subject.reference)
-        runner.flakiness = prober.runner.flakiness
         try:
-            record = Prober(runner, prober.ledger, 1).probe(candidate)
+            record = prober.beside(built, 1).probe(candidate)
         except BudgetSpent as error:
             yield Use(str(output), command, None, str(error))
         except UsageError:  # this version of the target has no such way

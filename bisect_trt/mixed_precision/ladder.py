@@ -35,7 +35,7 @@ from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache
-from bisect_trt.probe.prober import Check, DoesNotReproduce, Prober, Runner
+from bisect_trt.probe.prober import Check, DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
@@ -171,10 +171,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)
     nodes = NodeSpace(subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own)
     nodes.allowed, nodes.ways = ALLOWED, space.ways
-    check = _checked(task.prober.runner.check, target, by_layer=by_layer)
-    runner = Runner(check, subject.workspace, task.subject.reference)
-    runner.flakiness = task.prober.runner.flakiness
-    prober = Prober(runner, task.prober.ledger, task.prober.workers)
+    prober = task.prober.beside(_checked(task.prober.runner.check, target, by_layer=by_layer))
     prober.measured = task.prober.measured
     return Task(subject, task.console, task.result, prober, nodes, own)
 

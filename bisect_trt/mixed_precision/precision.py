@@ -41,7 +41,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.prober import DoesNotReproduce, Prober, Runner
+from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Verdict
 
@@ -183,6 +183,4 @@ def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: Searc
     fixed = make_check(check, subject.workers)
     if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
         fixed = replace(prober.runner.check, runs=fixed)
-    runner = Runner(fixed, subject.workspace, subject.reference)
-    runner.flakiness = prober.runner.flakiness
-    return Prober(runner, prober.ledger, subject.workers.width if search.workers is None else search.workers)
+    return prober.beside(fixed, subject.workers.width if search.workers is None else search.workers)

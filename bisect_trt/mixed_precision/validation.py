@@ -23,7 +23,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober, Runner
+from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.keep import grow_until_held
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -413,12 +413,10 @@ def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcom
     candidate = task.lowering.candidate(units)
     engine = task.subject.workspace.files(candidate.key).folder / ENGINE
     candidate = replace(candidate, engine=engine if engine.exists() else candidate.engine)
-    return probe_on(task.prober, task.subject, candidate, samples, tolerance, what)
+    return probe_on(task.prober, candidate, samples, tolerance, what)
 
 
-def probe_on(
-    prober: Prober, subject: Subject, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, what: str
-) -> Outcome:
+def probe_on(prober: Prober, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, what: str) -> Outcome:
     """Probe a candidate of the whole model on some samples, ``what`` in words; ``Outcome.errors`` has one number for each.
 
     Raises:
@@ -426,12 +424,10 @@ def probe_on(
     """
     check = prober.runner.check
     assert isinstance(check, BuiltinCheck)
-    runner = Runner(FreshCheck(check, samples.files, tolerance), subject.workspace, subject.reference)
-    runner.flakiness = prober.runner.flakiness
     candidate = replace(candidate, title=f"{candidate.title}, on {what}")
     names = " ".join(each.inputs.name for each in samples.files)  # the same set is another candidate on other samples
     candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
-    record = Prober(runner, prober.ledger, 1).probe(candidate)
+    record = prober.beside(FreshCheck(check, samples.files, tolerance), 1).probe(candidate)
     outcome = prober.ledger.outcome(record.key)
     assert outcome is not None, "it was probed"
     return outcome

@@ -78,6 +78,12 @@ class Runner:
         self._workspace = workspace
         self._activations = activations
 
+    def beside(self, check: Check) -> Runner:
+        """Return a runner of another check, which has to pass as often."""
+        runner = Runner(check, self._workspace, self._activations)
+        runner.flakiness = self.flakiness
+        return runner
+
     @property
     def folder(self) -> Path:
         """The run's."""
@@ -180,6 +186,10 @@ class Prober:
         self.measured = False
         self.wasted = 0
         self.workers = workers if runner.check.parallel else 1
+
+    def beside(self, check: Check, workers: int | None = None) -> Prober:
+        """Return a prober with another check, which shares the journal, the budget, and how often a check has to pass."""
+        return Prober(self.runner.beside(check), self.ledger, self.workers if workers is None else workers)
 
     def probe_original(
         self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
