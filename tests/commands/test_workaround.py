@@ -114,7 +114,7 @@ def test_of_a_tie_there_is_nothing_to_work_around(cli: CommandLine) -> None:
 
 
 def test_from_python(here: Path) -> None:
-    result = workaround(squares(here / "model.onnx"), "onnxrt", fp16=True)
+    result = workaround(squares(here / "model.onnx"), target="onnxrt", fp16=True)
     assert Path(str(result.artifacts["patched"])).exists()
     assert [way["passes"] for way in result.extra["workarounds"]] == [None, True, True]
 
