@@ -25,8 +25,6 @@ from bisect_trt.options.spec import Entry, entries, title
 
 PROGRAM = "bisect-trt"
 CHECK = "--check"
-TENSOR = "TENSOR"
-"""The metavar of values that are names of the model's tensors."""
 COMMON = frozenset(
     {
         *("onnxrt", "trt", "fp16", "bf16", "int8", "on", "atol", "rtol", "input_shapes", "load_inputs", "val_range"),
@@ -162,8 +160,6 @@ def _parameter(entry: Entry, group: type, own: type) -> inspect.Parameter:
     known: dict[str, Any] = {"help": _plain(entry.option.help), "show_default": _shown(entry) or False}
     if entry.option.metavar is not None or words or entry.option.positional:
         known["metavar"] = entry.placeholder
-    if entry.placeholder == TENSOR:
-        known["autocompletion"] = tensors
     if entry.option.positional:
         return _keyword(entry.name, Annotated[kind, typer.Argument(**known)], default)
     known |= {"count": entry.option.count} if entry.option.count else {}
@@ -229,20 +225,3 @@ def _is_flag(word: str) -> bool:
 def _completed() -> list[str]:
     """The words of the command line that a shell completes; it passes them in its environment."""
     return f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
-
-
-def tensors(incomplete: str) -> list[str]:
-    """The tensors of the model on the command line that begin with a text; none if it cannot be read."""
-    model = next((word for word in _completed() if word.endswith((".onnx", ".onnxtxt"))), None)
-    if model is None:
-        return []
-    import onnx  # noqa: PLC0415 - no other part of a completion needs it
-
-    try:
-        graph = onnx.load(model, load_external_data=False).graph
-    except Exception:  # a completion is no place to report a damaged file
-        return []
-    weights = {tensor.name for tensor in graph.initializer}
-    names = [value.name for value in graph.input if value.name not in weights]
-    names += [name for node in graph.node for name in node.output if name]
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

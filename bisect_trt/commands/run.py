@@ -16,7 +16,7 @@ from bisect_trt.options.shared import Data, Plots
 from bisect_trt.report.plots import check_plots
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 
 _NEED_A_MODEL = {"onnx_exclude_outputs", "shape_inference", "save_onnx", "save_inputs", "save_outputs", "warm_up"}
 """Options that saved outputs have no use for."""
@@ -60,14 +60,11 @@ def targets_to_run(more: MoreTargets, target: Target) -> list[TargetSettings]:
     Raises:
         UsageError: An option of a target without the target, or one that conflicts with others.
     """
-    rest = [reference_settings()] if more.onnxrt_reference else []
     if more.onnx and not target.named():
         target.but(fp16=False, bf16=False, keep_fp32=()).settings()  # raises if there is another option
-        return [TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=target.keep_fp32), *rest]
-    if rest and not target.named() and not target.given():
-        return rest
+        return [TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=tuple(target.keep_fp32))]
     runtime = target.settings(engines=True)
-    return [] if runtime is None else [runtime, *([TargetSettings("onnx")] if more.onnx else []), *rest]
+    return [] if runtime is None else [runtime, *([TargetSettings("onnx")] if more.onnx else [])]
 
 
 def _compare_saved(call: Call) -> Result:

@@ -74,7 +74,7 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     last = remove_unread(model) if options.cleanup else Removed()
     changes |= {"removed_nodes": first.nodes, "removed_weights": first.weights}
     changes |= {"removed_declarations": first.declarations + last.declarations}
-    changes["sorted"] = options.toposort and sort_nodes(model)
+    changes["sorted"] = sort_nodes(model)
     changes["declared_shapes"] = _declare(model) if options.shape_inference else 0
     words = {name: ", ".join(value) if isinstance(value, list) else value for name, value in changes.items()}
     for line in [line.format(**words) for name, line in _LINES.items() if words.get(name)] or ["nothing to change"]:

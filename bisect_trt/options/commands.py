@@ -49,7 +49,6 @@ class Sanitize:
     fold_constants: Annotated[bool, option(help="Do not fold constants.")] = True
     shape_inference: Annotated[bool, option(help="Do not fold inferred shapes.")] = True
     cleanup: Annotated[bool, option(help="Do not remove unused nodes and weights.")] = True
-    toposort: Annotated[bool, option(help="Do not sort the nodes topologically.")] = True
     timeout: Annotated[float | None, time_out("one run", "10 minutes")] = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 

@@ -22,7 +22,6 @@ class MoreTargets:
     """More targets."""
 
     onnx: Annotated[bool, switch("ONNX's reference evaluator as a target, beside another or alone.")] = False
-    onnxrt_reference: Annotated[bool, switch("The reference itself as a target beside the others.")] = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from support import COMMANDS, bisect_trt, chain, command_lines, overflowing, read_json
+from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
 
 import bisect_trt as package
 from bisect_trt.cli.app import said_of_the_system
@@ -150,19 +150,8 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert done.stderr == "error: the output cannot be written: No space left on device.\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("extract model.onnx --inputs t", ["t0", "t1", "t2", "t3"]),
-        ("run model.onnx --onnxrt --keep-fp32 t3", ["t3"]),
-        ("run broken.onnx --onnxrt --keep-fp32 t", []),
-        ("extract --inputs t", []),
-        ("extract model.onnx --inp", ["--inputs", "--input-shapes"]),
-    ],
-)
-def test_bash_completes_tensors_of_the_model(here: Path, words: str, wanted: list[str]) -> None:
-    chain(here / "model.onnx")
-    (here / "broken.onnx").write_bytes(b"no model")
+def test_bash_completes_options(here: Path) -> None:
+    words = "extract model.onnx --inp"
     # What bash's function of --show-completion asks, and as: all words, and the number of the one that is completed.
     given = {"COMP_WORDS": f"bisect-trt {words}", "COMP_CWORD": str(len(shlex.split(words)))}
     done = subprocess.run(
@@ -173,7 +162,7 @@ def test_bash_completes_tensors_of_the_model(here: Path, words: str, wanted: lis
         text=True,
         check=True,
     )
-    assert done.stdout.split() == wanted
+    assert done.stdout.split() == ["--inputs", "--input-shapes"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

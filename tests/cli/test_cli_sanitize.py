@@ -81,8 +81,9 @@ def test_each_step_can_be_left_out(cli: CommandLine, messy: Path) -> None:
     assert cli(*words, "--no-cleanup").status == 0
     assert sorted(operators("out.onnx")) == ["Add", "Add", "Neg", "Relu"]
     assert {t.name for t in onnx.load("out.onnx").graph.initializer} == {"one", "two", "idle", "w1", "three"}
-    assert cli(*words, "--no-fold-constants", "--no-cleanup", "--no-toposort").status == 0
-    assert onnx.load("out.onnx").graph.node == onnx.load(str(messy)).graph.node
+    assert cli(*words, "--no-fold-constants", "--no-cleanup").status == 0
+    left, given = ({node.SerializeToString() for node in onnx.load(path).graph.node} for path in ("out.onnx", messy))
+    assert left == given  # in topological order
 
 
 def reshaping(path: Path, *shape: Any) -> Path:
