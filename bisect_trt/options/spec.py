@@ -63,19 +63,9 @@ class Option:
         return "tensor" if first == "NAME" else first.lower()
 
 
-def option(
-    *flags: str,
-    help: str = "",  # noqa: A002 - as every command line library calls it
-    metavar: str | None = None,
-    min: float | None = None,  # noqa: A002 - as above
-    max: float | None = None,  # noqa: A002 - as above
-    check: Callable[[Any], Any] | None = None,
-    read: Callable[[Any], Any] | None = None,
-    need_name: bool = False,
-    count: bool = False,
-) -> Option:
+def option(*flags: str, **declared: Any) -> Option:  # noqa: ANN401 - of many types
     """Declare an option; see :class:`Option`."""
-    return Option(flags, help, metavar, min, max, check, read, need_name, count)
+    return Option(flags, **declared)
 
 
 def argument(help: str, metavar: str | None = None) -> Option:  # noqa: A002 - as above
@@ -131,17 +121,15 @@ class Entry:
 
     def words(self, value: Any) -> list[str]:  # noqa: ANN401 - of the field's type
         """Return a value as words of a command line."""
+        if self.kind is bool:
+            return [self.flag]
         if self.form == "one":
-            return [self.flag] if value is True else [self.flag, str(value)]
+            return [self.flag, _word(value)]
         between = "=" if "=" in self.placeholder else ":"
-
-        def word(each: Any) -> str:  # noqa: ANN401 - as above
-            if not isinstance(each, tuple):
-                return str(each)
-            name, held = each
-            return f"{name}{between}{str(list(held)).replace(' ', '') if isinstance(held, tuple) else held}"
-
-        return [self.flag, *(map(word, value) if value else ["none"])]
+        several = value.items() if isinstance(value, Mapping) else value
+        pairs = (each if isinstance(each, tuple) else ("", each) for each in several)
+        words = [(f"{name}{between}" if name else "") + _word(held) for name, held in pairs]
+        return [self.flag, *(words or ["none"])]
 
     @property
     def several(self) -> bool:
@@ -168,7 +156,7 @@ def _shown_flag(flag: str) -> str:
 
 
 def entries(group: type) -> tuple[Entry, ...]:
-    """The fields of a group, in their order."""
+    """The fields of a group that are options, in their order."""
     return _entries(group)
 
 
@@ -350,19 +338,22 @@ def _float(value: Any) -> float:  # noqa: ANN401 - of many types
     return value if isinstance(value, int) else float(value)
 
 
-def _str(value: Any) -> str:  # noqa: ANN401 - of many types
-    if not isinstance(value, str | os.PathLike):
-        raise ValueError("a text")
-    return str(value)
+def _text(kind: type, wanted: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:  # noqa: ANN401 - of many types
+        if not isinstance(value, str | os.PathLike):
+            raise ValueError(wanted)
+        return kind(value)
+
+    return read
 
 
-def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
-    if not isinstance(value, str | os.PathLike):
-        raise ValueError("a path")
-    return Path(value)
-
-
-_BY_TYPE: Mapping[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, Path: _path}
+_BY_TYPE: Mapping[type, Callable[[Any], Any]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _text(str, "a text"),
+    Path: _text(Path, "a path"),
+}
 
 
 def out_of_range(entry: Entry, value: float) -> str | None:
@@ -385,16 +376,8 @@ def changed(group: object) -> dict[str, Any]:
 def written(group: Any) -> list[str]:  # noqa: ANN401 - an instance of any group
     """The options of a group that differ from their defaults, as the words of a command line."""
     values = changed(group)
-    words: list[str] = []
-    for entry in entries(type(group)):
-        if entry.name not in values or entry.option.positional:
-            continue
-        value, words = values[entry.name], [*words, entry.flag]
-        if entry.form == "named":
-            words += [(f"{name}:" if name else "") + _word(each) for name, each in value.items()]
-        elif entry.kind is not bool:
-            words += map(_word, value if entry.form == "list" else [value])
-    return words
+    known = [entry for entry in entries(type(group)) if entry.name in values and not entry.option.positional]
+    return [word for entry in known for word in entry.words(values[entry.name])]
 
 
 def _word(value: Any) -> str:  # noqa: ANN401 - of many types

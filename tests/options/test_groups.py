@@ -45,6 +45,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.similarity: st.floats(-1, 1),
     values.decibels: st.floats(allow_nan=False),
     values.places: st.integers(0, 10**6),
+    values.regex: st.sampled_from(["", "a|b", r"err\w+ \d*"]),
     values.top_k: st.builds(values.TopK, st.integers(1, 10**6), st.integers(-9, 9)),
     values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
