@@ -11,7 +11,8 @@ import pytest
 from cutting import Cutter, assert_same, cutter, model_of, run, tensor_info
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.onnxlib.cut import Cut
+from bisect_trt.onnxlib.cut import Cut, cut, nothing_stored
+from bisect_trt.onnxlib.network import Network
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = tensor_info("x", FLOAT, [2, 3])
@@ -298,3 +299,24 @@ def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyP
     assert op_types(whole.check([whole.unit("y")])) == ["Add"]
     assert whole.unit("big2") in whole.units.bare([whole.unit("a")])
     assert whole.unit("small") not in whole.units.bare([whole.unit("y")])
+
+
+AWKWARD = {
+    "empty list": helper.make_attribute("axes", [], attr_type=onnx.AttributeProto.INTS),
+    "not text": helper.make_attribute("state", b"\x00\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("what", AWKWARD)
+def test_nodes_are_kept_to_the_byte(what: str) -> None:
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Plugin", ["a"], ["b"], domain="my.plugins", doc_string="a note"),
+        node("Relu", ["b"], ["y"]),
+    ]
+    nodes[1].attribute.append(AWKWARD[what])
+    ends = [tensor_info(name, FLOAT, [2]) for name in "xy"]
+    model = model_of(nodes, ends[:1], ends[1:], domains=["my.plugins"])
+    piece = cut(Network(model), [1, 2], {}, nothing_stored)
+    assert piece.proto.graph.node[0].SerializeToString() == model.graph.node[1].SerializeToString()
+    assert (piece.inputs, piece.outputs) == (("a",), ("y",))

@@ -97,12 +97,6 @@ def test_weights_outside_the_folder(tmp_path: Path, location: str) -> None:
         load_model(external(tmp_path / "model.onnx", location))
 
 
-@pytest.mark.parametrize(("offset", "length"), [("", "many"), ("0x10", "12"), ("-4", "12")])
-def test_weights_at_no_place(tmp_path: Path, offset: str, length: str) -> None:
-    (tmp_path / "w.bin").write_bytes(bytes(64))
-    assert "'w'" in refusal(external(tmp_path / "model.onnx", offset=offset, length=length))
-
-
 def test_weights_in_no_file(tmp_path: Path) -> None:
     model = small()
     model.graph.initializer[0].ClearField("raw_data")
