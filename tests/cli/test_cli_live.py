@@ -104,16 +104,16 @@ def test_what_is_seen_while_it_works_and_what_stays(
     assert masked(term.text()).splitlines() == masked(text).splitlines()
 
 
-@pytest.mark.parametrize("options", [[], ["-q"], ["-v"], ["-vv"]], ids=lambda options: " ".join(options) or "plain")
-def test_no_control_codes_off_a_terminal(here: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("level", rest_slow(["", "-vv", "-v", "-q"], now=2))
+def test_no_control_codes_off_a_terminal(here: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    ran = bisect_trt(*search(here, *options, wait=0), cwd=here)
+    ran = bisect_trt(*search(here, *filter(None, [level]), wait=0), cwd=here)
     assert ran.status == 0
     written = ran.out + ran.err
     assert not re.search(r"[^\n\x20-\x7e]", written)
-    assert ("probe 1 " in written) == (options != ["-q"])
-    assert ("20 of 40 units  exit status 0" in written) == (options in (["-v"], ["-vv"]))
+    assert ("probe 1 " in written) == (level != "-q")
+    assert ("20 of 40 units  exit status 0" in written) == (level in ("-v", "-vv"))
 
 
 def test_forced_colours_off_a_terminal_move_no_cursor(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,16 +217,16 @@ def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path
 PLAIN = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """A locale that has no more than ASCII."""
 COMMANDS = {
-    "diagnose": (["-o", "out"], 40, PLAIN),
     "reduce": (["-o", "out.onnx"], 60, {}),
+    "sweep": (["--shapes", "x:[{2,3},3]"], 60, {"TERM": "dumb", **PLAIN}),
+    "diagnose": (["-o", "out"], 40, PLAIN),
     "precision": (["-o", "out.onnx", "--fresh-samples", "0"], 80, {"NO_COLOR": "1"}),
     "repeat": (["-n", "2"], 200, {"TERM": "dumb"}),
-    "sweep": (["--shapes", "x:[{2,3},3]"], 60, {"TERM": "dumb", **PLAIN}),
     "run": ([], 40, {"TERM": "dumb"}),
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", rest_slow(COMMANDS, now=2))
 def test_every_command_keeps_to_its_terminal(terminal: Callable[..., Terminal], here: Path, command: str) -> None:
     """Each on another one: narrow, wide, dumb, without colours, without UTF-8."""
     options, columns, variables = COMMANDS[command]

@@ -152,6 +152,11 @@ REFUSALS = """
 2 ./m.onnx           | reduce m.onnx -o o.onnx --check ./m.onnx {model}
 2 nowhere            | reduce m.onnx -o o.onnx --candidate nowhere/m.onnx --check false
 2 m.onnx             | reduce m.onnx -o o.onnx --candidate m.onnx --check false
+2 releases           | releases m.onnx
+2 --from             | releases m.onnx --onnxrt --from new
+2 --from --to        | releases m.onnx --onnxrt --from 1.2 --to 1.1
+2 --package          | releases m.onnx --package brittle
+2 {python}           | releases m.onnx --onnxrt --check true {model}
 2 --until            | repeat m.onnx -n 3 --until 4
 2 --until            | repeat m.onnx --until soon
 2 -n                 | repeat m.onnx --repeat 3

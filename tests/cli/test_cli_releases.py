@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import CommandLine
 from support import arrays, bisect_trt, chain
 from wheels import Index
 
@@ -147,7 +148,8 @@ def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (status, len(some["releases"])) == (1, 6)
 
 
-def test_it_goes_on_where_it_was_stopped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_budget_leaves_what_was_seen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     releases(here, "PPFF").tell(monkeypatch)
     status, result, _ = ask(here, "model.onnx", "--onnxrt", "--workers", "1", "--max-probes", "2")
     assert (status, result["status"]) == (3, "inconclusive")
@@ -198,28 +200,10 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     assert f"## Releases\n\n{said}\n" in (here / "out" / "ISSUE.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        ([], 2, "releases of what? Name a target"),
-        (["--onnxrt", "--from", "new"], 2, "--from new: that is no version; give one such as 1.18 or 1.18.1."),
-        (["--onnxrt", "--from", "1.2", "--to", "1.1"], 2, "--from 1.2 is newer than --to 1.1; swap them."),
-        (["--package", "brittle"], 2, "--package names the releases for a --check command"),
-        (["--onnxrt", "--check", "true", "{model}"], 2, "the --check command does not say {python}"),
-        (
-            ["--onnxrt", "--from", "9"],
-            4,
-            "the index has no release of onnxruntime from 9 for an interpreter here; it has 1.0 to",
-        ),
-    ],
-)
-def test_what_cannot_be_asked(
-    here: Path, words: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_without_such_releases(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     releases(here, "PP").tell(monkeypatch)
-    ran = bisect_trt("releases", "model.onnx", *words, cwd=here)
-    assert ran.status == status
-    assert said in ran.error
+    ran = cli("releases", chain(Path("model.onnx")), "--onnxrt", "--from", "9")
+    assert (ran.status, "the index has no release of onnxruntime from 9" in ran.error) == (4, True)
 
 
 def test_a_function_cannot_be_a_check(here: Path) -> None:
