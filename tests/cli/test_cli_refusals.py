@@ -330,6 +330,10 @@ REFUSALS = """
 2 --strongly-typed         | run m.onnx --trt --fp16 --load-engine notes --strongly-typed
 2 --save-engine            | run m.onnx --trt --fp16 --load-engine notes --save-engine e
 2 --builder-optimization-level | run m.onnx --trt --load-engine notes --builder-optimization-level 3
+2 --through {out}          | run m.onnx --through "cp {model}"
+2 --through {model}        | run m.onnx --through ""
+2 --through quot           | run m.onnx --through "cp 'a {model} {out}"
+2 nosuchtool               | run m.onnx --through "nosuchtool {model} {out}"
 
 # runs and builds
 4 gone                     | view gone

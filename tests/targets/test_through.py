@@ -25,7 +25,6 @@ from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.through import ThroughSettings
-from bisect_trt.targets.through import command as read_command
 from bisect_trt.targets.through.runner import fill
 
 PYTHON = shlex.quote(sys.executable)
@@ -186,27 +185,6 @@ def test_a_tool_that_hangs_is_a_time_out(cli: CommandLine) -> None:
     tool = script(Path("slow.py"), "import time\ntime.sleep(600)\n")
     ran = cli("run", model(Path("model.onnx"), 1), "--through", tool, "--timeout", "3")
     assert "the target cannot run model.onnx: no answer after" in ran.error
-
-
-@pytest.mark.parametrize(
-    ("command", "complaint"),
-    [
-        (
-            "cp {model}",
-            "--through cp {model}: {out} is missing, where it writes its own; write 'onnxsim {model} {out}'.",
-        ),
-        ("", "--through : {model} is missing, the model that the tool reads; write 'onnxsim {model} {out}'."),
-        ("cp 'a {model} {out}", "--through cp 'a {model} {out}: No closing quotation; mend the quotes."),
-        (
-            "nosuchtool {model} {out}",
-            "--through: there is no program 'nosuchtool' (or it is not executable); give its path or mend PATH.",
-        ),
-    ],
-)
-def test_commands_that_are_none(command: str, complaint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        read_command(command)
-    assert str(refused.value) == complaint
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
