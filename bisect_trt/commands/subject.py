@@ -347,7 +347,7 @@ class Subject:
         bare = self.units.bare(units)
         piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held)
+        made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:

@@ -61,15 +61,19 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Spliced:
-    """A model as a file's bytes. Most candidates are written and never looked into, so it is parsed when somebody asks.
+class Cut:
+    """A model made of some of another's nodes, as a file's bytes: most are written and never looked into.
 
     Attributes:
         content: The bytes.
-        inside: Whether it is known that no weight lies outside of them.
+        inputs: The tensors it has to be fed, in order.
+        outputs: The tensors it gives back, in order.
+        inside: Whether it is known that no weight lies outside of it.
     """
 
     content: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     inside: bool
 
     @cached_property
@@ -185,7 +189,7 @@ def selection(network: Network, piece: gs.Graph) -> Selection:
     return Selection(numbers, inputs, outputs, unmade, renamed)
 
 
-def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], stored: StoredValue) -> Spliced:
+def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], stored: StoredValue) -> Cut:
     """The model of a piece: bytes of the original's nodes, which are written once, with what else belongs to a model.
 
     Args:
@@ -232,27 +236,7 @@ def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], 
     head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
     content = model_bytes(head.SerializeToString(), parts, tail.SerializeToString(deterministic=True))
-    return Spliced(content, not network.has_external_data)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A model made of some of another's nodes.
-
-    Attributes:
-        made: The model.
-        inputs: The tensors it has to be fed, in order.
-        outputs: The tensors it gives back, in order.
-    """
-
-    made: Spliced
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    @property
-    def proto(self) -> onnx.ModelProto:
-        """The model's message; treat it as read-only."""
-        return self.made.proto
+    return Cut(content, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
 
 
 def cut(
@@ -274,8 +258,7 @@ def cut(
     Returns:
         The model; names of nodes and tensors are the original's, and so is the order of nodes wherever it is valid.
     """
-    piece = select(network, chosen, outputs)
-    return Cut(splice(network, piece, infos, stored), tuple(piece.inputs), tuple(piece.outputs))
+    return splice(network, select(network, chosen, outputs), infos, stored)
 
 
 def mark_outputs(network: Network, names: Sequence[str], infos: Mapping[str, TensorInfo]) -> onnx.ModelProto:

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.onnxlib.cut import Spliced
+from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -68,7 +68,7 @@ class Candidate:
         repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
     """
 
-    made: onnx.ModelProto | Spliced
+    made: onnx.ModelProto | Cut
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     title: str
@@ -88,16 +88,16 @@ class Candidate:
     @property
     def proto(self) -> onnx.ModelProto:
         """The model's message; treat it as read-only."""
-        return self.made.proto if isinstance(self.made, Spliced) else self.made
+        return self.made.proto if isinstance(self.made, Cut) else self.made
 
     @property
     def has_external_data(self) -> bool:
         """Whether any of the model's weights lies outside of it."""
-        return self.made.has_external_data if isinstance(self.made, Spliced) else has_external_data(self.made)
+        return self.made.has_external_data if isinstance(self.made, Cut) else has_external_data(self.made)
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
-        if isinstance(self.made, Spliced):
+        if isinstance(self.made, Cut):
             return self.made.content
         return bytes(self.made.SerializeToString(deterministic=True))
 
