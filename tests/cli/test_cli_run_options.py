@@ -117,7 +117,7 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
         Path("out.onnx").unlink(missing_ok=True)
         assert cli(*commands[name], *elsewhere).status == 0, name
         assert not external_files(onnx.load("out.onnx", load_external_data=False)), name
-    assert "w: float32 [1000, 3] [[0" in cli(*commands["inspect"], *elsewhere).out
+    assert "w: float32 [1000, 3]: external True, values [[0" in cli(*commands["inspect"], *elsewhere).out
     assert "is about models" in cli("inspect", "data", "y.npz", *elsewhere).error
     # What is written has its weights, or they lie beside it; the run is bound to them.
     Path("out.onnx").unlink()
