@@ -86,11 +86,6 @@ class LayerComparison:
     own_unseen: dict[str, str] = field(default_factory=dict)
     engine: dict[int, EngineLayer] = field(default_factory=dict)
 
-    def is_exact(self, network: Network) -> bool:
-        """Return whether all that some origin reads was seen, so that no node before it can be the culprit."""
-        computed = set(network.computed)
-        return any(computed.intersection(network.reads[index]) <= self.tensors.keys() for index in self.origins)
-
 
 @dataclass(frozen=True)
 class Marking:
@@ -236,7 +231,10 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
     seen, fused = look.run(look.subject.marked(look.outputs), look.wanted, unfused=True), None
     if seen is not None and seen.refused is None:
         fused = replace(look.summarize([seen], seen.unseen), fused=True, hidden=look.hides(original, seen))
-        if not fused.outputs_fail or fused.is_exact(look.subject.network):
+        network, computed = look.subject.network, set(look.subject.network.computed)
+        # Where all that an origin reads was seen, no node before it can be the culprit.
+        exact = any(computed.intersection(network.reads[index]) <= fused.tensors.keys() for index in fused.origins)
+        if not fused.outputs_fail or exact:
             return fused
     marked = _compare_marked(look, original)
     return marked if fused is None or (marked.outputs_fail and marked.origins) else fused
@@ -246,8 +244,8 @@ def _compare_marked(look: Marking, original: Outcome | None) -> LayerComparison:
     """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
     infos = look.subject.reference.infos
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
-    broken = original.signature if original is not None and original.ending is Ending.BROKEN else None
-    found = gather(look.wanted, fragile, look.marked, broken)
+    broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
+    found = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
     if not found.runs:
         return replace(look.summarize([], found.unseen), refused=found.refused, builds=found.builds)
     telling = [seen for seen in found.runs if not look.hides(original, seen)]
@@ -282,7 +280,6 @@ def gather(
     names: Sequence[str],
     fragile: Collection[str],
     attempt: Callable[[Sequence[str]], LayerRun],
-    hopeless: str | None = None,
     most: int = MOST_BUILDS,
 ) -> Gathered:
     """Run a model with tensors marked; where the target refuses that, mark fewer.
@@ -293,7 +290,6 @@ def gather(
         names: The tensors, in topological order.
         fragile: Those of them to leave out first.
         attempt: Runs the model with some of them marked.
-        hopeless: The signature of a refusal that fewer marks do not change, if there is one.
         most: How many runs may be tried.
     """
     found, pending = Gathered(), deque([names])
@@ -308,8 +304,6 @@ def gather(
         why = f"the target does not run the model with {{}} shown: {seen.refused}"
         if found.builds == 1:
             found.refused = seen.refused
-            if seen.signature == hopeless:
-                return found
             firm = [name for name in names if name not in fragile]
             if 0 < len(firm) < len(names):
                 left_out = (name for name in names if name in fragile)
