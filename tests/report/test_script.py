@@ -28,46 +28,10 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
 PIECES = [
-    *(
-        "@REFUSAL@",
-        "@RUN@",
-        "{model}",
-        "%s",
-        '"',
-        "'",
-        '"""',
-        "\\",
-        "\n",
-        "\r",
-        "\u2028",
-        "`",
-        "```",
-        "|",
-        "<b>",
-        "</script>",
-    ),
-    *(
-        "&",
-        "*",
-        "_",
-        "#",
-        "../",
-        "/",
-        ":",
-        "$(x)",
-        "\x1b[31m",
-        "\u202e",
-        "\x00",
-        "é",
-        "漢",
-        "😀",
-        "\udc80",
-        "-",
-        "1. ",
-        " ",
-    ),
+    "@REFUSAL@", "@RUN@", "{model}", "%s", '"', "'", '"""', "\\", "\n", "\r", "\u2028", "`", "```", "|", "<b>", "</script>",
+    "&", "*", "_", "#", "../", "/", ":", "$(x)", "\x1b[31m", "\u202e", "\x00", "é", "漢", "😀", "\udc80", "-", "1. ", " ",
     "[x](y)",
-]
+]  # fmt: skip
 names = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=6).map("".join).filter(str.strip)
 
 
@@ -203,8 +167,7 @@ def test_a_refusal_that_is_gone_is_not_a_wrong_number(tmp_path: Path) -> None:
     assert (status, "is gone" in out) == (2, True)
 
 
-@pytest.mark.parametrize("content", [None, b"junk"])
-@pytest.mark.parametrize("name", ["model.onnx", "inputs.npz", "golden.npz"])
+@pytest.mark.parametrize(("name", "content"), [("model.onnx", b"junk"), ("inputs.npz", None), ("golden.npz", b"junk")])
 def test_a_file_that_cannot_be_read_is_no_failure(tmp_path: Path, name: str, content: bytes | None) -> None:
     doubled(tmp_path, weight=2.5)
     (tmp_path / name).unlink()
