@@ -111,9 +111,9 @@ def test_reduce_and_layerwise(work: Path, installed: Path) -> None:
 
 def test_doctor_and_python(work: Path, installed: Path) -> None:
     assert "--numpy: yes\n" in bisect_trt(work, installed, "doctor").out
-    code = "import bisect_trt; print(bisect_trt.compare('model.onnx', 'numpy', leak=0).status)"
+    code = "import bisect_trt; print(bisect_trt.compare('model.onnx', target='numpy', leak=0).status)"
     assert run(work, installed, "-c", code).out == "found\n"
-    code = "import bisect_trt; bisect_trt.compare('model.onnx', 'nobody')"
+    code = "import bisect_trt; bisect_trt.compare('model.onnx', target='nobody')"
     broken = subprocess.run([sys.executable, "-c", code], cwd=work, capture_output=True, text=True, check=False)
     assert "UsageError: there is no target 'nobody'" in broken.stderr
 
