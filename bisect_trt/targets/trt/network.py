@@ -113,8 +113,11 @@ def parse(
         error, where = parser.get_error(0), "the model"
         if 0 <= error.node() < len(hints["nodes"]):
             where = f"node '{hints['nodes'][error.node()][0]}'"
-        message = f"the ONNX parser refuses {where}: {error.desc().strip()}"
-        raise BuildError(message, signature=signature(message, names))
+        why = error.desc().strip()
+        # Not of the node: a reproducer, which reads no graph, does not know its name.
+        raise BuildError(
+            f"the ONNX parser refuses {where}: {why}", signature=signature(f"the ONNX parser: {why}", names)
+        )
 
     found = parsed(content)
     known = {each.name: feed[each.name] for each in network_inputs(found.network) if _gives_shape(each, feed)}

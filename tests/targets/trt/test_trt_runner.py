@@ -320,6 +320,10 @@ def test_a_script_shows_the_failure(version: str, tmp_path: Path, monkeypatch: p
         world = World(version)
         world.refuses = says
         assert judged(world, source, tmp_path, monkeypatch, X) == status
+    world = World(version)  # a reproducer does not know the names of nodes
+    world.refuses = "the parser"
+    source = rendered(trt_target(), tmp_path, "build: the ONNX parser: In node #: UNSUPPORTED")
+    assert judged(world, source, tmp_path, monkeypatch, X) == there
 
 
 def test_a_refused_build_has_a_signature_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
