@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.targets.messages import RuntimeFailure
 from bisect_trt.tensors.kernel import (
     adopt_orphans,
     children,
@@ -46,12 +47,12 @@ Reply = tuple[dict[str, Any], bytes]
 """A header and a payload."""
 
 
-def main(own: str, options: Mapping[str, Any]) -> NoReturn:
+def main(own: str, memory_limit: int | None) -> NoReturn:
     """Answer a driver at the other end of stdin and stdout until one side is gone.
 
     Args:
         own: A folder of this process; it is removed in the end.
-        options: ``memory_limit`` in bytes, or ``None``.
+        memory_limit: Bytes that the process that runs models may hold.
     """
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -61,11 +62,10 @@ def main(own: str, options: Mapping[str, Any]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     adopt_orphans()
-    watched = Watched(Path(own), source, sink, options["memory_limit"])
+    watched = Watched(Path(own), source, sink, memory_limit)
     try:
         while True:
-            header, payload = receive(source)
-            answered, content = watched.ask(header, payload)
+            answered, content = watched.ask(*receive(source))
             send(sink, answered, [content])
     except (Closed, SystemExit):
         pass
@@ -205,7 +205,7 @@ class Host:
             forget_peak()
             known, content = getattr(self, call["call"])(call, payload)
         except Exception as error:
-            known = failure(error)
+            known = {"error": failure(error)}
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         memory = {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
         return {**known, "memory": memory}, content
@@ -213,10 +213,6 @@ class Host:
     def facts(self, call: dict[str, Any], _: bytearray) -> Reply:
         """Facts of the machine; see :func:`facts`."""
         return {"facts": facts(call["packages"])}, b""
-
-    def lacks(self, call: dict[str, Any], _: bytearray) -> Reply:
-        """Which of these files are not here, by hash."""
-        return {"lacks": [each for each in call["hashes"] if not self._file(each).exists()]}, b""
 
     def put(self, call: dict[str, Any], payload: bytearray) -> Reply:
         """Take a file, or a part of it."""
@@ -230,7 +226,11 @@ class Host:
 
     def make(self, call: dict[str, Any], _: bytearray) -> Reply:
         """Set a runtime up, and return its facts."""
-        importlib.import_module("numpy")  # the package that every runner needs beside its runtime
+        try:
+            importlib.import_module("numpy")
+        except ImportError as error:
+            need = "which a worker needs beside the runtime's own package; install it there"
+            raise UnavailableError(f"{sys.executable} has no NumPy, {need}") from error
         return {"facts": dict(self._runtime(call).facts)}, b""
 
     def load(self, call: dict[str, Any], payload: bytearray) -> Reply:
@@ -369,21 +369,16 @@ def unpack(content: bytes | bytearray) -> dict[str, Any]:
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """An error as a header, from which ``remote`` raises it again."""
-    from bisect_trt.targets.messages import BuildError, RuntimeFailure  # noqa: PLC0415 - only after a failure
-
-    if isinstance(error, RuntimeFailure):
-        kind = "build" if isinstance(error, BuildError) else "run"
-        return {"error": kind, "message": error.message, "signature": error.masked, "poisoned": error.poisoned}
-    if isinstance(error, BisectError):
-        return {"error": "usage" if isinstance(error, UsageError) else "unavailable", "message": str(error)}
-    if isinstance(error, MemoryError):
-        return {"error": "memory", "message": "out of memory"}
-    if isinstance(error, ImportError) and error.name == "numpy":
-        need = "which a worker needs beside the runtime's own package; install it there"
-        return {"error": "unavailable", "message": f"{sys.executable} has no NumPy, {need}"}
-    traceback.print_exc()
-    return {"error": "other", "name": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
+    """An error as plain values, from which ``connection`` raises it again."""
+    types = [each.__name__ for each in type(error).__mro__]
+    if not isinstance(error, BisectError | MemoryError | RuntimeFailure):
+        traceback.print_exc()
+    return {
+        "types": types,
+        "message": getattr(error, "message", str(error)),
+        "signature": getattr(error, "masked", None),
+        "poisoned": getattr(error, "poisoned", False),
+    }
 
 
 def facts(packages: list[str]) -> dict[str, Any]:

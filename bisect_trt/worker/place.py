@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bisect_trt.errors import UsageError
-from bisect_trt.worker.channel import FIRST_LINE
 
 Kind = Literal["python", "env", "ssh", "command", "ray"]
 _DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
 """The dash of ``python3 -``, at the end of a command."""
+GREETING = b"@bisect-trt-worker "
+"""Printed first by the interpreter of a place, followed by its version."""
+FIRST_LINE = (
+    'import os,sys;n=os.write(1,("\\n@bisect-trt-worker %d.%d.%d\\n"%sys.version_info[:3]).encode());'
+    'f=os.fdopen(0,"rb",0);exec(eval(f.readline()))'
+)
+"""The program that an interpreter of any version is started with: one line, without single quotes, so that shells keep it."""
 _PUBLIC = {
     "python": "another interpreter",
     "ssh": "another host",
@@ -30,8 +36,7 @@ class Place:
     Attributes:
         kind: ``python`` and ``env`` are on this machine; the others share nothing with it.
         said: As the user wrote it, after ``--on``.
-        argv: The command whose standard input and output are the worker's; of a Ray cluster its address, the resource that a
-            worker takes one of, and the node.
+        argv: The command whose standard input and output are the worker's.
         typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
     """
 

@@ -1,190 +1,31 @@
-"""The driver's side of a place: sends the program there, and runs a target's runner module there.
+"""A target's runner module in a place, as the worker that stands for the place uses it.
 
 What needs ONNX is done on this side: a model is lowered before it is sent, and the hints of its target go with it. Values come
-back, and are compared here. Files (models, weights, engines) go over once, by the SHA-256 of their content.
+back, and are compared here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import io
-import json
-import zipfile
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.workspace import sha256_of
-from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Arrays
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
-from bisect_trt.worker.channel import Buffer, ChannelLost, Message, ProcessChannel, ProcessDied, RemoteError
+from bisect_trt.worker.channel import Message
+from bisect_trt.worker.connection import Connection
 from bisect_trt.worker.host import pack, unpack
-from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
-
-if TYPE_CHECKING:
-    from bisect_trt.worker.cluster import RayChannel
-
-_FILE_PART = 8 << 20
-_MODULES = (
-    "bisect_trt.errors",
-    "bisect_trt.tensors.info",
-    "bisect_trt.tensors.kernel",
-    "bisect_trt.tensors.npz",
-    "bisect_trt.targets.messages",
-    "bisect_trt.worker.channel",
-    "bisect_trt.worker.host",
-)
-"""The modules of the program, beside those of the targets."""
-_SECOND = """
-import json, os, sys, tempfile
-if sys.path and sys.path[0] in ("", os.getcwd()): del sys.path[0]
-def take(size):
-    content = b""
-    while len(content) < size:
-        piece = f.read(size - len(content))
-        if not piece: os._exit(0)
-        content += piece
-    return content
-options = json.loads(f.readline())
-content = take(options["size"])
-own = tempfile.mkdtemp(prefix="bisect-trt-worker-")
-path = os.path.join(own, "worker.pyz")
-with open(path, "wb") as file: file.write(content)
-sys.path.insert(0, path)
-for name in [name for name in sys.modules if name.partition(".")[0] == "bisect_trt"]: del sys.modules[name]
-from bisect_trt.worker.host import main
-main(own, options)
-"""
-"""Runs after ``channel.FIRST_LINE``: writes the zip file into a folder of its own and starts the program in it."""
-
-
-def program(options: Mapping[str, Any]) -> bytes:
-    """What is written to an interpreter that has run ``channel.FIRST_LINE``; for ``options`` see ``host.main``."""
-    content = application()
-    return f"{_SECOND!r}\n{json.dumps({**options, 'size': len(content)})}\n".encode() + content
-
-
-@cache
-def application() -> bytes:
-    """The program with the runner modules of all targets that have one, as a zip file."""
-    modules = dict.fromkeys(_MODULES)
-    for name in names():
-        try:
-            target = find(name)
-        except Exception:  # a plug-in of another package that cannot be loaded
-            continue
-        modules |= dict.fromkeys(() if target.stays else target.sent)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        packages: set[Path] = set()
-        for name in modules:
-            spec = importlib.util.find_spec(name)
-            assert spec is not None, f"{name} is sent to places, and does not exist"
-            assert spec.origin is not None, f"{name} is sent to places, and has no source"
-            path = Path(*name.split(".")).with_suffix(".py")
-            archive.writestr(path.as_posix(), Path(spec.origin).read_text(encoding="utf-8"))
-            packages |= set(path.parents[:-1])
-        for package in sorted(packages):  # empty: the package's own would import what is not sent
-            archive.writestr(f"{package.as_posix()}/__init__.py", "")
-    return buffer.getvalue()
-
-
-class Connection:
-    """Calls the program in a place.
-
-    Attributes:
-        place: The place.
-        memory: Bytes that the process there holds: ``host``, ``peak``, ``gpu``.
-        printed: What was printed there since this was last reset.
-    """
-
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        """The place is started by the first call; for ``options`` see ``host.main``."""
-        self.place = place
-        self.memory: Mapping[str, int] = {}
-        self.printed = ""
-        self._files: set[str] = set()
-        self._channel: ProcessChannel | RayChannel
-        if place.kind == "ray":
-            from bisect_trt.worker.cluster import RayChannel  # noqa: PLC0415 - Ray is an extra
-
-            self._channel = RayChannel(place, program(options))
-        else:
-            self._channel = ProcessChannel(place.said, place.argv, program(options), typed=place.typed)
-
-    def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Message:
-        """Call a method of ``host.Host``.
-
-        Raises:
-            ChannelLost: The place does not answer.
-            ProcessDied: The process that runs models there has ended; the next call starts another.
-            UnavailableError: The place cannot be started, or its Python is too old.
-            BuildError: The runtime refuses the model.
-            RunError: It fails to run it.
-            UsageError: It has no such option.
-            MemoryError: There is not enough memory.
-            RemoteError: Anything else went wrong there.
-        """
-        try:
-            header, content = self._channel.exchange({"call": method, **(arguments or {})}, payload)
-        except ChannelLost as lost:
-            self._files.clear()
-            if lost.refused:
-                raise UnavailableError(str(lost)) from lost
-            raise
-        self.memory = header.get("memory", self.memory)
-        self.printed += header["printed"]
-        if "died" in header:
-            raise ProcessDied(**header["died"])
-        _raise_error(header)
-        return header, content
-
-    def has(self, files: Mapping[str, bytes | Path]) -> None:
-        """Make sure that files are there: their content, or its path, by SHA-256.
-
-        Raises:
-            ChannelLost: As :meth:`call`, and the others.
-        """
-        wanted = [digest for digest in files if digest not in self._files]
-        for digest in self.call("lacks", {"hashes": wanted})[0]["lacks"] if wanted else ():
-            content = files[digest]
-            size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
-                for offset in range(0, max(size, 1), _FILE_PART):
-                    last = offset + _FILE_PART >= size
-                    self.call("put", {"hash": digest, "offset": offset, "last": last}, [file.read(_FILE_PART)])
-        self._files.update(wanted)
-
-    def close(self) -> None:
-        """End what runs in the place."""
-        self._channel.close()
-
-
-def _raise_error(header: Mapping[str, Any]) -> None:
-    """Raise the error of a reply, if it is one; see ``host.failure``."""
-    kind, message = header.get("error"), header.get("message", "")
-    if kind is None:
-        return
-    if kind in ("build", "run"):
-        failed = BuildError if kind == "build" else RunError
-        raise failed(message, signature=header["signature"], poisoned=header["poisoned"])
-    if kind == "memory":
-        raise MemoryError
-    if kind in ("usage", "unavailable"):
-        raise UsageError(message) if kind == "usage" else UnavailableError(message)
-    raise RemoteError(header["name"], message)
 
 
 class RemoteRunner:
@@ -198,7 +39,7 @@ class RemoteRunner:
         """Set it up there.
 
         Raises:
-            ChannelLost: The place does not answer.
+            ConnectionLost: The place does not answer.
             UnavailableError: The target is not there.
             UsageError: It has no such option, or cannot be sent.
         """

@@ -13,7 +13,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.kernel import forget_peak, status_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import StoreWriter
-from bisect_trt.worker.channel import ChannelLost, Closed, ProcessDied, RemoteError, receive, send
+from bisect_trt.worker.channel import Closed, ConnectionLost, ProcessDied, receive, send
 from bisect_trt.worker.place import Seen
 from bisect_trt.worker.protocol import (
     BEGUN,
@@ -62,8 +62,8 @@ from bisect_trt.worker.sessions import (
 )
 
 if TYPE_CHECKING:
+    from bisect_trt.worker.connection import Connection
     from bisect_trt.worker.place import Place
-    from bisect_trt.worker.remote import Connection
 
 _MOST_RUNTIMES = 16
 _RUN = (BuildEngine, Collect, Compare, Score, RunEach)
@@ -111,16 +111,16 @@ class Worker:
         except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
             kinds = (UsageError, UnavailableError, BisectError)
             reply = next(known for known in kinds if isinstance(error, known))(str(error))
-        except (ChannelLost, ProcessDied) as error:
+        except (ConnectionLost, ProcessDied) as error:
             self._runtimes.clear()
             reply = error
         except MemoryError:
             reply = Failed("run", "out of memory", "run: out of memory")
-        except RemoteError as error:
-            reply = Failed("run", str(error), f"run: {error.name}")
         except Exception as error:
-            traceback.print_exc()
-            name = type(error).__name__
+            name = getattr(error, "remote_type", "")  # it has printed its own traceback there
+            if not name:
+                traceback.print_exc()
+            name = name or type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
         if self._place is None:
             gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
@@ -264,17 +264,25 @@ def _print_to(log: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
 
 
+def _connect(place: Place | None, memory_limit: int | None) -> Connection | None:
+    if place is None:
+        return None
+    from bisect_trt.worker.connection import Connection  # noqa: PLC0415 - for a place alone
+
+    return Connection(place, memory_limit)
+
+
 def main() -> None:
     """Answer requests from the pipe that the command line names until it closes."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(Closed):
-        modules, place, options = pickle.loads(receive(requests)[1])
+        modules, place, memory_limit = pickle.loads(receive(requests)[1])
         for name in modules:
             with contextlib.suppress(Exception):  # the request that needs it reports the error
                 importlib.import_module(name)
-        worker = Worker(None if place is None else connect(place, options), lambda: send(replies, READY))
+        worker = Worker(_connect(place, memory_limit), lambda: send(replies, READY))
         try:
             while True:
                 content = receive(requests)[1]
@@ -283,13 +291,6 @@ def main() -> None:
                 send(replies, {}, [pickle.dumps(answer)])
         finally:
             worker.close()
-
-
-def connect(place: Place, options: Mapping[str, Any]) -> Connection:
-    """Connect to a place; see :class:`~bisect_trt.worker.remote.Connection`."""
-    from bisect_trt.worker.remote import Connection  # noqa: PLC0415 - for a place alone
-
-    return Connection(place, options)
 
 
 if __name__ == "__main__":

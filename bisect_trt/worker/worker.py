@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from bisect_trt.errors import BisectError
 from bisect_trt.tensors.kernel import oom_kills
-from bisect_trt.worker.channel import ChannelLost, Closed, Message, ProcessDied, receive, send
+from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Limits, ProcessEnd, gate, kill_group, module_command
@@ -91,7 +91,7 @@ class WorkerProcess:
         os.close(request_read)
         os.close(reply_write)
         with contextlib.suppress(Closed):  # the first request finds that it is gone
-            send(self._request_write, {}, [pickle.dumps((tuple(modules), place, {"memory_limit": memory_limit}))])
+            send(self._request_write, {}, [pickle.dumps((tuple(modules), place, memory_limit))])
 
     def ask(self, order: Order, limits: Limits) -> Answered:
         """Send a request and wait for the answer.
@@ -119,7 +119,7 @@ class WorkerProcess:
         self.served += 1
         answer: Answered = pickle.loads(content)
         reply, seconds = answer.reply, time.monotonic() - began
-        if isinstance(reply, ChannelLost):
+        if isinstance(reply, ConnectionLost):
             self.close()
             raise WorkerDied(ProcessEnd.past(None, self._process.returncode, seconds), str(reply))
         if isinstance(reply, ProcessDied):  # in the place, where the next request starts another process

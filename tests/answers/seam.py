@@ -23,6 +23,7 @@ from answers.standin import StandInTensorRt
 from bisect_trt.errors import BisectError
 from bisect_trt.targets.base import make_runtime as make_target_runtime
 from bisect_trt.worker import pool, process, protocol, serve, worker
+from bisect_trt.worker.connection import Connection
 
 _TURN = threading.Lock()
 
@@ -80,9 +81,7 @@ class InProcessWorker:
 
     def _connection(self) -> Any:
         """A place is a process of its own as ever."""
-        if self.place is None:
-            return None
-        return serve.connect(self.place, {"memory_limit": None})
+        return None if self.place is None else Connection(self.place)
 
     def close(self) -> None:
         """It is gone."""

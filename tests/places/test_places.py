@@ -33,12 +33,12 @@ from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker import channel
-from bisect_trt.worker.channel import ChannelLost, ProcessDied
+from bisect_trt.worker.channel import ConnectionLost, ProcessDied
+from bisect_trt.worker.connection import OLDEST, Connection, application
 from bisect_trt.worker.place import Place, make_place, parse
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import PLACE_PYTHON, Execute, Executed
-from bisect_trt.worker.remote import Connection, RemoteRunner, application, execute
+from bisect_trt.worker.remote import RemoteRunner, execute
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
 HERE = f"python={sys.executable}"
@@ -49,7 +49,7 @@ def place(word: str = HERE) -> Place:
 
 
 def connect(at: Place | None = None, memory_limit: int | None = None) -> Connection:
-    return Connection(at or place(), {"memory_limit": memory_limit})
+    return Connection(at or place(), memory_limit)
 
 
 def runtime(target: TargetSettings, connection: Connection) -> Runtime:
@@ -83,7 +83,7 @@ def sent_modules() -> dict[str, str]:
 def test_the_application_imports_only_what_is_in_it(module: str) -> None:
     """Imports that only a type checker sees, or that may fail, may be of anything."""
     sent = sent_modules()
-    tree = ast.parse(sent[module], feature_version=channel.OLDEST)
+    tree = ast.parse(sent[module], feature_version=OLDEST)
     checked: list[ast.AST] = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
     ]
@@ -202,11 +202,11 @@ def test_nothing_is_left_in_a_place(end: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PLACE_TEST", mark)
     connection = connect()
     connection.call("facts", {"packages": []})
-    channel: Any = connection._channel
-    process = channel._process
+    process = connection._process
+    assert process is not None
 
     def ask_and_be_ended() -> None:
-        with pytest.raises((ChannelLost, ProcessDied)):
+        with pytest.raises((ConnectionLost, ProcessDied)):
             run_there(connection, "time.sleep(1000)")
 
     asked = threading.Thread(target=ask_and_be_ended)

@@ -1,0 +1,255 @@
+"""The connection to a place: starts a command that ends in an interpreter, sends it the program, and calls that.
+
+One class serves every kind of place: an interpreter of this machine, ssh, a container, and the relay to an actor of a Ray
+cluster (:mod:`bisect_trt.worker.cluster`). Files go over once, by the SHA-256 of their content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import select
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.targets import find, names
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.worker.channel import Buffer, Closed, ConnectionLost, Message, ProcessDied, receive, send, write_all
+from bisect_trt.worker.place import FIRST_LINE, GREETING, Place
+
+OLDEST = (3, 10)
+"""The oldest Python that a worker runs on."""
+START_SECONDS = 120.0
+"""How long a command may take to start an interpreter."""
+_TIDY_SECONDS = 2.0
+"""How long the other end may take to remove its files after its input was closed."""
+_LAST_WORDS_SECONDS = 5.0
+_LINES = 3
+_FILE_PART = 8 << 20
+_MODULES = (
+    "bisect_trt.errors",
+    "bisect_trt.tensors.info",
+    "bisect_trt.tensors.kernel",
+    "bisect_trt.tensors.npz",
+    "bisect_trt.targets.messages",
+    "bisect_trt.worker.channel",
+    "bisect_trt.worker.host",
+)
+"""The modules of the program, beside those of the targets."""
+_SECOND = """
+import os, sys, tempfile
+if sys.path and sys.path[0] in ("", os.getcwd()): del sys.path[0]
+own, left = tempfile.mkdtemp(prefix="bisect-trt-worker-"), {size}
+path = os.path.join(own, "worker.pyz")
+with open(path, "wb") as file:
+    while left:
+        piece = f.read(left)
+        if not piece: os._exit(0)
+        left -= file.write(piece)
+sys.path.insert(0, path)
+for name in [name for name in sys.modules if name.partition(".")[0] == "bisect_trt"]: del sys.modules[name]
+from bisect_trt.worker.host import main
+main(own, {memory_limit})
+"""
+"""Runs after ``place.FIRST_LINE``: writes the zip file into a folder of its own and starts the program in it."""
+
+
+class RemoteError(Exception):
+    """Something in the place fails in a way that no runtime does.
+
+    Attributes:
+        remote_type: The type of the exception there.
+    """
+
+    def __init__(self, remote_type: str, message: str) -> None:
+        super().__init__(message)
+        self.remote_type = remote_type
+
+
+@cache
+def application() -> bytes:
+    """The program with the runner modules of all targets that have one, as a zip file."""
+    modules = dict.fromkeys(_MODULES)
+    for name in names():
+        try:
+            target = find(name)
+        except Exception:  # a plug-in of another package that cannot be loaded
+            continue
+        modules |= dict.fromkeys(() if target.stays else target.sent)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        packages: set[Path] = set()
+        for name in modules:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None, f"{name} is sent to places, and does not exist"
+            assert spec.origin is not None, f"{name} is sent to places, and has no source"
+            path = Path(*name.split(".")).with_suffix(".py")
+            archive.writestr(path.as_posix(), Path(spec.origin).read_text(encoding="utf-8"))
+            packages |= set(path.parents[:-1])
+        for package in sorted(packages):  # empty: the package's own would import what is not sent
+            archive.writestr(f"{package.as_posix()}/__init__.py", "")
+    return buffer.getvalue()
+
+
+class Connection:
+    """Calls the program in a place.
+
+    Attributes:
+        place: The place.
+        memory: Bytes that the process there holds: ``host``, ``peak``, ``gpu``.
+        printed: What was printed there since this was last reset.
+    """
+
+    def __init__(self, place: Place, memory_limit: int | None = None) -> None:
+        """The place is started by the first call; ``memory_limit`` is what the process there may hold, in bytes."""
+        self.place = place
+        self.memory: Mapping[str, int] = {}
+        self.printed = ""
+        self._memory_limit = memory_limit
+        self._files: set[str] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._in = self._out = -1
+
+    def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Message:
+        """Call a method of ``host.Host``.
+
+        Raises:
+            ConnectionLost: The place does not answer; the next call starts it again.
+            ProcessDied: The process that runs models there has ended; the next call starts another.
+            UnavailableError: The place cannot be started, or its Python is too old.
+            BuildError: The runtime refuses the model.
+            RunError: It fails to run it.
+            UsageError: It has no such option.
+            MemoryError: There is not enough memory.
+            RemoteError: Anything else went wrong there.
+        """
+        try:
+            if self._process is None:
+                self._start()
+            send(self._in, {"call": method, **(arguments or {})}, payload)
+            header, content = receive(self._out)
+        except Closed as error:
+            raise self._lost(str(error)) from error
+        self.memory = header.get("memory", self.memory)
+        self.printed += header["printed"]
+        if "died" in header:
+            raise ProcessDied(**header["died"])
+        if "error" in header:
+            _raise_error(**header["error"])
+        return header, content
+
+    def has(self, files: Mapping[str, bytes | Path]) -> None:
+        """Make sure that files are there: their content, or its path, by SHA-256.
+
+        Raises:
+            ConnectionLost: As :meth:`call`, and the others.
+        """
+        for digest in files.keys() - self._files:
+            content = files[digest]
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+                for offset in range(0, max(size, 1), _FILE_PART):
+                    last = offset + _FILE_PART >= size
+                    self.call("put", {"hash": digest, "offset": offset, "last": last}, [file.read(_FILE_PART)])
+            self._files.add(digest)
+
+    def close(self) -> None:
+        """End the command; the other end ends when its input is closed."""
+        process, self._process = self._process, None
+        self._files.clear()
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            try:
+                process.wait(_TIDY_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    def _start(self) -> None:
+        place, program = self.place, application()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
+        try:
+            # A session of its own: it outlives a worker that is killed for long enough to end what it has started.
+            process = subprocess.Popen(
+                place.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.close()
+            raise UnavailableError(
+                f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}."
+            ) from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._in, self._out = process, process.stdin.fileno(), process.stdout.fileno()
+        if place.typed:
+            with contextlib.suppress(Closed):  # the reason is at the end of its output
+                write_all(self._in, FIRST_LINE.encode() + b"\n")
+        version = self._first_words()
+        if version < OLDEST:
+            self.close()
+            raise UnavailableError(
+                f"the place {place.said} has Python {'.'.join(map(str, version))}, and a worker needs "
+                f"{'.'.join(map(str, OLDEST))} or later; name another interpreter."
+            )
+        second = _SECOND.format(size=len(program), memory_limit=self._memory_limit)
+        write_all(self._in, f"{second!r}\n".encode() + program)
+
+    def _first_words(self) -> tuple[int, ...]:
+        """The version of the interpreter; what a host prints before it is skipped."""
+        seen, deadline = b"", time.monotonic() + START_SECONDS
+        while True:
+            if not select.select([self._out], [], [], max(deadline - time.monotonic(), 0))[0]:
+                raise Closed(
+                    f"no Python has begun after {START_SECONDS:.0f} s; the command has to end in an interpreter that reads "
+                    "its standard input, as in: python3 -"
+                )
+            byte = os.read(self._out, 1)  # no more: the next bytes are a message
+            if not byte:
+                raise Closed("it ended before a Python began")
+            seen += byte
+            if byte == b"\n" and GREETING in seen:
+                return tuple(int(word) for word in seen.rpartition(GREETING)[2].split(b"."))
+
+    def _lost(self, why: str) -> ConnectionLost:
+        """Why there is no answer, with the last lines of what the other end wrote to stderr."""
+        assert self._process is not None
+        assert self._errors is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_SECONDS)
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read()[-4096:].decode(errors="replace").splitlines()]
+        self.close()
+        last = " / ".join([line for line in lines if line and not line.startswith(">>>")][-_LINES:])
+        return ConnectionLost(f"the place {self.place.said} is lost: {why}" + (f" (it says: {last})" if last else ""))
+
+
+def _raise_error(types: Sequence[str], message: str, signature: str | None, poisoned: bool) -> None:
+    """Raise an error of the other end again; see ``host.failure``."""
+    for failure in (BuildError, RunError):
+        if failure.__name__ in types:
+            raise failure(message, signature=signature, poisoned=poisoned)
+    for kind in (UsageError, UnavailableError, MemoryError):
+        if kind.__name__ in types:
+            raise kind(message)
+    raise RemoteError(types[0], message)
