@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.commands import COMMANDS, Command
 from bisect_trt.options.spec import Entry, entries, title
 
 _HEAD = """# Reference
@@ -21,16 +21,17 @@ Options marked (T) apply to TensorRT only. Several values may follow one option 
 def reference() -> str:
     """Return the page: the commands with their own options, then each group of shared options once."""
     shared = dict.fromkeys(group for command in COMMANDS.values() for group in command.groups[1:])
-    commands = (line for name, command in COMMANDS.items() for line in _command(name, command.groups))
+    commands = (line for name, command in COMMANDS.items() for line in _command(name, command))
     tables = (line for group in shared for line in (f"### {title(group)}\n", *_table(group)))
     return "\n".join([_HEAD, *commands, "## Shared options\n", *tables])
 
 
-def _command(name: str, groups: tuple[type, ...]) -> Iterator[str]:
-    own, *others = groups
+def _command(name: str, command: Command) -> Iterator[str]:
+    own, *others = command.groups
     needed = [_named(entry) for entry in entries(own) if entry.option.positional or entry.required]
-    yield f"## {name}\n\n{' '.join((own.__doc__ or '').split())}\n"
+    yield f"## {name}\n\n{command.help}\n"
     yield f"```text\n{' '.join(['bisect-trt', name, *needed, '[OPTIONS]'])}\n```\n"
+    yield from ("Examples:\n\n```text", *(f"bisect-trt {line}" for line in command.examples), "```\n")
     yield from _table(own)
     if others:
         links = (f"[{title(group)}](#{_anchor(title(group))})" for group in others)

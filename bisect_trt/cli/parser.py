@@ -27,12 +27,17 @@ PROGRAM = "bisect-trt"
 CHECK = "--check"
 COMMON = frozenset(
     {
-        *("onnxrt", "trt", "fp16", "bf16", "int8", "on", "atol", "rtol", "input_shapes", "load_inputs", "val_range"),
-        *("workers", "max_time", "check", "fail_regex", "timeout", "json", "verbose"),
+        *("onnxrt", "trt", "fp16", "bf16", "on", "atol", "rtol", "input_shapes", "load_inputs", "max_time"),
+        *("check", "fail_regex", "timeout", "json", "verbose"),
     }
 )
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
-RARE = frozenset({"annotate", "calibration_cache", "sensitivity"})
+RARE = frozenset(
+    {
+        *("annotate", "calibration_cache", "sensitivity", "self_check", "archive", "fail_fast", "save_onnx"),
+        *("validation_data", "fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
+    }
+)
 """The options of single commands that only ``--help-all`` shows."""
 RENAMED = {
     "--art-dir": "--artifacts-dir",
@@ -99,8 +104,19 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
     app.callback()(_program)
     for name, command in COMMANDS.items():
         groups = command.groups if name == named else ()
-        app.command(name, help=_plain(command.help))(_function(name, groups, run))
+        examples = "\n\n".join(f"{PROGRAM} {_plain(line)}" for line in command.examples)
+        app.command(
+            name,
+            help=_plain(command.help),
+            short_help=_plain(_first_sentence(command.help)),
+            epilog=f"Examples:\n\n{examples}" if examples else None,
+            rich_help_panel=command.panel,
+        )(_function(name, groups, run))
     return app
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.?!]) |[:;] ", text)[0].rstrip(".")
 
 
 def _show_version(wanted: bool) -> None:

@@ -32,14 +32,16 @@ class Command:
     """A command.
 
     Attributes:
-        groups: Its options, as groups; the first is its own, and the docstring of that is its help.
+        groups: Its options, as groups; the first is its own, and the docstring of that is its help and its examples.
         function: The function that does it, as ``module:name``; it is imported when the command runs.
         output: The file in the run's folder for what a Python call finds, where none is named; ``None`` if it writes none.
+        panel: The heading above it in the list of commands.
     """
 
     groups: tuple[type, ...]
     function: str
     output: str | None = None
+    panel: str = "Plug-ins"
 
     def load(self) -> Callable[[Call], Result]:
         """Import the function."""
@@ -50,51 +52,61 @@ class Command:
     @property
     def help(self) -> str:
         """What it does, in a sentence or two."""
-        return " ".join((self.groups[0].__doc__ or "").split())
+        return " ".join((self.groups[0].__doc__ or "").partition("Examples:")[0].split())
+
+    @property
+    def examples(self) -> list[str]:
+        """Command lines that use it."""
+        lines = (self.groups[0].__doc__ or "").partition("Examples:")[2].splitlines()
+        return [line.strip() for line in lines if line.strip()]
 
 
-_HERE = "bisect_trt.commands"
 ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(loaded(ORACLES).values())
 """The oracles of other packages."""
 _CHECKS: tuple[type, ...] = (CheckOptions, *ORACLE_GROUPS)
 _TESTED = (Target, Places, CompareOptions)
 """Options of commands that compare a target with the reference."""
 _RUN = (Data, Search, General)
+_METRIC = (*_TESTED, MetricOptions, *_RUN)
+_SEARCH = (*_CHECKS, *_TESTED, *_RUN)
+_COMPARE = (Run, Target, Places, MoreTargets, RunOptions, CompareOptions, MetricOptions, Plots, Data, General)
+_PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
+    "Find": {
+        "diagnose": ((searches.Diagnose, *_METRIC), "diagnose:run", "reproducer"),
+        "reduce": ((searches.Reduce, *_CHECKS, *_METRIC), "reduce:run", "reduced.onnx"),
+        "layerwise": ((searches.Layerwise, *_TESTED, MetricOptions, Data, General), "layerwise:run", None),
+        "run": (_COMPARE, "run:run", None),
+    },
+    "Explain": {
+        "cause": ((searches.Cause, *_SEARCH), "cause:run", None),
+        "releases": ((searches.Releases, *_CHECKS, Target, CompareOptions, *_RUN), "releases:run", None),
+        "repeat": ((searches.Repeat, *_SEARCH), "repeat:run", None),
+        "sweep": ((searches.Sweep, *_SEARCH), "sweep:run", None),
+        "samples": ((searches.Samples, *_SEARCH), "samples:run", "minimal-input.npz"),
+    },
+    "Fix": {
+        "precision": ((searches.PrecisionOptions, *_CHECKS, *_METRIC), "precision:run", "mixed.onnx"),
+        "workaround": ((searches.Workaround, *_TESTED, *_RUN), "workaround:run", "patched.onnx"),
+    },
+    "Files": {
+        "extract": ((commands.Extract, Data, General), "convert:extract_run", None),
+        "sanitize": ((commands.Sanitize, Data, General), "sanitize:run", None),
+        "convert": ((commands.Convert, Target, Data, General), "convert:run", None),
+        "inspect": ((commands.Inspect,), "inspect:run", None),
+    },
+    "Runs": {
+        "resume": ((commands.Resume,), "runs:resume", None),
+        "log": ((commands.LogOptions,), "runs:log", None),
+        "report": ((commands.Report,), "runs:report", None),
+        "view": ((commands.ViewOptions,), "runs:view", None),
+        "diff": ((commands.Diff,), "build_choices:run", None),
+    },
+    "This machine": {"doctor": ((commands.Doctor, Places), "doctor:run", None)},
+}
 COMMANDS: dict[str, Command] = {
-    "diagnose": Command(
-        (searches.Diagnose, *_TESTED, MetricOptions, *_RUN), f"{_HERE}.diagnose:run", output="reproducer"
-    ),
-    "reduce": Command(
-        (searches.Reduce, *_CHECKS, *_TESTED, MetricOptions, *_RUN), f"{_HERE}.reduce:run", output="reduced.onnx"
-    ),
-    "precision": Command(
-        (searches.PrecisionOptions, *_CHECKS, *_TESTED, MetricOptions, *_RUN),
-        f"{_HERE}.precision:run",
-        output="mixed.onnx",
-    ),
-    "cause": Command((searches.Cause, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.cause:run"),
-    "workaround": Command((searches.Workaround, *_TESTED, *_RUN), f"{_HERE}.workaround:run", output="patched.onnx"),
-    "repeat": Command((searches.Repeat, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.repeat:run"),
-    "layerwise": Command((searches.Layerwise, *_TESTED, MetricOptions, Data, General), f"{_HERE}.layerwise:run"),
-    "samples": Command(
-        (searches.Samples, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.samples:run", output="minimal-input.npz"
-    ),
-    "sweep": Command((searches.Sweep, *_CHECKS, *_TESTED, *_RUN), f"{_HERE}.sweep:run"),
-    "releases": Command((searches.Releases, *_CHECKS, Target, CompareOptions, *_RUN), f"{_HERE}.releases:run"),
-    "extract": Command((commands.Extract, Data, General), f"{_HERE}.convert:extract_run"),
-    "sanitize": Command((commands.Sanitize, Data, General), f"{_HERE}.sanitize:run"),
-    "inspect": Command((commands.Inspect,), f"{_HERE}.inspect:run"),
-    "convert": Command((commands.Convert, Target, Data, General), f"{_HERE}.convert:run"),
-    "run": Command(
-        (Run, Target, Places, MoreTargets, RunOptions, CompareOptions, MetricOptions, Plots, Data, General),
-        f"{_HERE}.run:run",
-    ),
-    "resume": Command((commands.Resume,), f"{_HERE}.runs:resume"),
-    "log": Command((commands.LogOptions,), f"{_HERE}.runs:log"),
-    "report": Command((commands.Report,), f"{_HERE}.runs:report"),
-    "diff": Command((commands.Diff,), f"{_HERE}.build_choices:run"),
-    "view": Command((commands.ViewOptions,), f"{_HERE}.runs:view"),
-    "doctor": Command((commands.Doctor, Places), f"{_HERE}.doctor:run"),
+    name: Command(groups, f"bisect_trt.commands.{function}", output, panel)
+    for panel, table in _PANELS.items()
+    for name, (groups, function, output) in table.items()
 }
 """By name, in the order of ``--help``."""
 COMMANDS |= {name: command for name, command in loaded(GROUP).items() if name not in COMMANDS}

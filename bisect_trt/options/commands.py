@@ -17,7 +17,12 @@ from bisect_trt.options.spec import argument, option, switch
 
 @dataclass(frozen=True)
 class Extract:
-    """Cut a piece out of a model; with input values given, also write what the piece is really fed there."""
+    """Cut a piece out of a model; with input values given, also write what the piece is really fed there.
+
+    Examples:
+        extract model.onnx -o head.onnx --outputs conv1_out
+        extract model.onnx -o tail.onnx --inputs a --load-inputs x.npz
+    """
 
     model: Model
     output: Annotated[Path, to_file("Where the piece goes.")]
@@ -33,7 +38,12 @@ class Extract:
 
 @dataclass(frozen=True)
 class Sanitize:
-    """Fold constants and clean a model up; the result is run beside the original, and refused if it differs."""
+    """Fold constants and clean a model up; the result is run beside the original, and refused if it differs.
+
+    Examples:
+        sanitize model.onnx -o folded.onnx
+        sanitize model.onnx -o fixed.onnx --override-input-shapes x:[8]
+    """
 
     model: Model
     output: Annotated[Path, to_file("Where the sanitised model goes.")]
@@ -55,7 +65,12 @@ class Sanitize:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a model in fp16 or bf16, or its TensorRT engine."""
+    """Write a model in fp16 or bf16, or its TensorRT engine.
+
+    Examples:
+        convert model.onnx -o half.onnx --fp16
+        convert model.onnx -o model.engine --trt --fp16
+    """
 
     model: Model
     output: Annotated[Path, to_file("Where it goes.")]
@@ -70,7 +85,12 @@ class Convert:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Show what a model, a TensorRT engine or a file of saved values holds."""
+    """Show what a model, a TensorRT engine or a file of saved values holds.
+
+    Examples:
+        inspect model.onnx --show layers
+        inspect data inputs.npz --show values
+    """
 
     said: Annotated[
         str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
@@ -94,7 +114,12 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Diff:
-    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts."""
+    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts.
+
+    Examples:
+        diff .bisect-trt/repeat-model
+        diff --good good --bad bad
+    """
 
     paths: Annotated[
         list[Path],
@@ -113,21 +138,36 @@ class Diff:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target."""
+    """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target.
+
+    Examples:
+        doctor
+        doctor --on python=other/bin/python
+    """
 
     json: Annotated[Path | None, option(metavar="FILE", help="Write what was found as JSON too.")] = None
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again."""
+    """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again.
+
+    Examples:
+        resume
+        resume .bisect-trt/reduce-model
+    """
 
     run: RunFolder = None
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Show every probe of a run with its reason, or one with its candidate, its command and its output."""
+    """Show every probe of a run with its reason, or one with its candidate, its command and its output.
+
+    Examples:
+        log
+        log .bisect-trt/reduce-model 12
+    """
 
     run: RunFolder = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
@@ -135,7 +175,12 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class Report:
-    """Make a run's report.html again, from its result.json and nothing else."""
+    """Make a run's report.html again, from its result.json and nothing else.
+
+    Examples:
+        report
+        report result.json -o page.html
+    """
 
     run: Annotated[
         Path | None, argument("The run's folder, under .bisect-trt, or a result.json; the newest run if left out.")
@@ -145,7 +190,12 @@ class Report:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone."""
+    """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone.
+
+    Examples:
+        view
+        view .bisect-trt --no-browser --port 8000
+    """
 
     run: Annotated[
         Path | None,

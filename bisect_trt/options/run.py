@@ -12,7 +12,12 @@ from bisect_trt.options.spec import argument, option, switch
 
 @dataclass(frozen=True)
 class Run:
-    """Compare a target with the reference, or with saved results, or saved results alone."""
+    """Compare a target with the reference, or with saved results, or saved results alone.
+
+    Examples:
+        run model.onnx --trt --atol 1e-3
+        run --load-outputs before.npz after.npz
+    """
 
     model: Annotated[Path | None, argument("The ONNX model; none to compare saved results alone.")] = None
 

@@ -22,7 +22,12 @@ FRESH_SAMPLES = 200
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with."""
+    """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with.
+
+    Examples:
+        diagnose model.onnx --trt --fp16
+        diagnose model.onnx --onnxrt --load-inputs inputs.npz
+    """
 
     model: Model
     output: Annotated[Path | None, to_file("Folder for the reproducer; default MODEL-reproducer.", "DIR")] = None
@@ -43,7 +48,12 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class Workaround:
-    """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32."""
+    """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32.
+
+    Examples:
+        workaround model.onnx --trt -o patched.onnx
+        workaround model.onnx --onnxrt --load-inputs inputs.npz
+    """
 
     model: Model
     output: Annotated[Path, to_file("Where the patched model goes.")] = Path("patched.onnx")
@@ -53,7 +63,12 @@ class Workaround:
 
 @dataclass(frozen=True)
 class Cause:
-    """Find which pass, option or tactic of the target does it: the fewest switches that, turned, make the model pass."""
+    """Find which pass, option or tactic of the target does it: the fewest switches that, turned, make the model pass.
+
+    Examples:
+        cause model.onnx --onnxrt
+        cause model.onnx --trt --fp16 --load-inputs inputs.npz
+    """
 
     model: Model
     annotate: Annotation = None
@@ -61,7 +76,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
+    """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you.
+
+    Examples:
+        reduce model.onnx -o small.onnx --trt
+        reduce model.onnx -o small.onnx --check ./check.sh {model}
+    """
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest failing model goes.")]
@@ -123,6 +143,10 @@ class PrecisionOptions:
 
     With --int8, --fp8 or --int4: of a quantized model (QuantizeLinear/DequantizeLinear) the fewest groups that have to go back to
     floats.
+
+    Examples:
+        precision model.onnx -o mixed.onnx --trt --fp16
+        precision int8.onnx -o mixed.onnx --trt --int8 --reference m.onnx
     """
 
     model: Model
@@ -170,7 +194,12 @@ class PrecisionOptions:
 
 @dataclass(frozen=True)
 class Releases:
-    """Find the release of the target in which a failure appeared, and the one in which it went."""
+    """Find the release of the target in which a failure appeared, and the one in which it went.
+
+    Examples:
+        releases model.onnx --onnxrt
+        releases model.onnx --onnxrt --from 1.17 --to 1.20
+    """
 
     model: Annotated[Path, argument("The ONNX model, or the folder of a reproducer.")]
     from_: Annotated[
@@ -213,7 +242,12 @@ def until(value: Any) -> str | int:  # noqa: ANN401 - whatever was given
 
 @dataclass(frozen=True)
 class Repeat:
-    """Build a model again and again: how often does it fail, and what do the bad builds choose that the good ones do not?"""
+    """Build a model again and again: how often does it fail, and what do the bad builds choose that the good ones do not?
+
+    Examples:
+        repeat model.onnx --trt --fp16 -n 20
+        repeat model.onnx --trt --until both
+    """
 
     model: Model
     number: Annotated[
@@ -248,7 +282,12 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Samples:
-    """Find which of many inputs fail, and the smallest input that still fails."""
+    """Find which of many inputs fail, and the smallest input that still fails.
+
+    Examples:
+        samples model.onnx --trt --load-inputs set.npz
+        samples model.onnx --onnxrt --iterations 100
+    """
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest input that fails goes, .npz.")] = Path("minimal-input.npz")
@@ -257,7 +296,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Find the sizes at which the target goes wrong: of a batch, or of any dimensions of the inputs."""
+    """Find the sizes at which the target goes wrong: of a batch, or of any dimensions of the inputs.
+
+    Examples:
+        sweep model.onnx --trt --shapes x:[1..64,3,224,224]
+        sweep model.onnx --onnxrt --shapes x:[n=1..8,16] y:[n=1..8]
+    """
 
     model: Model
     shapes: Annotated[
@@ -277,7 +321,12 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Layerwise:
-    """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
+    """Compare every tensor on the target with the reference's, and name the first that goes wrong.
+
+    Examples:
+        layerwise model.onnx --trt --fp16
+        layerwise model.onnx --onnxrt --isolate
+    """
 
     model: Model
     timeout: Annotated[float | None, time_out("the target")] = None

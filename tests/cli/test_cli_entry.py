@@ -21,6 +21,7 @@ from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
 import bisect_trt as package
 from bisect_trt.cli.app import said_of_the_system
 from bisect_trt.cli.parser import expand, several
+from bisect_trt.commands.commands import COMMANDS as TABLE
 from bisect_trt.errors import UnavailableError
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
@@ -62,14 +63,24 @@ def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
     assert "probe" not in quiet.out
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, None])
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help(cli: CommandLine, command: str | None, option: str) -> None:
-    ran = cli(*([command] if command else []), option)
+def test_help_lists_the_commands_by_what_they_are_for(cli: CommandLine) -> None:
+    ran = cli("-h")
     assert (ran.status, ran.err) == (0, "")
-    wanted = COMMANDS if command is None else ["--json", "--verbose"]
-    for word in wanted:
-        assert word in re.sub(r"\x1b\[[0-9;]*m", "", ran.out)
+    headings = re.findall(r"─ (\w[\w ]*) ─", ran.out)
+    assert headings == ["Options", "Find", "Explain", "Fix", "Files", "Runs", "This machine"]
+    assert re.findall(r"^│ (\w+)  ", ran.out, re.MULTILINE) == list(TABLE)
+
+
+@pytest.mark.parametrize("command", TABLE)
+def test_help_of_each_command_fits_two_screens(cli: CommandLine, command: str) -> None:
+    ran = cli(command, "--help")
+    assert (ran.status, ran.err) == (0, "")
+    assert len(ran.out.splitlines()) <= 80
+    assert all(f"bisect-trt {line}" in ran.out for line in TABLE[command].examples)
+    if "--help-all" in ran.out:
+        everything = cli(command, "--help-all")
+        assert (everything.status, everything.err) == (0, "")
+        assert set(re.findall(r"--[\w-]+", ran.out)) <= set(re.findall(r"--[\w-]+", everything.out))
 
 
 def test_without_words_it_shows_its_help(cli: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -167,11 +168,20 @@ def test_polygraphys_names_are_taken_or_ignored_up_to_a_check() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_at_most_30_options(name: str) -> None:
+def test_the_examples_of_help_are_command_lines(name: str) -> None:
+    examples = COMMANDS[name].examples
+    assert len(examples) == 2
+    for line in examples:
+        assert len(f" bisect-trt {line}") <= 78
+        assert parse(shlex.split(line))[0] == name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_at_most_20_options(name: str) -> None:
     own, *others = COMMANDS[name].groups
     shown = [entry for entry in entries(own) if not entry.option.positional]
     shown += [entry for group in others for entry in entries(group) if entry.name in COMMON]
-    assert len([entry for entry in shown if entry.name not in RARE]) <= 30
+    assert len([entry for entry in shown if entry.name not in RARE]) <= 20
 
 
 @pytest.mark.parametrize("name", COMMANDS)
