@@ -45,10 +45,9 @@ def main() -> NoReturn:
 
 
 def _prepare(words: set[str]) -> None:
-    from bisect_trt.worker import guard, worker  # noqa: PLC0415 - a fifth of what --help takes
-
-    guard.guard.adopt()
     if words & _NEEDS_WORKER:
+        from bisect_trt.worker import worker  # noqa: PLC0415 - a fifth of what --help takes
+
         worker.start_spare(compares="--check" not in words)
 
 

@@ -1,15 +1,12 @@
-"""Ends the processes of a run when the run itself is killed.
+"""Ends the processes of a run when the run itself is killed, and what a check leaves behind when it ends.
 
 Each check has a process group of its own, so that a time-out ends all of it. The price is that a check would outlive a driver
 that is killed (kill -9, out of memory). A small process, the guard, therefore waits for the end of a socket that only the driver
-holds open, and then kills the groups that are still registered. PR_SET_PDEATHSIG cannot do this: the kernel sends it when the
-starting *thread* ends, and probes are started from threads.
+holds open, and then kills the groups that are still registered. PR_SET_PDEATHSIG cannot do this: it reaches no group, and the
+kernel sends it when the starting *thread* ends.
 
-Each process has a mark in its environment. By this mark the guard finds one that a driver started and did not live to register,
-and a daemon that left its group by a double fork (Linux). While the driver lives it adopts such daemons
-(PR_SET_CHILD_SUBREAPER) and kills them after their probe. A daemon that has cleared its environment is left running.
-
-Temporary folders lie in one folder that the guard removes, whichever signal ends the driver.
+What has left its group, as a daemon does, is found by a mark in its environment (Linux); one that has cleared its environment
+is left running. Temporary folders lie in one folder that the guard removes, whichever signal ends the driver.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
-from bisect_trt.tensors.kernel import adopt_orphans, children, prefer_to_end
+from bisect_trt.tensors.kernel import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts: the driver's process and a number."""
@@ -63,12 +60,11 @@ while True:
             folders.add(bytes.fromhex(what.decode()))
 for group in groups:
     kill(group)
-mark = b'\\0{MARK}=' + sys.argv[1].encode() + b'-'
 for _ in range(20 if starting else 1):  # one that was just being started has its mark a little later
     for path in glob.glob('/proc/[0-9]*/environ'):
         try:
             with open(path, 'rb') as file:
-                if mark in b'\\0' + file.read():
+                if b'\\0{MARK}=' + sys.argv[1].encode() + b'-' in b'\\0' + file.read():
                     kill(os.getpgid(int(path.split('/')[2])))
         except OSError:
             pass
@@ -77,7 +73,7 @@ for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
 _STRAY_ROUNDS = 100
-"""How often to look for the daemons of a probe, while there are some: a killed one may have started more."""
+"""How often to look for the daemons of a check, while there are some: a killed one may have started more."""
 
 
 class Guard:
@@ -90,9 +86,7 @@ class Guard:
         self._owner = 0
         self._lock = threading.Lock()
         self._numbers = count()
-        self._live: set[str] = set()
         self._marks: dict[int, str] = {}
-        self._adopts = False
         self._scratch: Path | None = None
 
     def scratch(self) -> Path:
@@ -114,10 +108,6 @@ class Guard:
         Who unlocks it unlocks it for the guard too.
         """
         self._tell("hold", lock, lock)
-
-    def adopt(self) -> None:
-        """Adopt the orphans among this process's descendants (Linux); only for a process that runs this program alone."""
-        self._adopts = adopt_orphans()
 
     def start(
         self,
@@ -142,7 +132,6 @@ class Guard:
         """
         mark = f"{os.getpid()}-{next(self._numbers)}"
         self._tell("start", mark)
-        self._live.add(mark)
         try:
             process = subprocess.Popen(
                 argv,
@@ -155,7 +144,6 @@ class Guard:
                 start_new_session=True,
             )
         except BaseException:
-            self._live.discard(mark)
             self._tell("failed", mark)
             raise
         self._marks[process.pid] = mark
@@ -164,28 +152,12 @@ class Guard:
         return process
 
     def release(self, group: int) -> None:
-        """Forget a group that was killed, and end the daemons that it started, if this process adopts them."""
-        self._live.discard(self._marks.pop(group))
+        """Forget a group that was killed, and kill the daemons that it has started."""
+        mark = f"{MARK}={self._marks.pop(group)}".encode()
         self._tell("ended", group)
-        if self._adopts:
-            with contextlib.suppress(ChildProcessError):
-                while True:
-                    os.waitpid(-group, 0)
-            for _ in range(_STRAY_ROUNDS):
-                if not any(self._end_stray(pid) for pid in children()):
-                    break
-
-    def _end_stray(self, pid: int) -> bool:
-        """Kill an adopted process of a probe that has ended; whether it was one."""
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            prefix = f"{MARK}={os.getpid()}-".encode()
-            mark = next((word.partition(b"=")[2].decode() for word in words if word.startswith(prefix)), None)
-            if mark is not None and mark not in self._live:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return True
-        return False
+        for _ in range(_STRAY_ROUNDS):
+            if not _kill_marked(mark, group):
+                break
 
     def close(self) -> None:
         """End the guard's own process; whatever is still running is killed with it."""
@@ -217,12 +189,26 @@ class Guard:
                         stdin=its.fileno(),
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
+                        # Where this driver is part of a check itself, the guard is not to be taken for its daemon.
+                        env={name: value for name, value in os.environ.items() if name != MARK},
                         start_new_session=True,
                     )
                 atexit.register(self.close)
             assert self._pipe is not None
             with contextlib.suppress(ConnectionError):  # somebody killed it: a run goes on without
                 socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
+
+
+def _kill_marked(mark: bytes, above: int) -> bool:
+    """Kill the processes with a mark in their environment that were started after another one; whether there were some."""
+    found = False
+    with contextlib.suppress(OSError):  # there is no /proc
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError, ValueError):
+                if int(name) > above and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    os.kill(int(name), signal.SIGKILL)
+                    found = True
+    return found
 
 
 guard = Guard()
