@@ -203,10 +203,10 @@ def _kill_marked(mark: bytes, above: int) -> bool:
     """Kill the processes with a mark in their environment that were started after another one; whether there were some."""
     found = False
     with contextlib.suppress(OSError):  # there is no /proc
-        for name in os.listdir("/proc"):
+        for path in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if int(name) > above and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    os.kill(int(name), signal.SIGKILL)
+                if int(path.name) > above and mark in (path / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(path.name), signal.SIGKILL)
                     found = True
     return found
 
