@@ -115,7 +115,7 @@ class OpenVinoTarget(Target):
         openvino = require_openvino()
         yield "OpenVINO", openvino.__version__
         core = openvino.Core()
-        named = {device: core.getopenvino_property(device, "FULL_DEVICE_NAME") for device in core.available_devices}
+        named = {device: core.get_property(device, "FULL_DEVICE_NAME") for device in core.available_devices}
         yield "OpenVINO devices", ", ".join(f"{device} ({name})" for device, name in named.items())
 
     def describe(self, settings: TargetSettings) -> str:
