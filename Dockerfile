@@ -1,7 +1,8 @@
 # For a host with an NVIDIA GPU and the container toolkit:
 #   docker build -t bisect-trt .
-#   docker run --rm --gpus all -v "$PWD:/data" -w /data bisect-trt diagnose model.onnx --onnxrt --fp16
-FROM nvidia/cuda:12.6.3-cudnn-runtime-ubuntu24.04
+#   docker run --rm --gpus all --user "$(id -u):$(id -g)" -v "$PWD:/data" bisect-trt diagnose model.onnx --onnxrt --fp16
+# CUDA 13, because onnxruntime-gpu links CUDA 13's libraries from 1.31 on.
+FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
 
 # The distribution's Python, whichever it has.
 # hadolint ignore=DL3008
@@ -14,12 +15,12 @@ ARG VERSION=""
 COPY pyproject.toml README.md LICENSE /src/
 COPY bisect_trt /src/bisect_trt
 RUN python3 -m venv /opt/bisect-trt \
-    && SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" /opt/bisect-trt/bin/pip install --no-cache-dir "/src[tensorrt]"
+    && SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" /opt/bisect-trt/bin/pip install --no-cache-dir "/src[gpu,tensorrt]" "onnxruntime-gpu>=1.31"
 
-# Not root, so that what it writes into a mounted folder is no longer root's.
+# Not root: without --user it runs as 10001, which may not write into a folder of yours. HOME holds caches of any user.
 RUN useradd --create-home --uid 10001 bisect
 USER 10001
 WORKDIR /data
-ENV PATH=/opt/bisect-trt/bin:$PATH
+ENV PATH=/opt/bisect-trt/bin:$PATH HOME=/tmp
 ENTRYPOINT ["bisect-trt"]
 CMD ["--help"]

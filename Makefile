@@ -19,12 +19,12 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@
 
 $(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable . --group test --group lint
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]' --group test --group lint
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@ $(VENV)/.demo
 
@@ -53,14 +53,14 @@ fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each
 	BISECT_TRT_CHAOS_KILLS=50 $(BIN)/python -m pytest -q tests/chaos/test_chaos.py -k kills
 
 chaos: $(STAMP)  ## Three hundred kills, a Ray cluster that loses nodes, full disks, jumping clocks, edited journals; an hour.
-	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	$(BIN)/python -m pip install --quiet --editable '.[gpu,ray]'
 	BISECT_TRT_CHAOS_KILLS=300 $(BIN)/python -m pytest -q -s tests/chaos
 
 test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
 	@test -n "$(PYTHON_LOWEST)" || { echo "test-lowest: skipped, there is no Python 3.10"; exit 0; }; \
 	set -e; test -x $(LOWEST)/bin/python || $(PYTHON_LOWEST) -m venv $(LOWEST); \
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'; \
-	$(LOWEST)/bin/python -m pip install --quiet --editable . --group test --constraint tests/lowest.txt; \
+	$(LOWEST)/bin/python -m pip install --quiet --editable '.[gpu]' --group test --constraint tests/lowest.txt; \
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps tensorrt==8.6.0 \
 		|| echo "test-lowest: TensorRT 8.6.0 cannot be installed here, so the tests that import it are skipped"; \
 	$(LOWEST)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version'

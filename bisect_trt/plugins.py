@@ -19,6 +19,11 @@ TARGETS, COMMANDS, ORACLES = "bisect_trt.targets", "bisect_trt.commands", "bisec
 """The groups of entry points."""
 FAILED: list[str] = []
 """Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
+_BUILDS = {
+    "onnxruntime",
+    *(f"onnxruntime_{name}" for name in ("directml", "gpu", "migraphx", "openvino", "qnn", "rocm", "training")),
+}
+"""Distributions that install the module ``onnxruntime``."""
 
 
 @cache
@@ -57,18 +62,43 @@ def loaded(group: str) -> dict[str, Any]:
     return found
 
 
+def conflicting_builds() -> str | None:
+    """Return a sentence if several builds of ONNX Runtime are installed: they share the folder ``onnxruntime``."""
+    folders: dict[Path, set[str]] = {}
+    for path in map(Path, _metadata()):
+        name = path.name.split("-")[0]
+        if name in _BUILDS:
+            folders.setdefault(path.parent, set()).add(name.replace("_", "-"))
+    found = sorted(next((names for names in folders.values() if len(names) > 1), ()))
+    if not found:
+        return None
+    return (
+        f"{' and '.join(found)} are installed in one folder, so the runtime under test is a mix of them. Remove them and "
+        f"install one: pip uninstall -y {' '.join(found)} && pip install {found[-1]}"
+    )
+
+
 @cache
-def _texts() -> str:
-    """The entry points of all packages on Python's path."""
+def _metadata() -> list[str]:
+    """Return the folders of package metadata on Python's path."""
     found: list[str] = []
     for folder in sys.path:
         try:
-            paths = [each.path for each in os.scandir(folder or ".") if each.name.endswith((".dist-info", ".egg-info"))]
+            found += [
+                each.path for each in os.scandir(folder or ".") if each.name.endswith((".dist-info", ".egg-info"))
+            ]
         except OSError:  # an archive, or not there
             continue
-        for path in paths:
-            try:
-                found.append(Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace"))
-            except OSError:
-                continue
+    return found
+
+
+@cache
+def _texts() -> str:
+    """Return the entry points of all packages on Python's path."""
+    found: list[str] = []
+    for path in _metadata():
+        try:
+            found.append(Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
     return "\n".join(found)

@@ -33,6 +33,7 @@ from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
 from bisect_trt.options.shared import CheckOptions, Data, Places, Search
 from bisect_trt.options.spec import Params, changed
+from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.claim import claimed_path, claimed_run
 from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
@@ -201,6 +202,9 @@ class Call:
             UnavailableError: A place is not there, or the model cannot be exported.
             UsageError: The folder cannot be made, the run that goes on was about something else, or an option is wrong.
         """
+        conflict = conflicting_builds()
+        if conflict is not None:
+            self.console.warn(conflict)
         own: Any = next(iter(self.options))
         source = self.source or Source(own.model)
         if self._annotation is not None:

@@ -16,7 +16,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.places import look_there, open_places
 from bisect_trt.errors import UnavailableError
 from bisect_trt.options.shared import Places
-from bisect_trt.plugins import FAILED
+from bisect_trt.plugins import FAILED, conflicting_builds
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, environment
 from bisect_trt.targets import find, names
@@ -143,8 +143,9 @@ def run(call: Call) -> Result:
         UnavailableError: A place is not there.
     """
     places = open_places(call[Places], call.console)
-    for failed in FAILED:
-        call.console.warn(failed)
+    for problem in (*FAILED, conflicting_builds()):
+        if problem is not None:
+            call.console.warn(problem)
     with scratch() as folder:
         if places:
             return look_there(Path(folder), places, call.console, call.result)

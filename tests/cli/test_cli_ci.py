@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 import yaml
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TARGET, chain, overflowing, read_json
+from support import SHAPE, TARGET, chain, overflowing, read_json
 
 from bisect_trt.report.junit import cases_of, write_junit
 from bisect_trt.report.result import Result
@@ -79,7 +80,7 @@ class Action:
     def wanted(self, step: dict[str, Any]) -> bool:
         status = self.outputs.get("compare", {}).get("status")
         known = {
-            "inputs.install != ''": self.inputs["install"] != "",
+            "inputs.install != 'none'": self.inputs["install"] != "none",
             "steps.compare.outputs.status == '1'": status == "1",
         }
         return known[step["if"]] if "if" in step else True
@@ -114,7 +115,7 @@ class Action:
 
 def test_the_action_leaves_a_reproducer_and_ends_as_the_comparison(here: Path) -> None:
     overflowing(here / "my model.onnx")
-    action = Action(here, model="my model.onnx", options="--onnxrt --fp16 --seed 3", install="")
+    action = Action(here, model="my model.onnx", options="--onnxrt --fp16 --seed 3", install="none")
     assert action.run() == 1, action.said
     assert action.outputs["compare"] == {"status": "1"}
     assert action.outputs["diagnose"] == {"reproducer": "bisect-trt-results/reproducer.zip"}
@@ -125,16 +126,25 @@ def test_the_action_leaves_a_reproducer_and_ends_as_the_comparison(here: Path) -
 
 def test_the_action_passes_where_everything_matches(here: Path) -> None:
     chain(here / "model.onnx")
-    action = Action(here, model="model.onnx", install="")
+    action = Action(here, model="model.onnx", install="none")
     assert action.run() == 0, action.said
     assert "diagnose" not in action.outputs
 
 
 def test_the_action_does_not_run_what_its_inputs_say(here: Path) -> None:
     chain(here / "model.onnx")
-    action = Action(here, model="model.onnx", options="--onnxrt $(touch run-1) `touch run-2` ; touch run-3", install="")
+    action = Action(
+        here, model="model.onnx", options="--onnxrt $(touch run-1) `touch run-2` ; touch run-3", install="none"
+    )
     assert action.run() == 2
     assert not list(here.glob("run-*"))
+
+
+def test_an_option_of_the_action_may_have_spaces(here: Path) -> None:
+    chain(here / "model.onnx")
+    np.savez(here / "my inputs.npz", x=np.ones(SHAPE, np.float32))
+    options = "--onnxrt --load-inputs 'my inputs.npz'"
+    assert Action(here, model="model.onnx", options=options, install="none").run() == 0
 
 
 def test_pytest_has_the_fixture(here: Path) -> None:

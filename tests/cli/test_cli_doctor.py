@@ -50,7 +50,8 @@ def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
     for name, value in machine.items():
         assert f"{name}: {value}\n" in done.out
     assert list(result["targets"]) == list(rows())
-    assert "--onnxrt: yes\n" in done.out
+    usable = {"--onnxrt"} | ({"--openvino"} if importlib.util.find_spec("openvino") is not None else set())
+    assert {target for target in usable if result["targets"][target] is not None} == set()
     for target, missing in result["targets"].items():
         assert f"{target}: {'yes' if missing is None else f'no: {missing}'}\n" in done.out
     assert not (tmp_path / ".bisect-trt").exists()
@@ -62,6 +63,34 @@ def test_what_is_not_installed_comes_with_the_next_step(tmp_path: Path) -> None:
     assert "pip install tensorrt" in read_json(tmp_path / "found.json")["targets"]["--trt"]
 
 
+def test_two_builds_of_onnx_runtime_in_one_folder_are_a_warning(shadow: Path, tmp_path: Path) -> None:
+    add_distribution(shadow, "onnxruntime_gpu")
+    assert bisect_trt("doctor", cwd=tmp_path).err == ""  # the other is in another folder
+    add_distribution(shadow, "onnxruntime")
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
+    for words in (("doctor",), ("run", "model.onnx", "--onnxrt")):
+        done = bisect_trt(*words, cwd=tmp_path)
+        assert done.status == 0
+        assert "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu" in done.err.replace(
+            "\n", " "
+        )
+
+
+def test_without_onnx_runtime_it_says_which_build_to_install(shadow: Path, tmp_path: Path) -> None:
+    (shadow / "onnxruntime.py").write_text("raise ModuleNotFoundError('No module named onnxruntime')")
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
+    done = bisect_trt("run", "model.onnx", "--onnxrt", cwd=tmp_path)
+    assert done.status == 4
+    assert "pip install onnxruntime, or onnxruntime-gpu" in done.err
+
+
+def add_distribution(folder: Path, name: str) -> None:
+    metadata = folder / f"{name}-{onnxruntime.__version__}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {onnxruntime.__version__}\n")
+
+
+MODEL = '<ir_version: 8, opset_import: ["" : 17]> chain (float[4] x) => (float[4] y) { y = Relu(x) }'
 CRASH = "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 
 

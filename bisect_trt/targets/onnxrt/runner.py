@@ -176,7 +176,8 @@ def load_onnxruntime() -> Any:
         import onnxruntime
     except ImportError as error:
         raise UnavailableError(
-            f"ONNX Runtime cannot be loaded by {sys.executable}: {error!r}; install it there: pip install onnxruntime."
+            f"ONNX Runtime cannot be loaded by {sys.executable}: {error!r}; install it there: "
+            "pip install onnxruntime, or onnxruntime-gpu where there is an NVIDIA GPU."
         ) from error
     return onnxruntime
 
