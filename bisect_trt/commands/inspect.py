@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.commands.build_choices import describe_choices, describe_engine
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.exported import module_of
-from bisect_trt.onnxlib.external_data import tensor_bytes
+from bisect_trt.onnxlib.external_data import read_weight, tensor_bytes
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, reads
@@ -207,12 +206,7 @@ def _describe_weight(tensor: onnx.TensorProto, folder: Path, *, structure: bool)
     plain = {"name": tensor.name, "dtype": _dtype(tensor), "shape": list(tensor.dims), "external": external}
     if external and structure:
         return {**plain, "values": "not read"}
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
-    if external:
-        load_external_data_for_tensor(copy, str(folder))
-        copy.data_location = onnx.TensorProto.DEFAULT
-    return {**plain, "values": _values(numpy_helper.to_array(copy), _EDGE_ITEMS)}
+    return {**plain, "values": _values(read_weight(tensor, folder), _EDGE_ITEMS)}
 
 
 def _values(array: NDArray[Any], edge_items: int) -> str:

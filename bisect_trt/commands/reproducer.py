@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.commands.arbitration import Fault
 from bisect_trt.commands.preflight import lowers_by
@@ -24,7 +23,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
-from bisect_trt.onnxlib.external_data import has_external_data
+from bisect_trt.onnxlib.external_data import load_all_inside
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
@@ -239,8 +238,7 @@ def _disguise(
     """The candidate with other names and weights, in the folder; ``None`` if it does not fail so."""
     subject, proto = session.subject, onnx.ModelProto()
     proto.CopyFrom(candidate.proto)
-    if has_external_data(proto):
-        load_external_data_for_model(proto, str(subject.workspace.weights.folder_of(proto)))
+    load_all_inside(proto, subject.workspace.weights.folder_of(proto))
     anonymous = anonymise(proto)
     if anonymous.kept:
         session.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")

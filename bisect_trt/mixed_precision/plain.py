@@ -12,12 +12,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.grid import Grid
-from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.onnxlib.external_data import load_all_inside, read_weight
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute, held
@@ -122,7 +121,7 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
         tensor = held(network.nodes[maker])
     try:
         if tensor is not None:
-            return np.asarray(numpy_helper.to_array(tensor, str(subject.workspace.weights.folder_of(network.proto))))
+            return read_weight(tensor, subject.workspace.weights.folder_of(network.proto))
     except Exception:  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
     made = _computed(subject, [name], network)
@@ -165,8 +164,7 @@ def _computed(subject: Subject, names: Sequence[str], network: Network) -> dict[
 def _original(subject: Subject, path: Path) -> Network:
     """The model before quantization, with its weights inside and the shapes of the search."""
     proto = load_model(path)
-    if external_files(proto):
-        load_external_data_for_model(proto, str(path.parent))
+    load_all_inside(proto, path.parent)
     own = subject.network
     if has_quantized(proto):
         raise UsageError(f"--reference: {path} is quantized itself; give the model from before quantization.")

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import EXACT_OPS
+from bisect_trt.onnxlib.external_data import read_weight
 from bisect_trt.onnxlib.lower_plan import LOW_TYPES, plan_slots
 from bisect_trt.onnxlib.nodes import attribute, bodies, held
 from bisect_trt.onnxlib.shapes import element_type
@@ -153,8 +153,8 @@ class Facts:
         tensor = self.network.initializers.get(name)
         if tensor is None and name in self.network.producer and self.is_weight(name):
             tensor = held(self.network.nodes[self.network.producer[name]])
-        folder = str(self.subject.workspace.weights.folder_of(self.network.proto))
-        return None if tensor is None else np.asarray(numpy_helper.to_array(tensor, folder))
+        folder = self.subject.workspace.weights.folder_of(self.network.proto)
+        return None if tensor is None else read_weight(tensor, folder)
 
     def magnitudes(self, name: str) -> Magnitudes | None:
         """The range of a float tensor, if its values are known; computed once."""

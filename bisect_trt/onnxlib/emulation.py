@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.external_data import inner_bytes, load_inside, model_tensors
+from bisect_trt.onnxlib.external_data import inner_bytes, model_tensors, read_weight
 from bisect_trt.onnxlib.lower import Rewriter, element_of, lower_fp16
 from bisect_trt.onnxlib.lower_plan import check_opset
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, keep_only
@@ -212,9 +212,7 @@ def widened(model: ModelProto, weights: Path) -> ModelProto:
     wide = clone(model)
     for tensor in model_tensors(wide):
         if tensor.data_type == TensorProto.FLOAT:
-            if uses_external_data(tensor):
-                load_inside(tensor, weights)
-            values = numpy_helper.to_array(tensor).astype(np.float64)
+            values = read_weight(tensor, weights).astype(np.float64)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     nodes = list(all_nodes(wide))
     for graph in (wide.graph, *(body for node in nodes for body in bodies(node))):

@@ -13,15 +13,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
-from onnx import TensorProto
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.onnxlib.nodes import all_nodes, bodies
+from bisect_trt.onnxlib.nodes import all_nodes, bodies, clone
 from bisect_trt.tensors.npz import written_whole
 
 EMBED_LIMIT_BYTES = 64 << 20
@@ -122,10 +123,30 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
 
 
 def load_inside(tensor: TensorProto, folder: Path) -> None:
-    """Read an external weight into the model; ``folder`` has its file."""
-    load_external_data_for_tensor(tensor, str(folder))
+    """Read an external weight into the model; ``folder`` has its file.
+
+    ONNX's own loader refuses files with several hard links, and reads to the end of the file where no length is stated.
+    """
+    place = place_of(tensor)
+    with (folder / place.location).open("rb") as file:
+        file.seek(place.offset)
+        tensor.raw_data = file.read(place.length)
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]
+
+
+def read_weight(tensor: TensorProto, folder: Path) -> NDArray[Any]:
+    """The values of a weight; ``folder`` has its file, if it lies in one."""
+    if uses_external_data(tensor):
+        tensor = clone(tensor)
+        load_inside(tensor, folder)
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+def load_all_inside(model: onnx.ModelProto, folder: Path) -> None:
+    """Read all external weights into a model; ``folder`` has their files."""
+    for tensor in filter(uses_external_data, model_tensors(model)):
+        load_inside(tensor, folder)
 
 
 def external_files(model: onnx.ModelProto) -> dict[str, int]:
@@ -139,14 +160,14 @@ def external_files(model: onnx.ModelProto) -> dict[str, int]:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         try:
             location = Path(entries["location"]).as_posix()
-            place = [int(entries.get(key, 0)) for key in ("offset", "length")]
+            place = place_of(tensor)
         except (KeyError, TypeError, ValueError):
-            place, location = [-1], ""
-        if min(place) < 0 or location == "." or "\0" in location:
+            location = ""
+        if not location or min(place.offset, place.length) < 0 or location == "." or "\0" in location:
             raise UnavailableError(
                 f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
             )
-        files[location] = max(files.get(location, 0), sum(place))
+        files[location] = max(files.get(location, 0), place.offset + place.length)
     return files
 
 

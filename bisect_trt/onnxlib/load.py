@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -143,10 +143,19 @@ def check_model(model: ModelProto) -> None:
             raise _invalid(f"{what} has no name")
     for what, texts in _texts(model):
         _check_text(what, texts)
+    _check_nodes(model)
+    _check_functions(model)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _check_rank(f"the tensor '{value.name}'", value.type.tensor_type.shape.dim)
+    for tensor in model_tensors(model):
+        _check_tensor(tensor)
+
+
+def _check_nodes(model: ModelProto) -> None:
     for node in all_nodes(model):
         if not node.op_type:
             raise _invalid(f"the node '{label(node)}' names no operator")
-    for node in inner_nodes(graph.node):
+    for node in inner_nodes(model.graph.node):
         for attribute in node.attribute:
             # A reference to the caller's attribute means something inside functions only.
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
@@ -154,9 +163,6 @@ def check_model(model: ModelProto) -> None:
                     f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
                     " of a type that is known, so the model is not valid ONNX or newer than this version of it."
                 )
-    _check_functions(model)
-    for tensor in model_tensors(model):
-        _check_tensor(tensor)
 
 
 def _invalid(what: str) -> UnavailableError:
@@ -218,6 +224,13 @@ def _overload(message: NodeProto | FunctionProto) -> str:
     return str(getattr(message, "overload", ""))  # since IR version 10
 
 
+def _check_rank(what: str, dims: Sequence[object]) -> None:
+    if len(dims) > _MOST_DIMENSIONS:
+        raise UnavailableError(
+            f"{what} has {len(dims)} dimensions, more than the {_MOST_DIMENSIONS} that NumPy has; export it again."
+        )
+
+
 def _check_tensor(tensor: TensorProto) -> None:
     where = f"the weight '{tensor.name}'"
     _check_text("a weight", [tensor.name])
@@ -225,10 +238,7 @@ def _check_tensor(tensor: TensorProto) -> None:
         raise _invalid(f"{where} has no element type")
     if tensor.HasField("segment"):
         raise UnavailableError(f"{where} is stored in segments, which no runtime reads; export the model again.")
-    if len(tensor.dims) > _MOST_DIMENSIONS:
-        raise UnavailableError(
-            f"{where} has {len(tensor.dims)} dimensions, more than the {_MOST_DIMENSIONS} that NumPy has; export it again."
-        )
+    _check_rank(where, tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
         raise _invalid(f"{where} has the shape {list(tensor.dims)}")
     stored = _stored(tensor)

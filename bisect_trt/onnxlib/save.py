@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import onnx
-from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.onnxlib.external_data import (
@@ -24,6 +24,7 @@ from bisect_trt.onnxlib.external_data import (
     external_files,
     has_external_data,
     inner_bytes,
+    load_all_inside,
     load_inside,
     model_tensors,
     move_out,
@@ -80,7 +81,7 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
             if not stay:
                 _write_weights(model, weights, data_file(path))
         elif has_external_data(model):
-            load_external_data_for_model(model, str(weights))
+            load_all_inside(model, weights)
         _write(model, path)
     except OSError as error:
         instead = "make room or name another file"

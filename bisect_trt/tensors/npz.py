@@ -71,6 +71,8 @@ def viewed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 _SUFFIX = ".npy"
+_EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
+"""A compressed file may become so many times as large, or this large: of zeros it could become a thousand times as large."""
 
 
 def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -125,8 +127,23 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
 def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
     """Read every tensor of an open ``.npz`` file; see :func:`load_npz`, which words what is wrong with it."""
-    with zipfile.ZipFile(file) as archive:
+    with _opened(file) as archive:
         return dict(_read_entry(archive, entry) for entry in archive.infolist())
+
+
+@contextmanager
+def _opened(file: IO[bytes] | Path) -> Iterator[zipfile.ZipFile]:
+    """The archive in a file, which does not promise to become much larger than it is; only the directory is read for that.
+
+    Raises:
+        ValueError: It does.
+    """
+    with zipfile.ZipFile(file) as archive:
+        assert archive.fp is not None
+        size, promised = archive.fp.seek(0, os.SEEK_END), sum(entry.file_size for entry in archive.infolist())
+        if promised > max(_EXPANDED_BYTES, _EXPANSION * size):
+            raise ValueError(f"{size:,} bytes of compressed arrays become {promised:,}")
+        yield archive
 
 
 @contextmanager
@@ -160,12 +177,12 @@ class NpzFile(Mapping[str, NDArray[Any]]):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _reading(path), zipfile.ZipFile(path) as archive:
+        with _reading(path), _opened(path) as archive:
             self._entries = {entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         entry = self._entries[name]
-        with _reading(self._path), zipfile.ZipFile(self._path) as archive:
+        with _reading(self._path), _opened(self._path) as archive:
             return _read_entry(archive, entry)[1]
 
     def __iter__(self) -> Iterator[str]:

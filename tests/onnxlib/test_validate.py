@@ -70,6 +70,9 @@ def changed(change: Callable[[ModelProto], object]) -> ModelProto:
     return model
 
 
+DEEP = tensor_info("deep", TensorProto.FLOAT, [1] * 65)
+
+
 def no_name(field: str) -> ModelProto:
     return changed(lambda model: getattr(model.graph, field)[0].ClearField("name"))
 
@@ -110,6 +113,13 @@ BROKEN = {
         changed(lambda model: model.graph.initializer[0].dims.extend([1] * 64)),
         "the weight 'w' has 65 dimensions",
     ),
+    **{
+        f"too many dimensions in {field}": (
+            changed(lambda model, field=field: getattr(model.graph, field).add().CopyFrom(DEEP)),  # type: ignore[misc]
+            "the tensor 'deep' has 65 dimensions",
+        )
+        for field in ("input", "output", "value_info")
+    },
     "a weight of negative size": (
         changed(lambda model: model.graph.initializer[0].dims.append(-1)),
         r"the weight 'w' has the shape \[3, -1\]",

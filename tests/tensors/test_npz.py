@@ -176,6 +176,19 @@ def test_a_truncated_file_is_refused(data: st.DataObject) -> None:
             load_npz(path)
 
 
+@pytest.mark.parametrize("entries", [1, 30])
+def test_a_small_file_that_becomes_large_is_refused_by_its_directory(tmp_path: Path, entries: int) -> None:
+    path = tmp_path / "t.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(entries):
+            archive.writestr(f"x{number}.npy", bytes(0x123456))
+    said, promised = 0x123456.to_bytes(4, "little"), (0x80000000 // entries).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(said, promised))
+    for read in (load_npz, load_runs):
+        with pytest.raises(UsageError, match="bytes of compressed arrays become"):
+            read(path)
+
+
 @pytest.mark.parametrize("name", ["missing.npz", "."])
 def test_missing_files_and_folders_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Cannot read"):
