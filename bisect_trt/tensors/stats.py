@@ -18,6 +18,7 @@ from bisect_trt.tensors.info import is_extension
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
 
+_FP16_MAX = 65504.0
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 
@@ -90,15 +91,32 @@ def count_nonfinite(values: Array) -> tuple[int, int]:
 
 
 def finite_rms(values: Array) -> float:
-    """Root mean square of the finite elements; 0 where there are none, or where it is beyond float64."""
+    """Root mean square of the finite elements; 0 where there are none, or where it is beyond float64.
+
+    Elements under a mask (about -1e30) do not count. They are past what fp16 holds, and 2**24 times larger than all others: a sum
+    of fp32 keeps nothing of these beside them, so they say nothing of how the others are rounded.
+    """
+    largest, limit = max((float(block.max()) for block in _magnitudes(values)), default=0.0), math.inf
+    if largest > _FP16_MAX:
+        half = largest / 2
+        rest = max(float(block.max(initial=0.0, where=block < half)) for block in _magnitudes(values))
+        limit = half if 0 < rest < largest * 2.0**-24 else limit
     squares, count = 0.0, 0
+    for block in _magnitudes(values):
+        counted = block[block < limit]
+        with np.errstate(over="ignore"):
+            squares += float(np.dot(counted, counted))
+        count += counted.size
+    return math.sqrt(squares / count) if count and math.isfinite(squares) else 0.0
+
+
+def _magnitudes(values: Array) -> Iterator[Vector]:
+    """The magnitudes of the finite elements, block by block; no empty blocks."""
     for block in blocks(values):
         magnitudes = np.abs(block if block.dtype.kind == "c" else block.astype(np.float64)).astype(np.float64)
-        magnitudes = magnitudes[np.isfinite(magnitudes)]
-        with np.errstate(over="ignore"):
-            squares += float(np.dot(magnitudes, magnitudes))
-        count += magnitudes.size
-    return math.sqrt(squares / count) if count and math.isfinite(squares) else 0.0
+        finite = magnitudes[np.isfinite(magnitudes)]
+        if finite.size:
+            yield finite
 
 
 def cosine_similarity(reference: Vector, seen: Vector) -> float:
