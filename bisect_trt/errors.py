@@ -28,21 +28,165 @@ class ExitStatus(IntEnum):
 
 
 class BisectError(Exception):
-    """An ending with a clear sentence for the user."""
+    """The command ended without an answer.
+
+    Each class of errors has a stable code. The first line of its docstring says the cause, ``remedy`` what to do; the message
+    of the error itself names the thing, the reason and the next step.
+    """
 
     status = ExitStatus.UNPROVEN
+    code, remedy = "BT3000", "Read the message and the report."
+
+    @classmethod
+    def describe(cls) -> dict[str, str]:
+        """The code, the cause and the remedy, for JSON."""
+        return {"code": cls.code, "cause": (cls.__doc__ or "").partition("\n")[0], "remedy": cls.remedy}
+
+
+class InternalError(BisectError):
+    """bisect-trt has a bug."""
+
+    code, remedy = "BT9000", "Report it with what -vv shows."
 
 
 class UsageError(BisectError):
-    """What the user asked for cannot be done as asked."""
+    """What was asked for cannot be done as asked."""
 
     status = ExitStatus.USAGE
+    code, remedy = "BT1000", "Change the command line as the message says."
+
+
+class CommandLineError(UsageError):
+    """The command line has an unknown or incomplete word."""
+
+    code, remedy = "BT1001", "Run the command with --help."
+
+
+class ValueRefusedError(UsageError):
+    """An option has a value that it does not take."""
+
+    code, remedy = "BT1002", "Give a value of the form that the message names."
+
+
+class ConflictError(UsageError):
+    """Two options exclude each other, or one has no effect."""
+
+    code, remedy = "BT1003", "Drop one of them."
+
+
+class MissingOptionError(UsageError):
+    """Something that the command needs is not given."""
+
+    code, remedy = "BT1004", "Add the option that the message names."
+
+
+class UnknownNameError(UsageError):
+    """A name is not in the model, the target or the file."""
+
+    code, remedy = "BT1005", "Use one of the names that the message lists."
+
+
+class OutputFileError(UsageError):
+    """A file cannot be written, or exists."""
+
+    code, remedy = "BT1006", "Name another path, or add --overwrite."
+
+
+class InputValuesError(UsageError):
+    """Values cannot be read, or do not fit the model."""
+
+    code, remedy = "BT1007", "Save them again, by the names and shapes of the model's inputs."
+
+
+class ScriptError(UsageError):
+    """A script or function of the user's does not do what it is called for."""
+
+    code, remedy = "BT1008", "Correct the script."
+
+
+class UnsuitableModelError(UsageError):
+    """The model has nothing that the command works on."""
+
+    code, remedy = "BT1009", "Use another command or another model."
+
+
+class ChangedRunError(UsageError):
+    """What a run depends on has changed since it started."""
+
+    code, remedy = "BT1010", "Start a new run."
+
+
+class CheckCommandError(UsageError):
+    """The check command cannot be run."""
+
+    code, remedy = "BT1011", "Run the command by hand, and correct it."
 
 
 class UnavailableError(BisectError):
-    """Something the run needs is missing or unreadable."""
+    """Something that the run needs is missing or unreadable."""
 
     status = ExitStatus.UNAVAILABLE
+    code, remedy = "BT2000", "Provide it as the message says."
+
+
+class ModelFileError(UnavailableError):
+    """The model cannot be read, or is not valid ONNX."""
+
+    code, remedy = "BT2001", "Export the model again."
+
+
+class UnreadableFileError(UnavailableError):
+    """A file is missing, damaged or of another kind."""
+
+    code, remedy = "BT2002", "Check the path, or write the file again."
+
+
+class RuntimeMissingError(UnavailableError):
+    """A runtime, a library or a device cannot be used here."""
+
+    code, remedy = "BT2003", "Run `bisect-trt doctor`."
+
+
+class ModelRefusedError(UnavailableError):
+    """A runtime cannot build or run the model."""
+
+    code, remedy = "BT2004", "Reduce the model by the message with `bisect-trt reduce`."
+
+
+class PlaceError(UnavailableError):
+    """A place or an environment cannot be used."""
+
+    code, remedy = "BT2005", "Run `bisect-trt doctor --on PLACE`."
+
+
+class RunFolderError(UnavailableError):
+    """The run does not exist, or its folder is damaged."""
+
+    code, remedy = "BT2006", "Name the folder of a run under .bisect-trt."
+
+
+class ResourceError(UnavailableError):
+    """Memory, disk or permissions are not enough."""
+
+    code, remedy = "BT2007", "Free memory or disk, or check permissions."
+
+
+class PackageError(UnavailableError):
+    """A Python package is missing or cannot be loaded."""
+
+    code, remedy = "BT2008", "Install the package that the message names."
+
+
+def kinds(base: type[BisectError] = BisectError) -> list[type[BisectError]]:
+    """All classes of errors that are imported and have a code of their own, by that."""
+    below = [each for kind in base.__subclasses__() for each in kinds(kind)]
+    return sorted([*([base] if "code" in vars(base) else []), *below], key=lambda kind: kind.code)
+
+
+def kind_of(names: Sequence[str]) -> type[BisectError] | None:
+    """The class of an error of another process, by the names of its classes, the most special first."""
+    known = {kind.__name__: kind for kind in kinds() if kind.__module__ == __name__}
+    return next((known[name] for name in names if name in known), None)
 
 
 def quoted(names: Iterable[str], limit: int = 20) -> str:

@@ -6,7 +6,9 @@ import re
 import sys
 from collections.abc import Iterator
 
+from bisect_trt.commands import session  # noqa: F401 - it imports every class of errors
 from bisect_trt.commands.commands import COMMANDS, Command
+from bisect_trt.errors import kinds
 from bisect_trt.options.spec import Entry, entries, title
 
 _HEAD = """# Reference
@@ -23,7 +25,16 @@ def reference() -> str:
     shared = dict.fromkeys(group for command in COMMANDS.values() for group in command.groups[1:])
     commands = (line for name, command in COMMANDS.items() for line in _command(name, command))
     tables = (line for group in shared for line in (f"### {title(group)}\n", *_table(group)))
-    return "\n".join([_HEAD, *commands, "## Shared options\n", *tables])
+    return "\n".join([_HEAD, *commands, "## Shared options\n", *tables, *_codes()])
+
+
+def _codes() -> Iterator[str]:
+    yield "## Error codes\n"
+    yield "| code | exit status | cause | what to do |\n| --- | --- | --- | --- |"
+    for kind in kinds():
+        known = kind.describe()
+        yield f"| {known['code']} | {int(kind.status)} | {known['cause']} | {known['remedy']} |"
+    yield ""
 
 
 def _command(name: str, command: Command) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -48,8 +49,13 @@ class Ran:
         lines = [line for line in self.err.splitlines() if not line.startswith("warning:")]
         assert "Traceback" not in self.out + self.err, self.err
         assert len(lines) == 1, self.err
-        assert lines[0].startswith("error: "), self.err
+        assert re.match(r"error(\[BT\d{4}\])?: .", lines[0]), self.err
         return lines[0]
+
+    @property
+    def code(self) -> str:
+        """The code of that error."""
+        return self.error.partition("[")[2].partition("]")[0]
 
 
 def examples(count: int) -> int:

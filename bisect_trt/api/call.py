@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +12,12 @@ from typing import Any, TypeAlias
 from bisect_trt.commands.binding import CALL_FILE
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.commands.record import leave_record
-from bisect_trt.commands.session import RebuiltPasses
+from bisect_trt.commands.record import attempt, leave_record
 from bisect_trt.commands.source import Inputs, Model, Source
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import BisectError, ExitStatus, UsageError
 from bisect_trt.options.run import Run
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
-from bisect_trt.probe.ledger import BudgetSpent
-from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console, NotebookConsole, QuietConsole, notebook
 from bisect_trt.report.result import Result
@@ -99,21 +95,15 @@ def run_call(
 def _worked(call: Call) -> Result:
     """Run a command; leave ``result.json`` and ``report.html`` in the run's folder however it ends."""
     keep_spare()  # the next call finds TensorRT started, and its timing cache warm
-    result, console, began = call.result, call.console, time.monotonic()
+    result, console = call.result, call.console
     with call.kept, closing(console):
-        try:
-            COMMANDS[call.command].load()(call)
-        except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
-            result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
-            result.why = str(ending)
-            console.answer(result.why)
-        except BaseException as ending:
-            result.status = "interrupted" if isinstance(ending, KeyboardInterrupt) else "error"
-            result.why = f"{type(ending).__name__}: {ending}"
-            raise
-        finally:
-            result.wall_s = round(time.monotonic() - began, 3)
-            leave_record(result, call.folder, (), console, None)
+        status, ending = attempt(call, lambda: COMMANDS[call.command].load()(call))
+        answered = isinstance(ending, BisectError) and status in (ExitStatus.NOT_REPRODUCED, ExitStatus.UNPROVEN)
+        if answered:
+            console.answer(str(result.why))
+        leave_record(result, call.folder, (), console, None)
+    if ending is not None and not answered:
+        raise ending
     return result
 
 

@@ -7,11 +7,9 @@ import shlex
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from io import IOBase
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -20,8 +18,8 @@ import bisect_trt
 from bisect_trt.cli.parser import escape_output, parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.commands.record import leave_record
-from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
+from bisect_trt.commands.record import attempt, leave_record, system_errors
+from bisect_trt.errors import BisectError, ExitStatus, InternalError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params
@@ -50,7 +48,7 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         if General in COMMANDS[name].groups or "json" in values:
             sys.exit(int(_answer(name, values, words, None)))
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
-        with said_of_the_system():
+        with system_errors():
             COMMANDS[name].load()(call)
         if name != "resume":
             sys.exit(0)
@@ -59,11 +57,11 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
             name, values = parse(call.words)
             sys.exit(int(_answer(name, values, call.words, call.folder)))
     except BisectError as error:
-        Console().error(str(error))
+        Console().error(str(error), error.code)
         sys.exit(int(error.status))
 
 
-def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None) -> ExitStatus | int:
+def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None) -> ExitStatus:
     """Run a command that has a result, and write that however it ends.
 
     Returns:
@@ -86,83 +84,35 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(words)}")
     call = Call(name, Params((), {}, words=True), console, result, words, folder=resumed, resumed=resumed is not None)
 
-    def work() -> Result:
+    def work() -> None:
         call.options = Params(groups, values, words=True)
-        return COMMANDS[name].load()(call)
+        COMMANDS[name].load()(call)
 
     with call.kept, Interrupts(console.stopping, lambda: _stop_at_once(call)), closing(console):
-        start = time.monotonic()
-        status, result = _worked(work, call, general)
-        result.wall_s = round(time.monotonic() - start, 3)
+        status, ending = attempt(call, work)
+        if ending is not None:
+            _say_ending(ending, call, general.verbosity)
         status = _leave(result, general, call) or status
         _tell_files(result, general, console)  # after all is written: the line is no part of the story
     return status
 
 
-def _worked(work: Callable[[], Result], call: Call, general: General) -> tuple[ExitStatus | int, Result]:
-    """Do the work; however it ends, there is a status and a result."""
-    status: ExitStatus | int
-    console, result = call.console, call.result
-    try:
-        with said_of_the_system(call):
-            result = work()
-        status = result.exit_status
-    except BisectError as error:
-        status = error.status
-        result.status = {ExitStatus.NOT_REPRODUCED: "not_reproduced", ExitStatus.UNPROVEN: "inconclusive"}.get(
-            status, "error"
-        )
-        result.why = str(error)
-        if status is ExitStatus.NOT_REPRODUCED:
-            for line in result.why.split("\n"):  # what to try next is a list
-                console.answer(line)
-        else:
-            console.error(result.why)
-        if general.verbosity > 1:
-            traceback.print_exc()
-    except KeyboardInterrupt:
-        status = ExitStatus.INTERRUPTED
-        result.status, result.why = "interrupted", "stopped by the user"
-        run = result.artifacts.get("run")
+def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
+    """Say why there is no answer."""
+    console, why = call.console, str(call.result.why)
+    if isinstance(ending, KeyboardInterrupt):
+        run = call.result.artifacts.get("run")
         console.error(f"stopped; go on with: bisect-trt resume {shlex.quote(run)}" if run else "stopped.")
-    except Exception as error:  # a bug of ours, which is no reason for a traceback either
-        status = ExitStatus.UNPROVEN
-        result.why = f"{type(error).__name__}: {error}"
-        console.error(f"internal error: {result.why}; please report it with what -vv shows.")
-        if general.verbosity > 1:
-            traceback.print_exc()
-    return status, result
-
-
-@contextmanager
-def said_of_the_system(call: Call | None = None) -> Iterator[None]:
-    """What the system refuses, in a sentence.
-
-    Raises:
-        UnavailableError: A file cannot be used, or there is not enough memory.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"{_file_of(error, call)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
-        ) from error
-    except MemoryError as error:
-        raise UnavailableError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
-    except RecursionError as error:
-        raise UnavailableError("the model is nested too deeply; export it in a simpler form.") from error
-
-
-def _file_of(error: OSError, call: Call | None) -> str:
-    """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
-    if error.filename:
-        return str(error.filename)
-    found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
-    for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
-        for value in frame.f_locals.values():
-            name = getattr(value, "name", None) if isinstance(value, IOBase) else None
-            found = name if isinstance(name, str) else found
-    return found
+        return
+    if not isinstance(ending, BisectError):
+        console.error(f"internal error: {why}; please report it with what -vv shows.", InternalError.code)
+    elif ending.status is ExitStatus.NOT_REPRODUCED:
+        for line in why.split("\n"):  # what to try next is a list
+            console.answer(line)
+    else:
+        console.error(why, ending.code)
+    if verbosity > 1:
+        traceback.print_exception(ending)
 
 
 def _stop_at_once(call: Call) -> None:
@@ -181,7 +131,7 @@ def _leave(result: Result, general: General, call: Call) -> ExitStatus | None:
         if general.junit is not None:
             write_junit(result.to_json(), general.junit)
     except BisectError as error:
-        call.console.error(str(error))
+        call.console.error(str(error), error.code)
         return error.status
     return None
 

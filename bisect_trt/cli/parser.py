@@ -21,6 +21,7 @@ import typer
 
 import bisect_trt
 from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.errors import CommandLineError
 from bisect_trt.options.spec import Entry, entries, title
 
 PROGRAM = "bisect-trt"
@@ -62,6 +63,7 @@ IGNORED = frozenset(
     }
 )
 """Polygraphy's switches for what is always done here."""
+_CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, of Click or of Typer's copy of it
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
@@ -84,18 +86,22 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     found: list[tuple[str, dict[str, Any]]] = []
     named = next((word for word in argv or _completed() if word in COMMANDS), None)
     app = make_app(named, lambda name, values: found.append((name, values)))
+    words = (argv or ["--help"]) if named is None else expand(argv, several(named))
     try:
-        app(argv if named is None else expand(argv, several(named)), prog_name=PROGRAM)
-    except SystemExit as ending:
-        if ending.code or not found:
-            raise
+        status = app(words, prog_name=PROGRAM, standalone_mode=False)
+    except _CLICK_ERROR as error:
+        program = PROGRAM if named is None else f"{PROGRAM} {named}"
+        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
+        sys.stderr.write(f"error[{CommandLineError.code}]: {said}; `{program} --help` shows what it takes.\n")
+        raise SystemExit(int(CommandLineError.status)) from error
+    if not found:
+        raise SystemExit(status)
     return found[0]
 
 
 def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) -> typer.Typer:
     """Typer's application, with the options of one command; the others have their name and summary only."""
     app = typer.Typer(
-        no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

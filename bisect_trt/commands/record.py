@@ -1,18 +1,21 @@
-"""What a run leaves however it ends: ``result.json``, the report that is made of it, and the annotated model."""
+"""How a run ends, and what it leaves: ``result.json``, the report that is made of it, and the annotated model."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from io import IOBase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.region import Findings
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
 from bisect_trt.onnxlib.save import write_annotated
 from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.report.charts import error_curve
@@ -20,6 +23,9 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
+
+if TYPE_CHECKING:
+    from bisect_trt.commands.call import Call
 
 MOST_PROBES = 2000
 """The first and the last probes of a longer search are in the report."""
@@ -60,6 +66,55 @@ VERDICTS = {
     "unseen": "not compared",
 }
 PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
+
+
+def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
+    """Do the work of a call; its result says how that ended.
+
+    Returns:
+        The exit status, and what ended it before it had an answer.
+    """
+    result, began = call.result, time.monotonic()
+    try:
+        with system_errors(call):
+            work()
+    except BaseException as ending:
+        return result.end_early(ending), ending
+    finally:
+        result.wall_s = round(time.monotonic() - began, 3)
+    return result.exit_status, None
+
+
+@contextmanager
+def system_errors(call: Call | None = None) -> Iterator[None]:
+    """Raise errors of the operating system as sentences.
+
+    Raises:
+        ResourceError: A file cannot be used, or there is not enough memory.
+        ModelFileError: A model is nested too deeply.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"{_file_of(error, call)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
+        ) from error
+    except MemoryError as error:
+        raise ResourceError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
+    except RecursionError as error:
+        raise ModelFileError("the model is nested too deeply; export it in a simpler form.") from error
+
+
+def _file_of(error: OSError, call: Call | None) -> str:
+    """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
+    if error.filename:
+        return str(error.filename)
+    found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
+    for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
+        for value in frame.f_locals.values():
+            name = getattr(value, "name", None) if isinstance(value, IOBase) else None
+            found = name if isinstance(name, str) else found
+    return found
 
 
 @contextmanager

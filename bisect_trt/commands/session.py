@@ -14,7 +14,7 @@ import onnx
 
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, ExitStatus, quoted
+from bisect_trt.errors import BisectError, quoted
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
@@ -55,7 +55,7 @@ _SHOWN = 3
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
     """The original fails, and the same model of all its units passes: no piece of it can be searched."""
 
-    status = ExitStatus.UNPROVEN
+    code, remedy = "BT3003", "Take what differs out of the model, or repeat the check to see how often it fails."
 
 
 class _Lost(Exception):  # noqa: N818 - never leaves this module

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Outcome
 from bisect_trt.search.oracle import Verdict
@@ -88,7 +88,7 @@ class Watcher:
 class BudgetSpent(BisectError):  # noqa: N818 - an ending, not an error
     """No more probes may be made."""
 
-    status = ExitStatus.UNPROVEN
+    code, remedy = "BT3002", "Resume the run, or start it with a larger budget."
 
 
 class Ledger:

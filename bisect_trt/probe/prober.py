@@ -39,6 +39,7 @@ class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
     """The original model passes its check, so there is nothing to look for."""
 
     status = ExitStatus.NOT_REPRODUCED
+    code, remedy = "BT3001", "Try other input values, tolerances or conditions of the check."
 
 
 class Check(Protocol):

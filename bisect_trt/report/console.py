@@ -196,9 +196,9 @@ class Console(Watcher):
         """Print a warning on stderr."""
         self._complain("warning:", "yellow", plain(text))
 
-    def error(self, text: str) -> None:
+    def error(self, text: str, code: str = "") -> None:
         """Print on stderr why the run ends."""
-        self._complain("error:", "bold red", plain(text))
+        self._complain(f"error[{code}]:" if code else "error:", "bold red", plain(text))
 
     def _complain(self, kind: str, style: str, text: str) -> None:
         self.note(f"{kind} {text}")
@@ -294,7 +294,7 @@ class QuietConsole(Console):
         """Log a warning."""
         _LOGGER.warning(plain(text))
 
-    def error(self, text: str) -> None:
+    def error(self, text: str, code: str = "") -> None:  # noqa: ARG002 - a log has no use for it
         """Log why the run ends."""
         _LOGGER.error(plain(text))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt import __version__
-from bisect_trt.errors import ExitStatus, UnavailableError
+from bisect_trt.errors import BisectError, ExitStatus, InternalError, UnavailableError
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.host import facts
 
@@ -89,6 +89,18 @@ class Result:
     def tensors(self) -> list[dict[str, Any]]:
         """Of ``layerwise`` and ``diagnose``: every tensor that was compared."""
         return list(self.extra.get("tensors", ()))
+
+    def end_early(self, ending: BaseException) -> ExitStatus:
+        """Say what ended the command before it had an answer; return the exit status of that."""
+        if isinstance(ending, KeyboardInterrupt):
+            self.status, self.why = "interrupted", "stopped by the user"
+            return ExitStatus.INTERRUPTED
+        known = ending if isinstance(ending, BisectError) else InternalError(f"{type(ending).__name__}: {ending}")
+        ends = {ExitStatus.NOT_REPRODUCED: "not_reproduced", ExitStatus.UNPROVEN: "inconclusive"}
+        self.status = ends.get(known.status, "error") if known is ending else "error"
+        self.why = str(known)
+        self.extra["error"] = known.describe()
+        return known.status
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, schema first."""

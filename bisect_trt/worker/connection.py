@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UnavailableError, kind_of
 from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.worker.channel import Buffer, Closed, ConnectionLost, Message, ProcessDied, receive, send, write_all
@@ -249,7 +249,7 @@ def _raise_error(types: Sequence[str], message: str, signature: str | None, pois
     for failure in (BuildError, RunError):
         if failure.__name__ in types:
             raise failure(message, signature=signature, poisoned=poisoned)
-    for kind in (UsageError, UnavailableError, MemoryError):
-        if kind.__name__ in types:
-            raise kind(message)
+    kind = MemoryError if MemoryError.__name__ in types else kind_of(types)
+    if kind is not None:
+        raise kind(message)
     raise RemoteError(types[0], message)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, kind_of
 from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -109,8 +109,7 @@ class Worker:
             names = _names(getattr(order.request, "model", None))
             reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
         except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
-            kinds = (UsageError, UnavailableError, BisectError)
-            reply = next(known for known in kinds if isinstance(error, known))(str(error))
+            reply = (kind_of([each.__name__ for each in type(error).__mro__]) or BisectError)(str(error))
         except (ConnectionLost, ProcessDied) as error:
             self._runtimes.clear()
             reply = error

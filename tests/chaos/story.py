@@ -113,7 +113,7 @@ class Story:
         said = self.said()
         assert not re.search(r"Traceback|internal error|Exception ignored", said), said
         if status in (2, 3, 4):
-            assert "error: " in said or status == 3, said
+            assert "error" in said or status == 3, said
         self.assert_nothing_left()
         return status
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
 
 import bisect_trt as package
-from bisect_trt.cli.app import said_of_the_system
 from bisect_trt.cli.parser import expand, several
 from bisect_trt.commands.commands import COMMANDS as TABLE
+from bisect_trt.commands.record import system_errors
 from bisect_trt.errors import UnavailableError
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
@@ -174,5 +174,5 @@ def test_bash_completes_options(here: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_names_the_file() -> None:
     said = "/dev/full cannot be used: No space left on device; check its path"
-    with pytest.raises(UnavailableError, match=said), said_of_the_system():
+    with pytest.raises(UnavailableError, match=said), system_errors():
         Path("/dev/full").write_text("x")

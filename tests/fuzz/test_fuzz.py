@@ -90,6 +90,6 @@ def wrong(status: int, out: str, err: str) -> str | None:
             return said[0]
     if status not in (0, 1, 2, 3, 4):
         return f"exit status {status}"
-    if status in (2, 4) and not re.search(r"^error: .|^╭─ Error ", err, re.MULTILINE):
+    if status in (2, 4) and not re.search(r"^error\[BT\d{4}\]: .", err, re.MULTILINE):
         return f"exit status {status} without a sentence: {err[-200:]}"
     return None

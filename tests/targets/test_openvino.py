@@ -246,7 +246,7 @@ def test_the_other_commands(cli: CommandLine) -> None:
     assert ran.status == 0, ran.err
     assert {each["name"] for each in read_json(Path("r.json"))["keep_fp32"]} == {"big", "back"}
     ran = cli("convert", path, "--openvino", "-o", "model.engine")
-    assert ran.error.startswith("error: OpenVINO has no engines to write to model.engine")
+    assert "OpenVINO has no engines to write to model.engine" in ran.error
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_the_other_commands(cli: CommandLine) -> None:
 )
 def test_options_that_contradict(cli: CommandLine, words: list[str], complaint: str) -> None:
     path = save(Path("model.onnx"), [make("Relu", ["x"], ["y"])])
-    assert cli("run", path, "--openvino", *words).error == f"error: {complaint}"
+    assert cli("run", path, "--openvino", *words).error.endswith(f"]: {complaint}")
 
 
 def quantized(path: Path) -> Path:

@@ -1,0 +1,37 @@
+"""Errors: each has a code of its own, one sentence of cause and one of what to do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bisect_trt.commands.session import RebuiltPasses
+from bisect_trt.errors import BisectError, CommandLineError, UsageError, kind_of, kinds
+
+_SENTENCE = re.compile(r"[A-Za-z`][^.]*( \.bisect-trt)?\.")
+
+
+def test_codes_are_stable_and_of_one_class_each() -> None:
+    known = {kind.code: kind.__name__ for kind in kinds()}
+    assert len(known) == len(kinds())
+    assert known["BT3003"] == RebuiltPasses.__name__
+    assert known["BT1001"] == CommandLineError.__name__
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.code)
+def test_a_code_has_a_cause_and_a_remedy(kind: type[BisectError]) -> None:
+    said = kind.describe()
+    assert re.fullmatch(r"BT\d{4}", said["code"])
+    assert _SENTENCE.fullmatch(said["cause"])
+    assert said["remedy"].endswith(".")
+
+
+def test_an_error_of_another_process_keeps_its_code_where_it_is_known_here() -> None:
+    class SpecialError(CommandLineError):
+        """One of a plug-in's."""
+
+    names = [each.__name__ for each in SpecialError.__mro__]
+    assert kind_of(names) is CommandLineError
+    assert kind_of(["KeyError"]) is None
+    assert issubclass(CommandLineError, UsageError)
