@@ -1,10 +1,12 @@
 """``releases``: the release of a package in which a failure appeared, and the one in which it went.
 
-The space is the releases in their order, each probed in an environment of its own; the strategy finds both boundaries.
+The space is the releases in their order, each probed in an environment of its own; the strategy is
+:func:`~bisect_trt.search.history.find_edges`, which finds both boundaries.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+import onnx
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.commands.call import Call
@@ -20,11 +23,12 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, DoesNotReproduce
@@ -32,8 +36,9 @@ from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.reproducer import MODEL, Since
 from bisect_trt.report.result import Result
-from bisect_trt.search.history import History, find_edges
+from bisect_trt.search.history import Edge, History, find_edges
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -59,14 +64,14 @@ class ReleaseCheck:
         check: What says good or bad. A command has ``{python}`` in it, which becomes the environment's interpreter.
         subject: The model.
         target: The runtime, if one is compared.
-        expected: The signature of the failure that is looked for, where it is known already.
+        failure: The failure that is looked for, where it is known already.
         newest: Whether it is about the newest release, in which a missing operator is no matter of age.
     """
 
     check: BuiltinCheck | CommandCheck
     subject: Subject
     target: TargetSettings | None
-    expected: str | None = None
+    failure: Record | None = None
     newest: bool = False
 
     @property
@@ -78,7 +83,7 @@ class ReleaseCheck:
         """Probe one candidate; its environment is made first, where it is not there yet."""
         began = time.monotonic()
         try:
-            return self._judged(self._run(files, cancel))
+            return self._judged(self._run(files, cancel), files.model)
         except (UnavailableError, UsageError) as error:  # of this release alone: others go on
             signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
             files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
@@ -97,20 +102,40 @@ class ReleaseCheck:
         # How far it is off is the release's matter; that it is beyond tolerance is the failure.
         return replace(outcome, severity=None)
 
-    def _judged(self, outcome: Outcome) -> Outcome:
+    def _judged(self, outcome: Outcome, model: Path) -> Outcome:
         """The same failure in the words of another release has the same signature."""
         if outcome.ending is not Ending.BROKEN:
             return outcome
-        kind = error_class(outcome.signature)
-        if self.expected is not None and error_class(self.expected) == kind:
-            return replace(outcome, signature=self.expected)
+        refusal = refusal_of(outcome, model)
+        if self.failure is not None and refusal_of(self.failure, model) == refusal:
+            return replace(outcome, signature=self.failure.signature)
         if self.target is not None and self.target.target.does_not_know(outcome.reason, newest=self.newest):
             return replace(outcome, ending=Ending.OTHER, reason=f"it does not know the model: {outcome.reason}")
-        return replace(outcome, signature=kind)
+        return replace(outcome, signature=refusal)
+
+
+def refusal_of(failure: Outcome | Record, model: Path) -> str:
+    """The kind of a failure with the node and the operator that its message names first.
+
+    The words of a message change from release to release; the text, without operands, counts only where no node is named.
+    """
+    kind = failure.signature.partition(":")[0]
+    nodes = list(all_nodes(onnx.load(str(model), load_external_data=False)))
+    for words in ({node.name: f"{node.op_type} {node.name}" for node in nodes}, {n.op_type: n.op_type for n in nodes}):
+        found = {at: words[word] for word in words if word and (at := _place_of(word, failure.reason)) >= 0}
+        if found:
+            return f"{kind}: {found[min(found)]}"
+    return error_class(failure.signature)
+
+
+def _place_of(word: str, text: str) -> int:
+    """Where a text has a name, as a word of its own; -1 where it has not."""
+    found = re.search(rf"(?<![\w/.]){re.escape(word)}(?![\w/])", text)
+    return -1 if found is None else found.start()
 
 
 def in_releases(
-    check: Check, subject: Subject, target: TargetSettings | None, expected: str | None = None
+    check: Check, subject: Subject, target: TargetSettings | None, failure: Record | None = None
 ) -> ReleaseCheck:
     """The same check, in the environment that a candidate names.
 
@@ -124,34 +149,46 @@ def in_releases(
         )
     if not isinstance(check, BuiltinCheck | CommandCheck):
         raise UsageError("releases asks other interpreters: give a target such as --onnxrt, or a --check command.")
-    return ReleaseCheck(check, subject, target, expected)
+    return ReleaseCheck(check, subject, target, failure)
 
 
-Range = tuple[Version | None, Version | None]
-"""The first release; and the last one with all that begin with it: 1.31 goes up to 1.31.1. ``None`` for no limit."""
+@dataclass(frozen=True)
+class Range:
+    """The releases from one version to another, with all that begin like the newest; ``None`` is no limit."""
 
+    oldest: Version | None = None
+    newest: Version | None = None
 
-def read_range(oldest: str, newest: str) -> Range:
-    """The range from one version to another.
+    @classmethod
+    def read(cls, oldest: str, newest: str) -> Range:
+        """The range between two options.
 
-    Raises:
-        UsageError: One is no version, or there is nothing between the two.
-    """
-    ends: list[Version | None] = []
-    for option, text in (("--from", oldest), ("--to", newest)):
+        Raises:
+            UsageError: One is no version, or there is nothing between the two.
+        """
         try:
-            ends.append(Version(text) if text else None)
+            read = cls(*(Version(text) if text else None for text in (oldest, newest)))
         except InvalidVersion as error:
-            raise UsageError(f"{option} {text}: that is no version; give one such as 1.18 or 1.18.1.") from error
-    low, high = ends
-    if low is not None and high is not None and _beyond(low, high):
-        raise UsageError(f"--from {oldest} is newer than --to {newest}; swap them.")
-    return low, high
+            raise UsageError(f"--from or --to: {error}; give a version such as 1.18 or 1.18.1.") from error
+        if read.oldest is not None and read.newest is not None and not replace(read, oldest=None).has(read.oldest):
+            raise UsageError(f"--from {oldest} is newer than --to {newest}; swap them.")
+        return read
 
+    def has(self, release: Version) -> bool:
+        """Whether a release is in it."""
+        if self.oldest is not None and release < self.oldest:
+            return False
+        newest = self.newest
+        return newest is None or release <= newest or release.release[: len(newest.release)] == newest.release
 
-def _beyond(release: Version, newest: Version) -> bool:
-    """Whether a release is newer than another and all that begin like it."""
-    return release > newest and release.release[: len(newest.release)] != newest.release
+    def is_covered(self, releases: Sequence[Version]) -> bool:
+        """Whether releases, the oldest first, reach from one end to the other."""
+        low, high = self.oldest or releases[0], self.newest or releases[-1]
+        return releases[0] <= low and high <= releases[-1]
+
+    def __str__(self) -> str:
+        ends = (("from", self.oldest), ("to", self.newest))
+        return "".join(f" {word} {end}" for word, end in ends if end is not None)
 
 
 def list_releases(package: str, wanted: Range) -> dict[str, str]:
@@ -163,8 +200,7 @@ def list_releases(package: str, wanted: Range) -> dict[str, str]:
     Raises:
         UnavailableError: There are none, or the index does not answer.
     """
-    low, high = wanted
-    found: dict[str, str] = {}
+    found: dict[Version, str] = {}
     for python in ("", *others()):
         try:
             if python:
@@ -172,22 +208,14 @@ def list_releases(package: str, wanted: Range) -> dict[str, str]:
         except UnavailableError:
             continue
         for release in list_index(package, python or None):
-            found.setdefault(release, python)
-        versions = [Version(each) for each in found]
-        if versions and (low is None or min(versions) <= low) and (high is None or max(versions) >= high):
+            found.setdefault(Version(release), python)
+        if found and wanted.is_covered(sorted(found)):
             break
-    ordered = sorted(found, key=Version)
-    some = [each for each in ordered if low is None or Version(each) >= low]
-    some = [each for each in some if high is None or not _beyond(Version(each), high)]
-    if some:
-        return {release: found[release] for release in some}
-    asked = "".join(f" {word} {end}" for word, end in (("from", low), ("to", high)) if end is not None)
-    there = f"it has {_spread(ordered)}" if found else "it has none at all"
-    raise UnavailableError(f"the index has no release of {package}{asked} for an interpreter here; {there}.")
-
-
-def _spread(releases: Sequence[str]) -> str:
-    return " to ".join(dict.fromkeys((releases[0], releases[-1])))
+    ordered = sorted(found)
+    if some := [release for release in ordered if wanted.has(release)]:
+        return {str(release): found[release] for release in some}
+    there = f"it has {ordered[0]} to {ordered[-1]}" if found else "it has none at all"
+    raise UnavailableError(f"the index has no release of {package}{wanted} for an interpreter here; {there}.")
 
 
 @dataclass(frozen=True)
@@ -206,35 +234,24 @@ class Boundaries:
     history: History
     reasons: Mapping[str, str]
 
-    def _at(self, place: int | None) -> str | None:
-        return None if place is None else self.releases[place]
-
-    @property
-    def first_failing(self) -> str | None:
-        """The release in which the failure appeared: the oldest that fails, if the one before it passes."""
-        edge = self.history.oldest
-        return None if edge is None or edge.passing is None else self._at(edge.failing)
-
-    @property
-    def first_passing(self) -> str | None:
-        """The release in which it went: the next after the newest that fails."""
-        return None if self.history.newest is None else self._at(self.history.newest.passing)
+    def passing(self, edge: Edge | None) -> str | None:
+        """The release that passes at an edge; ``None`` if the failures go on there."""
+        return None if edge is None or edge.passing is None else self.releases[edge.passing]
 
     def describe(self) -> str:
-        """The boundaries in a sentence."""
+        """The boundaries in a sentence, and why they are not known exactly, if so."""
         oldest, newest = self.history.oldest, self.history.newest
         assert oldest is not None
         assert newest is not None
-        since = self._at(oldest.failing)
-        begun = f"fails since {self.package} {since}, right in {self._at(oldest.passing)}"
-        if oldest.passing is None:
+        since, before, after = self.releases[oldest.failing], self.passing(oldest), self.passing(newest)
+        begun = f"fails since {self.package} {since}, right in {before}"
+        if before is None:
             begun = f"fails in {self.package} {since} already, the oldest that says anything"
-        if newest.passing is None:
-            return f"{begun}; still there in {self._at(newest.failing)}, the newest that says anything"
-        return f"{begun}; gone in {self.first_passing}"
+        still = f"still there in {self.releases[newest.failing]}, the newest that says anything"
+        return f"{begun}; {still if after is None else f'gone in {after}'}"
 
     def doubt(self) -> str | None:
-        """Why it is not known exactly, if it is not."""
+        """Why a boundary is not known exactly, if so."""
         for edge, what in ((self.history.oldest, "appeared"), (self.history.newest, "went")):
             if edge is not None and edge.between:
                 names = [self.releases[place] for place in edge.between]
@@ -252,64 +269,21 @@ class Boundaries:
 
     def to_json(self) -> dict[str, object]:
         """The fields of the result."""
+        oldest, newest = self.history.oldest, self.history.newest
+        appeared = oldest is not None and oldest.passing is not None
         return {
             "package": self.package,
             "releases": {release: verdict for release, verdict, _ in self.rows()},
-            "first_failing": self.first_failing,
-            "first_passing": self.first_passing,
+            "first_failing": self.releases[oldest.failing] if oldest is not None and appeared else None,
+            "first_passing": self.passing(newest),
             "failing": [[self.releases[first], self.releases[last]] for first, last in self.history.stretches],
             "reasons": dict(self.reasons),
         }
 
 
-def find_releases(session: Session, own: Releases, package: str, wanted: Range, runs: int) -> Result:
-    """Probe releases until it is known where the failure appeared and where it went.
-
-    Args:
-        session: Its prober's check is a :class:`ReleaseCheck`.
-        own: The options of the command.
-        package: The package that has the releases.
-        wanted: Their range.
-        runs: How often the failure may stay away in a release that has it, plus 1.
-
-    Raises:
-        DoesNotReproduce: None fails.
-        BudgetSpent: What was seen so far is in the result.
-        UnavailableError: There are no such releases, or none says anything.
-    """
-    console, result = session.console, session.result
-    console.step(f"Which releases of {package} are there?")
-    pythons = list_releases(package, wanted)
-    console.say(f"  {len(pythons)}: {_spread(list(pythons))}")
-    how = "Ask each" if own.find_all else "Bisect them"
-    console.step(f"{how}: each in an environment of its own, made where it is not there yet")
-    model = replace(session.subject.original, runs=runs)
-    found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
-    if own.find_all:
-        console.table(("release", "verdict", "reason"), found.rows(), len(pythons))
-    if found.history.oldest is None:
-        silent = [row for row in found.rows() if row[1] == Verdict.UNRESOLVED.value]
-        said = f"{silent[0][0]} says nothing: {silent[0][2]}" if silent else ""
-        if len(silent) == len(found.releases):
-            raise UnavailableError(f"no release of {package} says anything of this failure; {said}")
-        raise DoesNotReproduce(
-            f"no release of {package} from {found.releases[0]} to {found.releases[-1]} fails"
-            + (f"; {len(silent)} of {len(found.releases)} say nothing ({said})." if silent else ".")
-            + " The one that you saw fail may be older (--from); or it ran with other options or inputs."
-        )
-    result.status, result.why = "found", found.doubt()
-    result.minimality = "1-minimal" if result.why is None else "unproven"
-    console.answer(f"It {found.describe()}.")
-    if found.first_passing is not None:
-        console.answer(f"  To be rid of it: {package} {found.first_passing} or a newer one.")
-    if result.why:
-        console.answer(f"  {result.why}")
-    return result
-
-
 def ask_releases(
     session: Session,
-    package: str,
+    package: Package,
     pythons: Mapping[str, str],
     model: Candidate,
     *,
@@ -335,25 +309,26 @@ def ask_releases(
 
     def build(place: int) -> Candidate:
         release = releases[place]
-        environment = Environment(with_numpy((f"{package}=={release}", *beside)), pythons[release])
-        return replace(model, title=f"{package} {release}", packages=str(environment))
+        wanted = with_numpy((*package.requirements(release), *beside))
+        environment = Environment(wanted, pythons[release], alone=bool(package.parts))
+        return replace(model, title=f"{package.name} {release}", packages=str(environment))
 
-    series, check = Series(build), prober.runner.check
+    space, check = Series(build), prober.runner.check
     assert isinstance(check, ReleaseCheck)
-    if check.expected is None:
+    if check.failure is None:
         # The newest release defines the failure; of an older one, an operator that it lacks is a matter of its age.
         prober.runner.check = replace(check, newest=True)
-        fails = series.probe(prober, len(releases) - 1) is Verdict.FAIL
-        prober.runner.check = replace(check, expected=prober.ledger.original if fails else None)
+        fails = space.probe(prober, len(releases) - 1) is Verdict.FAIL
+        prober.runner.check = replace(check, failure=space.seen(prober)[len(releases) - 1] if fails else None)
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
     try:
-        history = series.search(prober, lambda ask: find_edges(len(releases), ask, hint, every=every))
+        history = space.search(prober, lambda ask: find_edges(len(releases), ask, hint, every=every))
     finally:
-        records = series.seen(prober)
+        records = space.seen(prober)
         seen = History({place: record.verdict for place, record in records.items()})
         reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
-        found = Boundaries(package, releases, history or seen, reasons)
+        found = Boundaries(package.name, releases, history or seen, reasons)
         session.result.extra |= found.to_json()
     return found
 
@@ -377,26 +352,28 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
             console.answer(f"Since which release? Not looked for, because it installs releases: {command}")
         return None
     console.step(f"Since which release of {package.name}?")
-    there = in_releases(prober.runner.check, session.subject, target, prober.ledger.original)
-    elsewhere = replace(session, probing=prober.beside(there))
+    original = prober.ledger.original
+    failure = next((record for record in reversed(prober.ledger.records) if record.signature == original), None)
+    elsewhere = in_releases(prober.runner.check, session.subject, target, failure)
     try:
-        failing = _seen_failing(session.subject, package.name)
-        pythons = list_releases(package.name, (None, None))
-        found = ask_releases(elsewhere, package.name, pythons, replace(case, runs=1), failing=failing)
-    except BudgetSpent as error:
-        console.say(f"  {error} This goes on: {command}")
-        return None
-    except BisectError as error:
-        console.say(f"  not found: {error}")
+        found = ask_releases(
+            replace(session, probing=prober.beside(elsewhere)),
+            package,
+            list_releases(package.index_name, Range()),
+            replace(case, runs=1),
+            failing=_seen_failing(session.subject, package.name),
+        )
+    except (BisectError, BudgetSpent) as error:
+        console.say(f"  not found: {error}" + (f" This goes on: {command}" if isinstance(error, BudgetSpent) else ""))
         return None
     if found.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    doubt, mended = found.doubt(), None
+    doubt, gone = found.doubt(), found.passing(found.history.newest)
     said = f"It {found.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
+    mended = None if gone is None else f"{package.name} {gone} has it no more: update to that or a newer one"
     console.answer(said)
-    if found.first_passing is not None:
-        mended = f"{package.name} {found.first_passing} has it no more: update to that or a newer one"
+    if mended is not None:
         console.answer(f"{mended}, there is nothing left to report.")
     return Since(said, mended)
 
@@ -411,30 +388,14 @@ def _seen_failing(subject: Subject, package: str) -> str:
         return ""
 
 
-def _package(own: Releases, target: TargetSettings | None, *, has_check: bool) -> str:
-    """The package that has the releases.
-
-    Raises:
-        UsageError: It is not said.
-    """
-    if own.package is not None and not has_check:
-        raise UsageError("--package names the releases for a --check command; add one, or name a target instead.")
-    package = None if target is None else target.target.package(target)
-    name = own.package or (None if package is None else package.name)
-    if name is None:
-        raise UsageError(
-            "releases of what? Name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
-            "--check command."
-        )
-    return name
-
-
 def run(call: Call) -> Result:
     """Find the release in which a failure appeared: of a model, or of a reproducer with its values.
 
     Raises:
+        BudgetSpent: What was seen so far is in the result.
+        DoesNotReproduce: No release fails.
+        UnavailableError: There are no such releases, or none says anything.
         UsageError: An option is wrong.
-        UnavailableError: A release cannot be installed.
     """
     own = call[Releases]
     folder = own.model if call.source is None else call.source.named
@@ -447,7 +408,15 @@ def run(call: Call) -> Result:
         if not given and (folder / "inputs.npz").is_file():
             call.options.change(Data, load_inputs=[folder / "inputs.npz"])
     target = call[Target].settings()
-    package, wanted = _package(own, target, has_check=call.has_check), read_range(own.from_, own.to)
+    if own.package is not None and not call.has_check:
+        raise UsageError("--package names the releases for a --check command; add one, or name a target instead.")
+    package = Package(own.package) if own.package else None if target is None else target.target.package(target)
+    if package is None:
+        raise UsageError(
+            "releases of what? Name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
+            "--check command."
+        )
+    wanted = Range.read(own.from_, own.to)
     check = call.check(target, used=True)
     call.open(check)
     check = replace(check, target=None) if check.argv else check
@@ -456,3 +425,35 @@ def run(call: Call) -> Result:
         call.investigated(subject, check, target, lambda here: in_releases(here, subject, target)) as session,
     ):
         return find_releases(session, own, package, wanted, call[Search].repeat or 1)
+
+
+def find_releases(session: Session, own: Releases, package: Package, wanted: Range, runs: int) -> Result:
+    """Probe releases until it is known where the failure appeared and where it went; ``runs`` times each, while it stays away."""
+    console, result = session.console, session.result
+    console.step(f"Which releases of {package.name} are there?")
+    pythons = list_releases(package.index_name, wanted)
+    console.say(f"  {len(pythons)}: {next(iter(pythons))} to {[*pythons][-1]}")
+    how = "Ask each" if own.find_all else "Bisect them"
+    console.step(f"{how}: each in an environment of its own, made where it is not there yet")
+    model = replace(session.subject.original, runs=runs)
+    found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
+    if own.find_all:
+        console.table(("release", "verdict", "reason"), found.rows(), len(pythons))
+    if found.history.oldest is None:
+        silent = [row for row in found.rows() if row[1] == Verdict.UNRESOLVED.value]
+        said = f"{silent[0][0]} says nothing: {silent[0][2]}" if silent else ""
+        if len(silent) == len(found.releases):
+            raise UnavailableError(f"no release of {package.name} says anything of this failure; {said}")
+        raise DoesNotReproduce(
+            f"no release of {package.name} from {found.releases[0]} to {found.releases[-1]} fails"
+            + (f"; {len(silent)} of {len(found.releases)} say nothing ({said})." if silent else ".")
+            + " The one that you saw fail may be older (--from); or it ran with other options or inputs."
+        )
+    result.status, result.why = "found", found.doubt()
+    result.minimality = "1-minimal" if result.why is None else "unproven"
+    console.answer(f"It {found.describe()}.")
+    if (gone := found.passing(found.history.newest)) is not None:
+        console.answer(f"  To be rid of it: {package.name} {gone} or a newer one.")
+    if result.why:
+        console.answer(f"  {result.why}")
+    return result

@@ -147,10 +147,21 @@ class Package:
         name: Its canonical name.
         numpy_before: Releases that need an older NumPy than the newest, and do not declare it: those before this one need the
             NumPy that is named, as ``((1, 19), "numpy<2")``.
+        parts: The packages that are installed in its place, without what they depend on; all have its releases.
     """
 
     name: str
     numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
+    parts: tuple[str, ...] = ()
+
+    @property
+    def index_name(self) -> str:
+        """The package whose releases an index lists."""
+        return self.parts[0] if self.parts else self.name
+
+    def requirements(self, release: str) -> tuple[str, ...]:
+        """Return what is installed of a release, as pip takes it."""
+        return tuple(f"{name}=={release}" for name in self.parts or (self.name,))
 
     def numpy(self, release: tuple[int, ...]) -> str:
         """Return the requirement of a release for NumPy."""

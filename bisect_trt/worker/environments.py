@@ -27,7 +27,6 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets import find, names
-from bisect_trt.targets.base import Package
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import Cancel, run_to_end
 
@@ -37,6 +36,7 @@ _OLDEST = 10
 """The oldest Python 3 that a worker runs on."""
 _SECONDS = 1800.0
 """How long an index may take."""
+_ALONE = "--no-deps"
 _PYTHON = re.compile(r"python==?(3(?:\.\d+){0,2}|/.*)")
 _NO_SUCH = re.compile(r"No solution found|No matching distribution|no wheels? with a matching")
 """What uv and pip print if a release does not exist for an interpreter."""
@@ -63,67 +63,63 @@ class Environment:
     Attributes:
         requirements: As pip takes them, or paths of wheels; NumPy is among them.
         python: The interpreter's version, such as ``3.11``, or its path; chosen for the requirements if empty.
+        alone: Whether nothing is installed that the requirements depend on.
     """
 
     requirements: tuple[str, ...]
     python: str = ""
+    alone: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Environment:
-        """Read ``[python=3.11] onnxruntime==1.20.1 numpy<2``; NumPy is added if it is not named.
+        """Read ``[python=3.11] [--no-deps] onnxruntime==1.20.1 numpy<2``; NumPy is added if it is not named.
 
         Raises:
             UsageError: A word is no requirement.
         """
         try:
             words = shlex.split(re.sub(r"\s*([=<>!~]=?=?|,)\s*", r"\1", text.strip()))
-        except ValueError as error:
-            raise UsageError(f"env='{text}' cannot be read: {error}.") from error
-        pythons = [found[1] for word in words if (found := _PYTHON.fullmatch(word))]
-        wanted = [_checked(word, text) for word in words if not _PYTHON.fullmatch(word)]
-        if not wanted or len(pythons) > 1:
+            pythons = [found[1] for word in words if (found := _PYTHON.fullmatch(word))]
+            wanted = [_checked(word) for word in words if word != _ALONE and not _PYTHON.fullmatch(word)]
+            if not wanted or len(pythons) > 1:
+                raise ValueError("it names no package" if len(pythons) < 2 else "it names two interpreters")
+        except (ValueError, InvalidRequirement) as error:
             raise UsageError(
-                f"env='{text}' is no list of packages; write them as pip takes them: env='onnxruntime==1.20.1 numpy<2', "
-                "with python=3.11 before them for another interpreter."
-            )
-        return cls(with_numpy(wanted), *pythons)
+                f"env='{text}' is no list of packages ({error.args[0]}); write them as pip takes them: "
+                "env='onnxruntime==1.20.1 numpy<2', with python=3.11 before them for another interpreter. Indexes are named in "
+                "the settings of pip or uv."
+            ) from error
+        return cls(with_numpy(wanted), "".join(pythons), _ALONE in words)
 
     def __str__(self) -> str:
         """As :meth:`parse` reads it."""
         words = [shlex.quote(each) if " " in each else each for each in self.requirements]
-        return " ".join([*([f"python={self.python}"] if self.python else []), *words])
+        return " ".join(
+            [*([f"python={self.python}"] if self.python else []), *([_ALONE] if self.alone else []), *words]
+        )
 
 
-def _checked(word: str, text: str) -> str:
-    if word.endswith(".whl") and not word.startswith("-"):
-        if not Path(word).is_file():
-            raise UsageError(f"env='{text}': there is no file {word}.")
-        return str(Path(word).absolute())
-    try:
+def _checked(word: str) -> str:
+    """A requirement, or the path of a wheel."""
+    if not word.endswith(".whl"):
         Requirement(word)
-    except InvalidRequirement as error:
-        raise UsageError(
-            f"env='{text}': '{word}' is an option; indexes are named in the settings of pip or uv."
-            if word.startswith("-")
-            else f"env='{text}': '{word}' is no requirement as pip takes them, such as onnxruntime==1.20.1 ({error.args[0]})."
-        ) from error
-    return word
+        return word
+    if not Path(word).is_file():
+        raise ValueError(f"there is no file {word}")
+    return str(Path(word).absolute())
 
 
 def with_numpy(requirements: Sequence[str]) -> tuple[str, ...]:
     """The requirements with NumPy, of a version that the pinned releases work with; their metadata do not all say so."""
     named = [Requirement(each) for each in requirements if not each.endswith(".whl")]
+    pins = {canonicalize_name(each.name): pin for each in named for pin in each.specifier if pin.operator == "=="}
     if any(canonicalize_name(each.name) == "numpy" for each in named):
         return tuple(requirements)
-    packages: dict[str, Package] = {}
     for target in names():
-        with contextlib.suppress(UnavailableError):
-            packages |= {package.name: package for package in find(target).packages}
-    for each in named:
-        pins = [pin.version for pin in each.specifier if pin.operator == "=="]
-        if canonicalize_name(each.name) in packages and pins:
-            with contextlib.suppress(InvalidVersion):
-                return (*requirements, packages[canonicalize_name(each.name)].numpy(Version(pins[0]).release))
+        with contextlib.suppress(UnavailableError, InvalidVersion):
+            for package in find(target).packages:
+                if (pin := pins.get(canonicalize_name(package.name))) is not None:
+                    return (*requirements, package.numpy(Version(pin.version).release))
     return (*requirements, "numpy")
 
 
@@ -151,8 +147,7 @@ def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None
             return _kept(wanted, python, say, cancel)
         except NoSuchRelease as error:
             first = first or error
-    assert first is not None
-    raise first
+    raise first or AssertionError("an interpreter is tried")
 
 
 def _pythons(wanted: Environment) -> Iterator[str]:
@@ -170,7 +165,9 @@ def _pythons(wanted: Environment) -> Iterator[str]:
 def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: Cancel | None) -> Path:
     root = folder()
     files = [(each, Path(each).stat().st_mtime_ns) for each in wanted.requirements if each.endswith(".whl")]
-    key = hashlib.sha256(repr((sorted(wanted.requirements), files, os.path.realpath(python))).encode()).hexdigest()
+    key = hashlib.sha256(
+        repr((sorted(wanted.requirements), wanted.alone, files, os.path.realpath(python))).encode()
+    ).hexdigest()
     title = re.sub(r"[^\w.]+", "-", Path(wanted.requirements[0]).name).strip("-")[:60]
     place = root / f"{title}-{key[:12]}"
     made = place / "bin" / "python"
@@ -198,20 +195,26 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: 
 
 
 def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) -> None:
-    commands = (
+    install = ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements]
+    for words in (
         ["venv", "--quiet", "--no-project", "--no-config", "--python", python, str(place)],
-        ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements],
-    )
-    for words in commands:
+        [*install, *([_ALONE] if wanted.alone else [])],
+    ):
         status, said = run_tool([uv(), *words], cancel=cancel)
-        if status == 0:
-            continue
-        sentence = f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
-        if _NO_SUCH.search(said) and not _UNREACHED.search(said):
-            raise NoSuchRelease(
-                f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
+        if status:
+            sentence = (
+                f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
             )
-        raise UnavailableError(f"{sentence}. Is the index reachable, and is there room on the disk?")
+            if _is_missing(said):
+                raise NoSuchRelease(
+                    f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
+                )
+            raise UnavailableError(f"{sentence}. Is the index reachable, and is there room on the disk?")
+
+
+def _is_missing(said: str) -> bool:
+    """Whether uv or pip have found that there is no such release, rather than no index."""
+    return _NO_SUCH.search(said) is not None and _UNREACHED.search(said) is None
 
 
 def folder() -> Path:
@@ -284,14 +287,10 @@ def releases(package: str, python: str | None = None) -> list[str]:
 
 
 def _listed(package: str, options: Sequence[str]) -> list[str]:
-    spec = importlib.util.find_spec("pip")
-    # A pip.py of the folder one works in is not it.
-    installed = spec is not None and (spec.origin or "").startswith((sys.prefix, sys.base_prefix))
-    pip = [sys.executable, "-I", "-m", "pip"] if installed else [uv(), "tool", "run", "--quiet", "pip"]
-    status, said = run_tool([*pip, "index", "versions", package, *options])
+    status, said = run_tool([*_pip(), "index", "versions", package, *options])
     listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
     if status != 0 or listed is None:
-        if _NO_SUCH.search(said) and not _UNREACHED.search(said):
+        if _is_missing(said):
             return []
         raise UnavailableError(
             f"the releases of {package} cannot be listed: pip says: {_last_lines(said)}. Is the index reachable, and named "
@@ -302,6 +301,13 @@ def _listed(package: str, options: Sequence[str]) -> list[str]:
         with contextlib.suppress(InvalidVersion):  # of the time before there was a rule for versions
             found.append(Version(word.strip()))
     return [str(each) for each in sorted(found) if not each.is_prerelease]
+
+
+def _pip() -> list[str]:
+    """The command of pip: the installed one, and not a pip.py of the folder one works in; else uv's."""
+    spec = importlib.util.find_spec("pip")
+    installed = spec is not None and (spec.origin or "").startswith((sys.prefix, sys.base_prefix))
+    return [sys.executable, "-I", "-m", "pip"] if installed else [uv(), "tool", "run", "--quiet", "pip"]
 
 
 def uv() -> str:

@@ -17,6 +17,11 @@ from support import arrays, bisect_trt, chain
 from wheels import Index
 
 import bisect_trt as api
+from bisect_trt.commands.releases import refusal_of
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.targets.base import Package
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.worker.environments import Environment, with_numpy
 
 REAL = str(Path(str(importlib.util.find_spec("onnxruntime").origin)).parent)  # type: ignore[union-attr]  # it is installed
 SHIM = f"""
@@ -33,7 +38,10 @@ class InferenceSession(InferenceSession):
 """
 REFUSES = """
 def InferenceSession(*_, **__):
-    raise capi.onnxruntime_pybind11_state.InvalidGraph("[ONNXRuntimeError] : 10 : INVALID_GRAPH : no, not in VERSION")
+    raise capi.onnxruntime_pybind11_state.Fail(
+        "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. Name:'<1>' Status Message: "
+        + "size" * int("VERSION"[2:]) + " is not what it was"
+    )
 """
 TOO_OLD = """
 def InferenceSession(*_, **__):
@@ -91,6 +99,39 @@ def test_both_boundaries(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "It fails since onnxruntime 1.2, right in 1.1; gone in 1.4." in out
     assert "To be rid of it: onnxruntime 1.4 or a newer one." in out
     assert "Unsupported model IR version" in result["reasons"]["1.0"]
+
+
+SAYS = "Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "same"),
+    [
+        ("run", SAYS.format("Add", "<1>", "src->SizeInBytes() == size was false"), True),
+        ("run", "in Add node <1>: another message altogether", True),
+        ("run", SAYS.format("Add", "<2>", "output.SizeInBytes() == size was false"), False),
+        ("build", SAYS.format("Add", "<1>", "output.SizeInBytes() == size was false"), False),
+        ("run", "an Add of these types is not supported", False),
+        ("run", "out of memory", False),
+    ],
+)
+def test_a_failure_is_known_in_other_words_by_node_kind_and_operator(
+    tmp_path: Path, kind: str, message: str, same: bool
+) -> None:
+    def refusal(kind: str, message: str) -> str:
+        failure = (BuildError if kind == "build" else RunError)(message)
+        return refusal_of(Outcome(Ending.BROKEN, f"{kind}: {failure.signature}", failure.message), model)
+
+    model = chain(tmp_path / "model.onnx")
+    original = refusal("run", SAYS.format("Add", "<1>", "output.SizeInBytes() == size was false"))
+    assert (refusal(kind, message) == original) is same
+
+
+def test_a_package_of_several_wheels_is_installed_without_what_they_depend_on() -> None:
+    package = Package("brittle", parts=("brittle-libs", "brittle-bindings"))
+    wanted = Environment(with_numpy(package.requirements("1.5")), alone=True)
+    assert Environment.parse(str(wanted)) == wanted
+    assert str(wanted) == "--no-deps brittle-libs==1.5 brittle-bindings==1.5 numpy"
 
 
 @pytest.mark.slow
