@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import bisect_trt
 from bisect_trt.cli.parser import escape_output, parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
@@ -77,11 +76,8 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         own: Any = Params(groups, values, words=True)[groups[0]]
         general = General(json=own.json)
     console, result = Console(general.verbosity, live=True), Result(name)
-    for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
+    for path in filter(None, (general.json, general.report, general.junit)):
         check_output(path, overwrite=True)
-    if general.log_file is not None:
-        console.log_to(general.log_file)
-        console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(words)}")
     call = Call(name, Params((), {}, words=True), console, result, words, folder=resumed, resumed=resumed is not None)
 
     def work() -> None:

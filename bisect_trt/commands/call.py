@@ -184,7 +184,6 @@ class Call:
         check: CheckSettings | None = None,
         files: Iterable[Path] = (),
         *,
-        shape_inference: bool = False,
         input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Call:
         """Open the run: its folder, bound to all that its verdicts depend on, its model and the places where it runs.
@@ -192,7 +191,6 @@ class Call:
         Args:
             check: What decides whether a candidate fails, if the user chose that.
             files: What the run depends on beside the files of shared options.
-            shape_inference: Whether inferred shapes are declared in the model.
             input_shapes: Shapes of inputs beside those of ``--input-shapes``.
 
         Returns:
@@ -214,7 +212,7 @@ class Call:
         fixed_path = None if check is None else check.fixed_path
         self.kept.enter_context(claimed_path(fixed_path))
         self.workspace = self._folder(source.named, fixed_path)
-        model = ModelSettings(source.named, data, shape_inference=shape_inference)
+        model = ModelSettings(source.named, data)
         self.model, exported = source.place(model, self.workspace.folder)
         if exported is not None:
             self.console.say(f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}")
@@ -286,15 +284,15 @@ class Call:
     def examined(
         self,
         timeout: float | None,
-        *targets: TargetSettings,
+        target: TargetSettings | None = None,
         require: Callable[[Subject, TargetSettings], None] = require_fit,
     ) -> Iterator[Session]:
-        """A session without a search, once its targets are there and fit; the result is recorded however it ends."""
-        with self.subject(timeout, targets[0] if targets else None) as subject:
+        """A session without a search, once its target is there and fits; the result is recorded however it ends."""
+        with self.subject(timeout, target) as subject:
             session = Session(subject, self.console, self.result, None)
-            with recorded(session, targets[0] if targets else None, self._annotation):
-                for each in targets:
-                    require(subject, each)
+            with recorded(session, target, self._annotation):
+                if target is not None:
+                    require(subject, target)
                 yield session
 
     @contextmanager

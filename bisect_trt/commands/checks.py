@@ -23,7 +23,6 @@ from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
-from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.worker.pool import WorkerPool
@@ -49,7 +48,6 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         fail_regex=own.fail_regex,
         fail_code=own.fail_code,
         ignore_fail_code=own.ignore_fail_code,
-        show_output=own.show_output,
     )
     for option in written(needs_command)[:1]:
         raise UsageError(f"{option} needs a --check command.")
@@ -105,16 +103,14 @@ class _Nothing:
 
 
 class CheckLeavings(Watcher):
-    """Shows all that the check printed, below the line of its probe, and sorts the files that it left by verdict."""
+    """Sorts the files that a check left by verdict."""
 
-    def __init__(self, options: CheckOptions, workspace: Workspace, console: Console) -> None:
-        """``options`` says which files and what output, ``workspace`` has the logs of checks."""
+    def __init__(self, options: CheckOptions) -> None:
+        """``options`` says which files, and where they go."""
         self._options = options
-        self._workspace = workspace
-        self._console = console
 
     def probed(self, record: Record) -> None:
-        """Show and sort what this probe left.
+        """Sort what this probe left.
 
         Raises:
             UsageError: A file cannot be moved.
@@ -122,10 +118,6 @@ class CheckLeavings(Watcher):
         for file in self._options.artifacts:
             if file.exists():
                 self._sort(file, record)
-        log = self._workspace.files(record.key).log
-        if self._options.show_output and log.exists():
-            for line in log.read_text(errors="replace").splitlines():
-                self._console.say(f"    | {line}")
 
     def _sort(self, file: Path, record: Record) -> None:
         """Move a file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name."""
@@ -177,7 +169,7 @@ def make_prober(
         workers = 1  # what lies at a fixed path is there for one at a time
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
     watchers: list[Watcher] = [console] if console.view is None else [console.view, console]
-    watchers.append(CheckLeavings(settings.options, subject.workspace, console))
+    watchers.append(CheckLeavings(settings.options))
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")

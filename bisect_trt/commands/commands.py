@@ -16,7 +16,7 @@ from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
-from bisect_trt.options.run import MoreTargets, Run, RunOptions
+from bisect_trt.options.run import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded
@@ -69,7 +69,7 @@ _TESTED = (Target, Places, CompareOptions)
 _RUN = (Data, Search, General)
 _METRIC = (*_TESTED, MetricOptions, *_RUN)
 _SEARCH = (*_CHECKS, *_TESTED, *_RUN)
-_COMPARE = (Run, Target, Places, MoreTargets, RunOptions, CompareOptions, MetricOptions, Plots, Data, General)
+_COMPARE = (Run, Target, Places, RunOptions, CompareOptions, MetricOptions, Plots, Data, General)
 _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     "Find": {
         "diagnose": ((searches.Diagnose, *_METRIC), "diagnose:run", "reproducer"),

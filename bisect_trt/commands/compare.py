@@ -1,4 +1,4 @@
-"""``run``: compare the outputs of targets with the reference's or with saved ones, or saved outputs with each other."""
+"""``run``: compare the outputs of a target with the reference's or with saved ones, or saved outputs with each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, Selected, Values, load_runs, same_samples, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed, Sample
-from bisect_trt.worker.sessions import TIMED_RUNS
 
 T = TypeVar("T")
 
@@ -44,13 +43,13 @@ class CompareSettings:
     """What to compare, and what to save.
 
     Attributes:
-        targets: The runtimes under suspicion, compared in turn; plots and saved files are about the first.
+        target: The runtime under suspicion.
         tolerance: How far they may be off.
         options: The options of ``run``.
         plots: Which plots to draw.
     """
 
-    targets: tuple[TargetSettings, ...]
+    target: TargetSettings
     tolerance: ToleranceOptions
     options: RunOptions = field(default_factory=RunOptions)
     plots: Plots = field(default_factory=Plots)
@@ -67,7 +66,7 @@ def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
 
 
 def compare(session: Session, settings: CompareSettings) -> Result:
-    """Compare every output of every target on every input sample.
+    """Compare every output of the target on every input sample.
 
     Raises:
         UsageError: An output or a tolerance names no tensor, or saved outputs do not fit.
@@ -80,17 +79,9 @@ def compare(session: Session, settings: CompareSettings) -> Result:
         save_samples(options.save_inputs, subject.samples)
     runs = [run for path in options.load_outputs for run in load_runs(path)]
     comparing = _Comparing(session, settings, names, runs)
-    against, targets = ", ".join(run.name for run in runs) or "the reference", []
-    for target in settings.targets:
-        console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
-        found, latency = comparing.compare(target)
-        failed = sum(not comparison.passed for comparison in found)
-        targets.append({"name": target.describe(), "compared": len(found), "failed": failed, "latency_ms": latency})
-        if failed and options.fail_fast:
-            break
-    session.result.extra["targets"] = targets
-    for entry in targets if len(targets) > 1 else ():
-        console.answer(f"{entry['name']}: {entry['failed']} of {entry['compared']} do not match.")
+    against = ", ".join(run.name for run in runs) or "the reference"
+    console.step(f"{settings.target.describe()} against {against}, {len(names)} output(s)")
+    comparing.compare()
     return comparing.table.conclude()
 
 
@@ -122,14 +113,10 @@ def compare_saved(
         for number, (target, reference) in enumerate(samples, 1):
             shared = same_outputs(run.name, target, same_outputs(right.name, reference, names, console), console)
             tolerance.check_names(shared)
-            seen = compare_all(
-                Selected(reference, shared), target, tolerance, fail_fast=options.fail_fast, details=True
-            )
+            seen = compare_all(Selected(reference, shared), target, tolerance, details=True)
             if len(samples) > 1:
                 seen = [comparison.of_sample(number) for comparison in seen]
             table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
-            if options.fail_fast and not all(comparison.passed for comparison in seen):
-                return table.conclude()
     return table.conclude()
 
 
@@ -202,7 +189,7 @@ def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], co
 
 
 class _Comparing:
-    """Compares targets with one or several references: saved runs, or the outputs of the reference."""
+    """Compares a target with one or several references: saved runs, or the outputs of the reference."""
 
     def __init__(
         self, session: Session, settings: CompareSettings, names: Sequence[str], runs: Sequence[SavedRun]
@@ -231,63 +218,51 @@ class _Comparing:
             self._golden.append(("", files))
         self._saved = bool(runs)
 
-    def compare(self, target: TargetSettings) -> tuple[list[TensorComparison], float | None]:
-        """Return the comparisons of one target, and milliseconds a run if it is timed."""
-        options, latency = self._settings.options, None
-        first = target is self._settings.targets[0]
-        if first and options.save_onnx is not None:
+    def compare(self) -> None:
+        """Compare the target's outputs, and write the files that were asked for."""
+        options, target = self._settings.options, self._settings.target
+        if options.save_onnx is not None:
             self._save_model(target, options.save_onnx)
-        before = len(self.table.comparisons)
         for prefix, golden in self._golden:
-            reply = self._answered(self._subject.workers.ask(self._request(target, golden), options.timeout), "target")
-            latency = reply.latency_ms
+            reply = self._answered(self._subject.workers.ask(self._request(golden), options.timeout), "target")
             left_out = {name: why for name, why in reply.skipped.items() if name in self._names}
             for name, why in left_out.items():
                 self._console.warn(f"'{name}' is not compared: {why}")
             if left_out and not reply.comparisons:
                 raise UnavailableError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
             pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(self._outputs, golden, strict=True) if a.exists()]
-            self.table.add(reply.comparisons, pairs if first else [], prefix)
-        if first and options.save_outputs is not None:
+            self.table.add(reply.comparisons, pairs, prefix)
+        if options.save_outputs is not None:
             saved = [NpzFile(path) for path in self._outputs if path.exists()]
             save_samples(options.save_outputs, saved, target.describe())
-        found = self.table.comparisons[before:]
-        if not self._saved and all(comparison.passed for comparison in found):
-            self._compare_free(target, before)
-        if latency is not None:
-            self._console.say(
-                f"  {latency:.3f} ms a run, the median of {TIMED_RUNS} after {options.warm_up} to warm up"
-            )
-        return self.table.comparisons[before:], latency
+        if not self._saved and all(comparison.passed for comparison in self.table.comparisons):
+            self._compare_free()
 
-    def _compare_free(self, target: TargetSettings, before: int) -> None:
+    def _compare_free(self) -> None:
         """Compare with the free dimensions of the file, and show the comparisons instead if one does not match."""
         subject = self._subject
         free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
-        if not free or target.target.capabilities.compiles_shapes:
+        if not free or self._settings.target.target.capabilities.compiles_shapes:
             return
         freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
         model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
-        reply = subject.workers.ask(self._request(target, self._golden[0][1], model), self._settings.options.timeout)
+        reply = subject.workers.ask(self._request(self._golden[0][1], model), self._settings.options.timeout)
         if isinstance(reply, Failed) or all(comparison.passed for comparison in reply.comparisons):
             return
         self._console.say("  that is with its shapes fixed; with its dimensions free, as in its file:")
-        del self.table.comparisons[before:]
+        self.table.comparisons.clear()
         self.table.add(reply.comparisons, [])
         self.table.result.extra["free_dimensions"] = True
 
-    def _request(self, target: TargetSettings, golden: Sequence[Path], model: Path | None = None) -> Compare:
-        options = self._settings.options
+    def _request(self, golden: Sequence[Path], model: Path | None = None) -> Compare:
         return Compare(
-            target,
+            self._settings.target,
             model or self._model,
             tuple(map(Sample, self._inputs, golden)),
             self._settings.tolerance,
             tuple(self._names),
-            every=not options.fail_fast,
-            fail_fast=options.fail_fast,
+            every=True,
             details=True,
-            warm_up=options.warm_up,
             save_outputs=tuple(self._outputs),
         )
 

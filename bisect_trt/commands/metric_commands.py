@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 _SINGLE_OUTPUTS = {
     *("save_outputs", "save_inputs", "load_outputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"),
-    *("self_check", "fail_fast"),
+    "self_check",
 }
 """Options of ``run`` that are about single outputs."""
 
 
 def score(session: Session, settings: CompareSettings, metric: MetricOptions) -> Result:
-    """Score every target on the whole set.
+    """Score the target on the whole set.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
@@ -53,21 +53,16 @@ def score(session: Session, settings: CompareSettings, metric: MetricOptions) ->
     refuse_options(settings.options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
     model = subject.models.write("measured", subject.network.proto)
     scale = make_scale(subject, metric)
-    targets = result.extra["targets"] = []
-    for target in settings.targets:
-        console.step(f"{target.describe()}, on all {scale.data.count} samples")
-        request = Score(target, model, scale.scoring(0.0), warm_up=settings.options.warm_up)
-        measured = subject.workers.ask(request, settings.options.timeout)
-        if isinstance(measured, Failed):
-            raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")
-        found, latency = scale.to_json(measured), measured.latency_ms
-        targets.append({"name": target.describe(), "latency_ms": latency, "metric": found})
-        lost = measured.value - scale.reference  # NaN where both are infinite
-        change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
-        equal = measured.value == scale.reference
-        console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
-    result.extra |= {"metric": targets[0]["metric"], "comparisons": []}
-    failed = any(target["metric"]["passed"] is False for target in targets)
+    console.step(f"{settings.target.describe()}, on all {scale.data.count} samples")
+    measured = subject.workers.ask(Score(settings.target, model, scale.scoring(0.0)), settings.options.timeout)
+    if isinstance(measured, Failed):
+        raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")
+    lost = measured.value - scale.reference  # NaN where both are infinite
+    change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
+    equal = measured.value == scale.reference
+    console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
+    result.extra |= {"metric": scale.to_json(measured), "comparisons": []}
+    failed = result.extra["metric"]["passed"] is False
     result.status, result.minimality = "not_reproduced" if failed else "found", "1-minimal"
     return result
 

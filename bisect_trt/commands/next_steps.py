@@ -97,8 +97,6 @@ def _commands(subject: Subject, check: CheckSettings) -> Iterator[tuple[str, lis
     data, model = subject.settings.data, str(subject.settings.path)
     if check.metric is not None:
         return
-    # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
-    yield "a second reference, ONNX's own evaluator", ["run", model, "--onnx", *written(data)]
     if check.target is None:
         return
     words = _words(subject, check, written(data))

@@ -223,10 +223,8 @@ def _innocent(
     return None if same else "the model itself does it: on the reference too"
 
 
-def self_check(
-    session: Session, targets: Sequence[TargetSettings], tolerance: ToleranceOptions, timeout: float | None
-) -> Result:
-    """Compare each target with itself.
+def self_check(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
+    """Compare the target with itself.
 
     Returns:
         The result; ``self_check`` in it has an entry for each trial: ``target``, ``check``, ``what``, ``verdict`` (``PASS``,
@@ -238,12 +236,11 @@ def self_check(
     console, result, subject = session.console, session.result, session.subject
     check = CheckSettings(CheckOptions(timeout=timeout), tolerance=tolerance)
     found = result.extra["self_check"] = []
-    for target in targets:
-        console.step(f"{target.describe()} against itself")
-        for trial in trials(subject.samples, subject.declared, subject.settings.data.seed):
-            entry = _judge(session, check, trial, target)
-            found.append({"target": target.describe(), "check": trial.name, "what": trial.what, **entry})
-            console.say(f"  {_WORDS[entry['verdict']]} {trial.what}: {entry['why']}")
+    console.step(f"{target.describe()} against itself")
+    for trial in trials(subject.samples, subject.declared, subject.settings.data.seed):
+        entry = _judge(session, check, trial, target)
+        found.append({"target": target.describe(), "check": trial.name, "what": trial.what, **entry})
+        console.say(f"  {_WORDS[entry['verdict']]} {trial.what}: {entry['why']}")
     failed = sum(entry["verdict"] == "FAIL" for entry in found)
     tried = sum(entry["verdict"] != "UNRESOLVED" for entry in found)
     if not tried:
@@ -266,7 +263,7 @@ def diagnose_itself(session: Session, check: CheckSettings) -> Result:
     """
     subject, console, result, target = session.subject, session.console, session.result, check.target
     assert target is not None
-    self_check(session, [target], check.tolerance, check.timeout)
+    self_check(session, target, check.tolerance, check.timeout)
     failed = {entry["check"]: entry["what"] for entry in result.extra["self_check"] if entry["verdict"] == "FAIL"}
     if not failed:
         raise DoesNotReproduce("the target agrees with itself in all that was tried.")

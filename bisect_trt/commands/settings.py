@@ -33,7 +33,6 @@ class ModelSettings:
         path: The ``.onnx`` file.
         data: Where the values of its inputs come from, and where its weights lie.
         most: How many samples are taken at most; ``None`` for all.
-        shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
         any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
         stays_free: Whether what is made of it has the file's free dimensions, so that nobody need be told of their sizes.
         older: Whether a runtime that is asked may be older than its IR version; it then gets the lowest that it needs.
@@ -42,7 +41,6 @@ class ModelSettings:
     path: Path
     data: Data = field(default_factory=Data)
     most: int | None = None
-    shape_inference: bool = False
     any_shapes: bool = False
     stays_free: bool = False
     older: bool = False

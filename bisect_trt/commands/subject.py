@@ -24,9 +24,7 @@ from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import share_names
 from bisect_trt.onnxlib.shapes import (
-    declare_shapes,
     fix_input_shapes,
-    infer,
     input_infos,
     take_input_shapes,
     to_info,
@@ -134,8 +132,6 @@ class Subject:
         self.truth = self.network
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Lowering] = {}
-        if settings.shape_inference:
-            self._declare_shapes()
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
         """Write the lowest IR version that a model needs into it, where a runtime may refuse its own, and say so."""
@@ -194,15 +190,6 @@ class Subject:
             return samples
         # Shapes are fixed for a whole run, so all samples have to have those of the first.
         return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
-
-    def _declare_shapes(self) -> None:
-        """Write what shape inference finds into the model, so that whatever runs it need not find it."""
-        found = infer(self.network)
-        if found is None:
-            self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
-            return
-        declare_shapes(self.network.proto, found)
-        self.network = self.truth = Network(self.network.proto)
 
     def __enter__(self) -> Subject:
         return self

@@ -23,13 +23,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class MoreTargets:
-    """More targets."""
-
-    onnx: Annotated[bool, switch("ONNX's reference evaluator as a target, beside another or alone.")] = False
-
-
-@dataclass(frozen=True)
 class RunOptions:
     """What to run and compare."""
 
@@ -47,18 +40,13 @@ class RunOptions:
             help="Tensors to leave out, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
-    shape_inference: Annotated[
-        bool, option(help="Declare the shapes that ONNX's inference finds in the model before it is run and saved.")
-    ] = False
     save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
-    warm_up: Annotated[int | None, option(metavar="N", min=0, help="Time each target, after N runs to warm up.")] = None
     self_check: Annotated[
         bool,
         switch(
             "Compare the target with itself, not with the reference: the same input again, after another, in a batch."
         ),
     ] = False
-    fail_fast: Annotated[bool, switch("Stop at the first output that does not match.")] = False
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")

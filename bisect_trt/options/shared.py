@@ -8,7 +8,7 @@ from typing import Annotated
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.reading import regex, shape, size, value_range
-from bisect_trt.options.spec import Option, argument, option, seconds, switch
+from bisect_trt.options.spec import Option, argument, option, seconds
 
 Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[
@@ -54,10 +54,6 @@ class General:
     ] = None
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
-    log_file: Annotated[
-        Path | None,
-        option(metavar="FILE", help="Add all that -v says to this file, with the time, whatever the terminal shows."),
-    ] = None
 
     @property
     def verbosity(self) -> int:
@@ -97,7 +93,6 @@ class CheckOptions:
     artifacts_dir: Annotated[
         Path, option("--artifacts-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
-    show_output: Annotated[bool, switch("Show all that a check prints, after each probe.")] = False
 
 
 @dataclass(frozen=True)
@@ -183,11 +178,9 @@ class Plots:
     """Plots of the errors, drawn with matplotlib (extra: plots)."""
 
     save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Where the errors of each output are.")] = None
-    show_heatmaps: Annotated[bool, switch("Open these plots, saved or not.")] = False
     save_error_metrics_plot: Annotated[
         Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.")
     ] = None
-    show_error_metrics_plot: Annotated[bool, switch("Open these plots, saved or not.")] = False
 
 
 @dataclass(frozen=True)

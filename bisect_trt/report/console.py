@@ -16,11 +16,8 @@ import uuid
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from bisect_trt.errors import UsageError
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.text import VERDICT_STYLES, clean, plain, plural
 from bisect_trt.search.oracle import Verdict
@@ -96,7 +93,6 @@ class Console(Watcher):
         self.story = Story()
         self._kinds: set[str] = set()
         self._failed = False
-        self._log: TextIO | None = None
         self.view: LiveView | None = None
         if live and verbosity >= 0 and not _is_plain(sys.stdout):
             from bisect_trt.report.live import LiveView, is_live, open_screen  # noqa: PLC0415 - rich is slow to import
@@ -104,24 +100,10 @@ class Console(Watcher):
             screen = open_screen()
             self.view = LiveView(screen) if is_live(screen) else None
 
-    def log_to(self, path: Path) -> None:
-        """Append everything that ``-v`` prints to a file too, with times.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
-        try:
-            self._log = path.open("a", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise UsageError(f"the log file {path} cannot be written: {error.strerror}; name another.") from error
-
     def close(self) -> None:
-        """Remove the live view and close the log file."""
+        """Remove the live view."""
         if self.view is not None:
             self.view.close()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def stopping(self) -> None:
         """Show that the user has asked to stop; safe in a signal handler."""
@@ -134,18 +116,7 @@ class Console(Watcher):
             self.view.abandon()
 
     def note(self, text: str) -> None:
-        """Write lines to the log file only; a full disk does not end a search."""
-        if self._log is None:
-            return
-        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        try:
-            self._log.writelines(f"{now} {plain(line)}\n" for line in text.splitlines())
-            self._log.flush()
-        except OSError as error:
-            log, self._log = self._log, None
-            with contextlib.suppress(OSError):  # closing writes what is left
-                log.close()
-            self.warn(f"the log file {log.name} ends here: {error.strerror}")
+        """Take all that is said, printed or not; a console of Python logs it."""
 
     def step(self, text: str) -> None:
         """Begin a step."""

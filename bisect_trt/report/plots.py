@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.shared import Plots
-from bisect_trt.report.console import Console, open_page
+from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.info import is_string
@@ -59,7 +58,7 @@ def draw_plots(
     console: Console,
     result: Result,
 ) -> None:
-    """Draw the plots of the outputs, add their paths to the result, and open the folders that are to be shown.
+    """Draw the plots of the outputs, and add their paths to the result.
 
     Args:
         options: Which plots.
@@ -71,13 +70,8 @@ def draw_plots(
     Raises:
         UsageError: A plot cannot be written.
     """
-    asked = (
-        (options.save_heatmaps, options.show_heatmaps, save_heatmaps),
-        (options.save_error_metrics_plot, options.show_error_metrics_plot, save_error_metrics),
-    )
-    wanted = [
-        (folder or Path(mkdtemp(prefix="bisect-trt-")), show, save) for folder, show, save in asked if folder or show
-    ]
+    asked = ((options.save_heatmaps, save_heatmaps), (options.save_error_metrics_plot, save_error_metrics))
+    wanted = [(folder, save) for folder, save in asked if folder is not None]
     if not wanted:
         return
     paths: list[Path] = []
@@ -87,13 +81,10 @@ def draw_plots(
         if target is None or not can_be_drawn(target, reference):
             console.say(f"  no plot of '{comparison.name}': its two values are not numbers of one shape")
             continue
-        for folder, _, save in wanted:
+        for folder, save in wanted:
             paths += save(folder, comparison, target, reference)
     console.say(f"  {len(paths)} plots drawn")
     result.extra["pictures"] = list(map(str, paths))
-    for folder in dict.fromkeys(folder for folder, show, _ in wanted if show):
-        if not open_page(folder.absolute().as_uri()):
-            console.warn(f"there is no display; the plots are in {folder}")
 
 
 def can_be_drawn(target: Array, reference: Array) -> bool:

@@ -61,7 +61,6 @@ def compare_all(
     target: Mapping[str, Array],
     options: ToleranceOptions,
     *,
-    fail_fast: bool = False,
     details: bool = False,
     steps: Mapping[str, Step] | None = None,
     lows: Mapping[str, Precision] | None = None,
@@ -72,13 +71,12 @@ def compare_all(
         reference: Name to values; decides the order.
         target: Name to values; others than the reference's are ignored.
         options: How to compare, and tolerances by name.
-        fail_fast: Whether to stop after the first that fails.
         details: Whether to compute :class:`Details` too.
         steps: Steps of quantized tensors, by name.
         lows: The lowest precision that the model itself rounds a tensor to, by name.
 
     Returns:
-        One comparison a tensor, in the reference's order; the failing one last if ``fail_fast``.
+        One comparison a tensor, in the reference's order.
 
     Raises:
         UsageError: A postprocessing does not fit an output, or the user's script fails.
@@ -91,8 +89,6 @@ def compare_all(
         comparisons.append(
             compare_tensor(name, values, target.get(name), options, details=details, step=step, precision=precision)
         )
-        if fail_fast and not comparisons[-1].passed:
-            break
     return comparisons
 
 

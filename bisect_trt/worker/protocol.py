@@ -196,7 +196,6 @@ class Compare(Request[Compared]):
         warm_up: How often it runs before it is timed; ``None`` if it is not.
         timed_for: Seconds of timed runs after which there is no other one; ``None`` for all of them, however long.
         details: Whether to measure all there is of an error.
-        fail_fast: Whether to stop at the first output that does not match.
         fed: Activations of the reference that are fed too: tensor by the name of the input.
         save_outputs: The files of the outputs of each sample, ``.npz``.
         same: Whether the session is that of the last such request, if that was about the same model on the same target.
@@ -212,7 +211,6 @@ class Compare(Request[Compared]):
     warm_up: int | None = None
     timed_for: float | None = None
     details: bool = False
-    fail_fast: bool = False
     fed: Mapping[str, str] = field(default_factory=dict)
     save_outputs: tuple[Path, ...] = ()
     same: bool = False

@@ -99,9 +99,7 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
         wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
     steps, lows = _grids(request.model, feed, reference)
-    return compare_all(
-        known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details, steps=steps, lows=lows
-    )
+    return compare_all(known, outputs, request.tolerance, details=request.details, steps=steps, lows=lows)
 
 
 def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:

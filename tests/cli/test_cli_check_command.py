@@ -37,17 +37,6 @@ def test_placeholders_and_environment_are_the_same_files(cli: CommandLine, model
         assert all(Path(path).is_absolute() and Path(path).exists() for path in environment)
 
 
-def test_output_is_shown_as_it_comes(cli: CommandLine, model: Path) -> None:
-    check = script(Path("check"), f"{has('<2>')} && echo it fails && exit 1; echo it passes")
-    words = ["reduce", model, "-o", "out.onnx", "--overwrite", "--no-shrink"]
-    for options, shown in (([], False), (["--show-output"], True)):
-        ran = cli(*words, *options, "--check", f"./{check}", "{model}")
-        assert ran.status == 0
-        assert ("    | it fails" in ran.out) is shown
-        assert ("    | it passes" in ran.out) is bool(options)
-    assert "--show-output needs a --check command" in cli(*words, "--onnxrt", "--show-output").error
-
-
 def test_inputs_and_golden_are_what_the_network_has_there(cli: CommandLine, model: Path) -> None:
     keep = 'cp "$1" "$2" "$3" "$(mktemp -d kept/XXXXXX)"'
     check = script(Path("check"), f"{keep}; {has('<2>')} && exit 1; exit 0")

@@ -62,11 +62,6 @@ def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> No
     assert (ran.status, "No output is left to compare" in ran.err) == (4, True)
 
 
-def test_fail_fast(cli: CommandLine, fan: Path) -> None:
-    assert cli("run", fan, *FP16, "--fail-fast", "--json", "r.json").status == 1
-    assert matches() == {"fine": True, "bad": False}
-
-
 def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
     # Every element is Inf instead of 1e6, so only an infinite tolerance takes it.
     assert cli("run", fan, *FP16, "--json", "r.json", "--atol", "bad:inf", "worse:1").status == 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import CommandLine
 from screens import Terminal
 from support import (
     TARGET,
@@ -123,29 +121,6 @@ def test_forced_colours_off_a_terminal_move_no_cursor(here: Path, monkeypatch: p
     ran = bisect_trt(*search(here, wait=0), cwd=here)
     assert "\x1b[31mFAIL" in ran.out
     assert set(re.findall(r"\x1b\[[\d;?]*([A-Za-z])", ran.out)) == {"m"}
-
-
-def test_the_log_file_has_what_v_says_with_times(cli: CommandLine, here: Path) -> None:
-    overflowing(here / "model.onnx")
-    argv = ["reduce", "model.onnx", "-o", "out.onnx", *TARGET, "--overwrite"]
-    began = datetime.now().astimezone().replace(microsecond=0)
-    assert cli(*argv, "-q", "--log-file", "log.txt").status == 0
-    loud = cli(*argv, "-v").out
-    stamped = [line.split(" ", 1) for line in (here / "log.txt").read_text().splitlines()]
-    times = [datetime.fromisoformat(stamp) for stamp, _ in stamped]
-    assert times == sorted(times)
-    assert began <= times[0] <= times[-1] <= datetime.now().astimezone()
-    assert stamped[0][1].startswith("bisect-trt ")
-    assert stamped[0][1].endswith("--log-file log.txt")
-    assert masked("\n".join(text for _, text in stamped[1:]) + "\n") == masked(loud)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_under_the_log_ends_only_the_log(cli: CommandLine, here: Path) -> None:
-    overflowing(here / "model.onnx")
-    ran = cli("reduce", "model.onnx", "-o", "out.onnx", *TARGET, "--log-file", "/dev/full")
-    assert ran.status == 0
-    assert ran.err.count("warning: the log file /dev/full ends here") == 1
 
 
 def test_prompts_have_the_terminal_for_themselves(terminal: Callable[..., Terminal], here: Path) -> None:

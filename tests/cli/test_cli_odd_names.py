@@ -67,7 +67,7 @@ def test_a_path_that_is_no_text(here: Path, command: str) -> None:
     model = here / os.fsdecode(b"m\xff.onnx")
     overflowing(here / "model.onnx").rename(model)
     line = command_lines(model.name)[command]
-    ran = bisect_trt(*line, "--json", "r.json", "--log-file", "log.txt", cwd=here)
+    ran = bisect_trt(*line, "--json", "r.json", cwd=here)
     assert ran.status == (1 if command == "run" else 0), ran.err
     assert "internal error" not in ran.err
     result = read_json(here / "r.json")

@@ -138,7 +138,6 @@ REFUSALS = """
 2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-outputs
 2 --repeat           | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
 2 --repeat           | samples m.onnx T --repeat 5 --iterations 2
-2 --show-output      | reduce m.onnx -o o.onnx T --show-output
 2 --fail-code        | reduce m.onnx -o o.onnx --fail-code x --check false
 2 --fail-regex       | reduce m.onnx -o o.onnx --fail-regex ( --check false
 2 --fail-regex       | reduce m.onnx -o o.onnx T --fail-regex x
@@ -160,7 +159,6 @@ REFUSALS = """
 2 --until            | repeat m.onnx -n 3 --until 4
 2 --until            | repeat m.onnx --until soon
 2 -n                 | repeat m.onnx --repeat 3
-2 --warm-up          | run m.onnx T --self-check --warm-up 3
 2 `diagnose`         | diagnose m.onnx T --postprocess top-1
 2 `diagnose`         | diagnose m.onnx T --compare indices
 2 `diagnose`         | diagnose m.onnx T --no-shape-check
@@ -177,7 +175,6 @@ REFUSALS = """
 2 'nope*'           | run chain.onnx --onnxrt --onnx-outputs nope*
 2 t0                | run chain.onnx --onnxrt --onnx-exclude-outputs t0
 2 --onnx-exclude    | run chain.onnx --onnxrt --onnx-exclude-outputs *
-2 --int8            | run chain.onnx --onnx --int8
 2 'nope'            | convert m.onnx -o o.onnx --fp16 --keep-fp32 nope
 2 'nope'            | sanitize m.onnx -o o.onnx --override-input-shapes nope:[7]
 2 nothing           | sweep free.onnx --onnxrt
@@ -274,8 +271,6 @@ REFUSALS = """
 2 --compare                   | run --load-outputs a.npz a.npz --index-tolerance 1
 2 no.py                       | run --load-outputs a.npz a.npz --compare-func-script no.py
 2 --save-onnx                 | run --load-outputs a.npz a.npz --save-onnx o.onnx
-2 --warm-up                   | run --load-outputs a.npz a.npz --warm-up 1
-2 --shape-inference           | run --load-outputs a.npz a.npz --shape-inference
 
 # where an answer cannot be written, and what is not written over
 2 nowhere/o.json           | run m.onnx T --json nowhere/o.json
@@ -289,8 +284,6 @@ REFUSALS = """
 2 folder                   | run m.onnx T --save-outputs folder
 2 nowhere                  | run m.onnx T --report nowhere/r.html
 2 nowhere                  | run m.onnx T --save-onnx nowhere/o.onnx
-2 folder                   | run m.onnx T --log-file folder
-2 /proc/nothing/l.txt      | run m.onnx T --log-file /proc/nothing/l.txt
 2 m.onnx/o                 | diagnose m.onnx T -o m.onnx/o
 2 m.onnx                   | diagnose m.onnx T -o m.onnx
 2 m.onnx                   | layerwise m.onnx T --annotate m.onnx

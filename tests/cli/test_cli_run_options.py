@@ -1,8 +1,7 @@
-"""``run``: which tensors, several targets, timings, the model that runs, weights elsewhere, a script that does the same."""
+"""``run``: which tensors, the model that runs, weights elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,6 @@ def compared(result: dict[str, Any]) -> list[str]:
     return [entry["name"] for entry in result["comparisons"]]
 
 
-def targets(result: dict[str, Any]) -> list[tuple[str, int, int]]:
-    return [(entry["name"], entry["compared"], entry["failed"]) for entry in result["targets"]]
-
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -41,45 +36,6 @@ def targets(result: dict[str, Any]) -> list[tuple[str, int, int]]:
 )
 def test_outputs_by_name_and_glob(cli: CommandLine, here: Path, words: list[str], names: list[str]) -> None:
     assert compared(run(cli, chain(here / "model.onnx"), "--onnxrt", *words)) == names
-
-
-def test_every_target_is_compared_and_named(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx")
-    result = run(cli, model, "--onnxrt", "--fp16", "--onnx", status=1)
-    assert targets(result) == [
-        ("ONNX Runtime (CPU, all graph optimisations, fp16)", 1, 1),
-        ("ONNX's reference evaluator", 1, 0),
-    ]
-    assert len(result["comparisons"]) == 2
-    ran = cli("run", model, "--onnxrt", "--fp16", "--onnx")
-    assert "ONNX's reference evaluator: 0 of 1 do not match." in ran.out
-    assert "1 of 2 do not match." in ran.out
-
-
-def test_the_reference_evaluator_alone(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx")
-    assert targets(run(cli, model, "--onnx")) == [("ONNX's reference evaluator", 1, 0)]
-    assert targets(run(cli, model, "--onnx", "--fp16", status=1)) == [("ONNX's reference evaluator, fp16", 1, 1)]
-    # In fp32 where it would overflow it is right again.
-    run(cli, model, "--onnx", "--fp16", "--keep-fp32", "big_out", "small_out")
-
-
-def test_the_reference_evaluator_says_what_it_cannot_run(cli: CommandLine, here: Path) -> None:
-    nodes = [helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")]
-    path = save(here / "m.onnx", nodes)
-    model = onnx.load(str(path))
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    onnx.save(model, str(path))
-    ran = cli("run", path, "--onnx")
-    assert (ran.status, "the target cannot run" in ran.error) == (4, True)
-
-
-def test_timings(cli: CommandLine, here: Path) -> None:
-    model = chain(here / "model.onnx")
-    result = run(cli, model, "--onnxrt", "--onnx", "--warm-up", "2", "--use-subprocess")
-    assert all(0 < entry["latency_ms"] < 10_000 for entry in result["targets"])
-    assert "ms a run, the median of 20 after 2 to warm up" in cli("run", model, "--onnxrt", "--warm-up", "2").out
-    assert run(cli, model, "--onnxrt")["targets"][0]["latency_ms"] is None
 
 
 def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
@@ -126,20 +82,3 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     Path("weights/m.data").write_bytes(b"other" * 3000)
     assert "the content of weights/m.data" in cli("resume").error
     assert cli("run", "out.onnx", "--onnxrt").status == 0
-
-
-def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx", after=1)
-    every = ["--onnxrt", "--onnx", "--save-onnx", "ran.onnx"]
-    run(cli, model, *every)
-    assert not onnx.load("ran.onnx").graph.value_info
-    run(cli, model, *every, "--shape-inference", "--onnx-outputs", "big_out")
-    graph = onnx.load("ran.onnx").graph
-    assert declared(graph.value_info) == {name: [2, 3] for name in ("a0_out", "a1_out", "a2_out", "small_out")}
-    assert declared(graph.output) == {"big_out": [2, 3]}
-    run(cli, model, "--onnxrt", "--fp16", "--shape-inference", "--save-onnx", "half.onnx", status=1)
-    onnx.checker.check_model("half.onnx", full_check=True)  # no declaration is of the type from before
-
-
-def declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int]]:
-    return {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}

@@ -21,8 +21,8 @@ SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
 PLOTS = "--save-heatmaps h --save-error-metrics-plot m"
 COMMANDS = {
     "run model.onnx --onnxrt --iterations 2 --seed 3 --val-range [0,1] x:[2,3] --save-inputs x.json --save-outputs y.json": 0,
-    "run model.onnx --onnxrt --load-inputs x.json --load-outputs y.json --atol 0 --rtol out:0 --fail-fast": 2,
-    "run model.onnx --onnxrt --load-inputs x.json --load-outputs y.json --atol 0 --rtol t1:0 --fail-fast": 0,
+    "run model.onnx --onnxrt --load-inputs x.json --load-outputs y.json --atol 0 --rtol out:0": 2,
+    "run model.onnx --onnxrt --load-inputs x.json --load-outputs y.json --atol 0 --rtol t1:0": 0,
     "run model.onnx --onnxrt --data-loader-script data.py:mine --array-swap-mb 0": 0,
     "layerwise model.onnx --onnxrt --array-swap-mb 0": 1,
     "run --load-outputs a.npz b.npz --check-error-stat elemwise": 1,
@@ -41,11 +41,11 @@ COMMANDS = {
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
     "run --load-outputs a.npz flat.npz": 1,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
-    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp16 --shape-inference": 0,
+    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp16": 0,
     "run model.onnx --onnxrt --onnx-outputs t* --onnx-exclude-outputs t0": 0,
     "run model.onnx --onnxrt --trt-outputs mark all --exclude-outputs t1": 0,
-    "run model.onnx --onnxrt --onnx --providers cpu": 0,
-    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-onnxruntime-shape-inference": 0,
+    "run model.onnx --onnxrt --providers cpu": 0,
+    "run model.onnx --onnxrt --use-subprocess --no-onnxruntime-shape-inference": 0,
     "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3]": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup": 0,
@@ -69,8 +69,8 @@ SEARCHES = {
     f"reduce model.onnx -o r3.onnx --no-shrink --mode linear --fail-regex wrong --fail-code 1 {CHECK}": 0,
     f"reduce model.onnx -o r4.onnx --no-shrink --mode ddmin --ignore-fail-code 1 {CHECK}": 1,
     "reduce model.onnx -o r5.onnx --no-shrink --candidate now.onnx --no-reduce-inputs --check ./check now.onnx": 0,
-    f"reduce model.onnx -o r6.onnx --no-reduce-outputs --model-input-shapes x:[2,3] --show-output {CHECK}": 0,
-    f"reduce model.onnx -o r7.onnx --input-shapes x:[2,3] --show-output --mode auto {CHECK}": 0,
+    f"reduce model.onnx -o r6.onnx --no-reduce-outputs --model-input-shapes x:[2,3] {CHECK}": 0,
+    f"reduce model.onnx -o r7.onnx --input-shapes x:[2,3] --mode auto {CHECK}": 0,
     f"reduce model.onnx -o r8.onnx --no-shrink --artifacts left.txt --art-dir sorted {CHECK}": 0,
     f"reduce model.onnx -o r9.onnx --no-shrink --artifacts left.txt --artifacts-dir sorted {CHECK}": 0,
     "precision large.onnx --onnxrt --fp16 -o p1.onnx --json p.json --include big* op:Mul --exclude a*": 0,
@@ -78,7 +78,7 @@ SEARCHES = {
     "precision large.onnx --onnxrt --fp16 -o p3.onnx": 0,
     "diagnose large.onnx --onnxrt --fp16 -o found": 0,
     "layerwise large.onnx --onnxrt --fp16 -v": 0,
-    "run model.onnx --onnxrt --fp16 -q --log-file all.log": 0,
+    "run model.onnx --onnxrt --fp16 -q": 0,
     "repeat model.onnx --onnxrt --same-engine --until 3": 1,
     f"repeat model.onnx --until bad {CHECK}": 0,
     "inspect tactics builds/bad/0001_choices.json": 0,
@@ -102,7 +102,7 @@ READ = (
 )
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {
-    f"run --load-outputs a.npz b.npz {PLOTS} --show-heatmaps --show-error-metrics-plot": 1,
+    f"run --load-outputs a.npz b.npz {PLOTS}": 1,
 }
 
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from bisect_trt.onnxlib.halves import find_roundings, lows_of
 from bisect_trt.tensors.tolerance import Precision
@@ -75,5 +76,10 @@ def test_who_rounds_elsewhere_in_fp16_matches(cli: CommandLine) -> None:
     made = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "model.onnx")
     # NumPy rounds inside of an operator too, and ONNX Runtime computes it in fp32.
-    assert cli("run", "model.onnx", "--onnx", "--atol", "1e-5", "--rtol", "1e-5").status == 1
-    assert cli("run", "model.onnx", "--onnx").status == 0
+    x = rng.random((8, 16), np.float32)
+    np.savez("x.npz", x=x)
+    outputs: Any = ReferenceEvaluator("model.onnx").run(None, {"x": x})
+    np.savez("y.npz", y=outputs[0])
+    line = ["run", "model.onnx", "--onnxrt", "--load-inputs", "x.npz", "--load-outputs", "y.npz"]
+    assert cli(*line, "--atol", "1e-5", "--rtol", "1e-5").status == 1
+    assert cli(*line).status == 0

@@ -42,7 +42,7 @@ def endless(path: Path, *, constant: bool = False) -> Path:
 @pytest.mark.parametrize(
     ("words", "constant"),
     [
-        (["run", "--onnx"], True),
+        (["run", "--onnxrt"], False),
         (["diagnose", "--onnxrt", "-o", "out"], False),
         (["sanitize", "-o", "out.onnx"], True),
         (["reduce", "-o", "out.onnx", "--onnxrt"], False),
