@@ -119,6 +119,8 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     """Decide which side of a minimal case is wrong: a few runs of a few nodes, none of them a probe."""
     outcome = session.prober.ledger.outcome(answer.key)
     broken = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
+    if target.build_only:
+        return _of_build(session.subject, answer, target)
     opinions = _gather(session.subject, answer, target, outcome.reason if outcome is not None and broken else None)
     name, right = target.target.title, reference_settings().target.title
     reference = f"the reference ({right})"
@@ -128,6 +130,16 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
     return judge(opinions, tolerance, name, reference, lambda model, fed: _run(session.subject, model, fed, None))
+
+
+def _of_build(subject: Subject, answer: Candidate, target: TargetSettings) -> Fault:
+    """Decide who is wrong about a model that cannot be built: the target, if the reference runs it."""
+    name, reference = target.target.title, f"the reference ({reference_settings().target.title})"
+    made = _run(subject, answer.proto, dict(subject.values(answer, answer.inputs)), None)
+    if isinstance(made, str):
+        return Fault("unknown", f"Which side is wrong cannot be decided: {reference} does not run the case either.")
+    lack = "or an operator, a type or a shape that it does not have"
+    return Fault("target", f"It is a bug of {name}, {lack}: {reference} runs the case.")
 
 
 def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refused: str | None) -> Opinions:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.compare import CompareSettings, compare, compare_saved, refuse_options
 from bisect_trt.commands.metric_commands import score
+from bisect_trt.commands.precision_audit import audit_precision
 from bisect_trt.commands.self_consistency import self_check
+from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
@@ -16,6 +18,9 @@ from bisect_trt.options.shared import Data, Plots
 from bisect_trt.report.plots import check_plots
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.protocol import Compare, Failed, Sample
 
 _NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
 """Options that saved outputs have no use for."""
@@ -45,11 +50,31 @@ def run(call: Call) -> Result:
     metric = call.metric(bounded=False)
     call.open(None, options.load_outputs)
     with call.examined(options.timeout, target) as session:
+        if target.build_only:
+            return build(session, target, tolerance, options.timeout)
         if metric is not None:
             return score(session, settings, metric)
         if options.self_check:
             return self_check(session, target, tolerance, options.timeout)
         return compare(session, settings)
+
+
+def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
+    """Parse and build the model, and report the precisions of its layers; nothing is run."""
+    subject, console, result = session.subject, session.console, session.result
+    console.step(f"{target.describe()}: does it parse and build?")
+    inputs = subject.models.feed("inputs", subject.samples[0])
+    model = subject.models.write("built", subject.network.proto)
+    reply = subject.workers.ask(Compare(target, model, (Sample(inputs, inputs),), tolerance, layers=True), timeout)
+    if isinstance(reply, Failed):
+        result.status, result.why = "not_reproduced", reply.message
+        console.answer(f"It does not: {reply.message}.")
+        return result
+    audit = audit_precision(target, reply.layers)
+    result.status, result.minimality = "found", "1-minimal"
+    result.extra["layers"], result.extra["precision_audit"] = list(reply.layers), audit.to_json()
+    console.answer(f"It does: {audit.sentence}")
+    return result
 
 
 def _compare_saved(call: Call) -> Result:

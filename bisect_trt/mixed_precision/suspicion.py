@@ -295,6 +295,8 @@ def suspect(subject: Subject, precision: str = "fp16") -> list[Suspect]:
     Returns:
         One entry for each unit that a rule applies to. Those of the same score are in topological order.
     """
+    if subject.models.build_only:  # no values are known
+        return []
     facts, suspects = Facts(subject, precision), []
     own = _own_errors(facts)
     for index in facts.nodes:

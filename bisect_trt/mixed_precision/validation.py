@@ -185,6 +185,8 @@ class Fresh:
     @property
     def why_none(self) -> str | None:
         """Why there are none, if so."""
+        if self._subject.models.build_only:
+            return "--build-only compares no values"
         if self.given:
             return None
         if not self._count:

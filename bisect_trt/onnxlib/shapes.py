@@ -154,31 +154,35 @@ _SHAPE_BYTES = 1 << 16
 """A larger weight is no shape: inference is given its type alone, for it makes a copy, and no message can be of 2 GB."""
 
 
-def infer(network: Network, at_once: int = AT_ONCE) -> Declarations | None:
+def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = False) -> Declarations | None:
     """The types that are declared and found, of sequences too, by name; ``None`` where inference gives up.
 
     Args:
         network: The model.
         at_once: Nodes of a stretch.
+        follow_values: Whether sizes that nodes compute of shapes are followed to where they are used.
     """
     order, known = network.order, Declarations(network.declared)
     step = at_once if len(order) >= 2 * at_once else len(order)
     try:
         for start in range(0, len(order), step):
-            for value in _of(network, order[start : start + step], known):
+            for value in _of(network, order[start : start + step], known, follow_values=follow_values):
                 known.put(value)
     except Exception:  # it gives up as a whole on what it does not understand, in several ways
         return None
     return known
 
 
-def _of(network: Network, stretch: Sequence[int], known: Declarations) -> Iterable[onnx.ValueInfoProto]:
+def _of(
+    network: Network, stretch: Sequence[int], known: Declarations, *, follow_values: bool
+) -> Iterable[onnx.ValueInfoProto]:
     """What is found of a stretch.
 
     Args:
         network: The model.
         stretch: Nodes that follow each other in topological order.
         known: What is known of the tensors that it reads.
+        follow_values: See :func:`infer`.
     """
     source, inside = network.proto, set(stretch)
     before = {parent for index in stretch for parent in network.parents(index)} - inside
@@ -200,7 +204,7 @@ def _of(network: Network, stretch: Sequence[int], known: Declarations) -> Iterab
             graph.input.append(known[name])
     graph.value_info.extend(known[name] for name in made if name in known and name not in network.returned)
     graph.output.extend(known[name] for name in network.outputs if name in made and name in known)
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
     return (value for value in chain(inferred.value_info, inferred.output) if value.HasField("type"))
 
 

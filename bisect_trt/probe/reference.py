@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -17,6 +19,7 @@ from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.pieces import Slice, plan_slices, slice_model
+from bisect_trt.onnxlib.shapes import infer
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
@@ -28,18 +31,23 @@ from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower
 
+_SHAPE_SIZE = 64
+"""Elements of an input that may be the shape of another tensor."""
+
 
 class Models:
     """Runs models for what they give, not to be judged; on the reference runtime unless said otherwise.
 
     Attributes:
         reference: The reference runtime.
+        build_only: Whether nothing is compared, so that the reference does not run the model.
         workers: Run the models.
     """
 
     def __init__(self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None) -> None:
         """``workspace`` gets the files of this session; ``target`` is what the reference is for, where that matters."""
         self.reference = reference_settings(target)
+        self.build_only = target is not None and target.build_only
         self._reference_once = reference_settings(target, spinning=False)
         self._scratch = workspace.scratch
         self.workers = workers
@@ -154,6 +162,60 @@ class Constants:
         return numpy_helper.from_array(made[name], name)
 
 
+class InferredValues:
+    """Values that stand for a model's activations where it is only built: zeros of the inferred types and shapes.
+
+    What follows from shapes alone, such as the target of a Reshape, has its value.
+
+    Attributes:
+        network: The model.
+        infos: Types and shapes of the tensors that are known.
+    """
+
+    def __init__(self, network: Network, inputs: Mapping[str, NDArray[Any]], models: Models) -> None:
+        """Infer the shapes, and compute what depends on them alone."""
+        self.network = network
+        self._shapes: dict[str, NDArray[Any]] = {
+            name: value for name, value in inputs.items() if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE
+        }
+        inferred = infer(network, follow_values=True)
+        known = network.infos if inferred is None else inferred.infos()
+        static = {name: info for name, info in known.items() if info.is_static}
+        sizes: dict[str, NDArray[Any]] = {}
+        chosen: list[int] = []
+        for index in network.order:
+            node, reads = network.nodes[index], [name for name in network.reads[index] if not network.is_weight(name)]
+            if node.op_type in ("Shape", "Size") and reads and reads[0] in static:
+                sizes[node.output[0]] = _size_of(node, static[reads[0]])
+            elif reads and all(
+                name in sizes or name in self._shapes or network.producer.get(name) in chosen for name in reads
+            ):
+                chosen.append(index)
+        self._shapes |= sizes
+        names = [name for index in chosen for name in network.made(index)]
+        if chosen:
+            weights = [index for index in network.order if network.constant[index]]
+            piece = cut(network, [*weights, *chosen], {**static}, nothing_stored, names)
+            made = models.run("shapes", piece.proto, {name: self._shapes[name] for name in piece.inputs})
+            self._shapes |= {} if isinstance(made, Failed) else made
+        computed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self._shapes.items()}
+        self.infos = {**static, **computed}
+
+    def take(self, name: str) -> NDArray[Any]:
+        """Return the value of a tensor."""
+        info = self.infos[name]
+        return self._shapes[name] if name in self._shapes else np.zeros(cast("Any", info.shape), info.dtype)
+
+
+def _size_of(node: onnx.NodeProto, info: TensorInfo) -> NDArray[Any]:
+    """Return what a Shape or a Size node makes of a tensor."""
+    sizes = cast("tuple[int, ...]", info.shape)
+    if node.op_type == "Size":
+        return np.array(math.prod(sizes), np.int64)
+    ends = {each.name: each.i for each in node.attribute}
+    return np.array(sizes[ends.get("start", 0) : ends.get("end", len(sizes))], np.int64)
+
+
 class Reference:
     """The activations of a model: ONNX Runtime on the CPU, optimisations off, every tensor kept on disk.
 
@@ -206,7 +268,7 @@ class Reference:
         suffix = "" if number == 1 else f"-{number}"
         self.inputs_file = models.feed(f"inputs{suffix}", self.inputs)
         self.store = workspace.scratch(f"activations{suffix}")
-        self._values = self._run()
+        self._values = InferredValues(network, self.inputs, models) if models.build_only else self._run()
         fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
         self.infos: Mapping[str, TensorInfo] = ChainMap(fed, cast("Any", self._values.infos))
 
@@ -228,6 +290,9 @@ class Reference:
 
     def compute(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | None:
         """The outputs of another model on the reference runtime; ``None`` if it does not run there."""
+        if self._models.build_only:
+            found = InferredValues(Network(model), inputs, self._models)
+            return {name: found.take(name) for name in found.network.outputs if name in found.infos}
         made = self._models.run("piece", model, inputs)
         return None if isinstance(made, Failed) else made
 

@@ -18,7 +18,7 @@ RESULT_FILE, REPORT_FILE = "result.json", "report.html"
 """In the folder of each run."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
-_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "openvino")
+_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "tensorrt-rtx-cu12-libs", "openvino")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 

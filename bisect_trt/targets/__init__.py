@@ -11,6 +11,7 @@ from bisect_trt.targets.base import Target
 _BUILT_IN = {
     "onnxrt": "bisect_trt.targets.onnxrt:OnnxRuntimeTarget",
     "trt": "bisect_trt.targets.trt:TensorRtTarget",
+    "trt-rtx": "bisect_trt.targets.trt:TensorRtRtxTarget",
     "openvino": "bisect_trt.targets.openvino:OpenVinoTarget",
     "through": "bisect_trt.targets.through:ThroughTarget",
     "onnx": "bisect_trt.targets.evaluator:EvaluatorTarget",

@@ -231,6 +231,11 @@ class Target(ABC):
     stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
+    @property
+    def keyword(self) -> str:
+        """Its name as an attribute of the options."""
+        return self.name.replace("-", "_")
+
     def make_runner(self, settings: TargetSettings) -> Any:  # noqa: ANN401 - of a module of its own
         """Return what runs models, see :mod:`bisect_trt.targets.runtime`; called in a worker process.
 

@@ -35,11 +35,11 @@ class TargetOptions:
 
     def named(self) -> list[Plugin]:
         """The targets that are asked for."""
-        return [plugin for plugin in selectable() if getattr(self, plugin.name)]
+        return [plugin for plugin in selectable() if getattr(self, plugin.keyword)]
 
     def given(self) -> list[str]:
         """The options that are given, in the words of a command line, but for those that name a target."""
-        flags = {plugin.name for plugin in selectable()}
+        flags = {plugin.keyword for plugin in selectable()}
         return [f"--{name.replace('_', '-')}" for name in changed(self) if name not in flags]
 
     def but(self, **changes: Any) -> Target:  # noqa: ANN401 - of many types
@@ -111,8 +111,9 @@ def selectable() -> tuple[Plugin, ...]:
             plugin = find(name)
         except UnavailableError:  # `bisect-trt doctor` says so
             continue
-        own = {name, *_own_options(plugin)}
-        if plugin.selectable and not own & taken:
+        own = {plugin.keyword, *_own_options(plugin)}
+        inherited = {option for each in found if issubclass(plugin.own, each.own) for option in _own_options(each)}
+        if plugin.selectable and not (own - inherited) & taken:
             found.append(plugin)
             taken |= own
     return tuple(found)
@@ -129,14 +130,15 @@ def target_group() -> type[TargetOptions]:
     A target that has an option by its own name is asked for by that: its flag has a value.
     """
     declared: list[tuple[str, Any, Any]] = [
-        (plugin.name, Annotated[bool, option(f"--{plugin.name}", help=plugin.help)], field(default=False))
+        (plugin.keyword, Annotated[bool, option(f"--{plugin.name}", help=plugin.help)], field(default=False))
         for plugin in selectable()
-        if plugin.name not in _own_options(plugin)
+        if plugin.keyword not in _own_options(plugin)
     ]
     declared += [(name, hint, field(default=getattr(TargetOptions, name))) for name, hint in _shared().items()]
     for plugin in selectable():
         hints = typing.get_type_hints(plugin.own, include_extras=True)
-        declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in entries(plugin.own)]
+        new = [each for each in entries(plugin.own) if each.keyword not in {name for name, _, _ in declared}]
+        declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in new]
     return make_dataclass(
         "Target", declared, bases=(TargetOptions,), namespace={"__doc__": "The runtime under suspicion."}
     )

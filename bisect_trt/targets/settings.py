@@ -75,6 +75,11 @@ class TargetSettings:
         """The precisions below fp32 that it may run in, as their options are called."""
         return tuple(name for name in PRECISIONS if getattr(self, name))
 
+    @property
+    def build_only(self) -> bool:
+        """Whether models are only parsed and built, and neither the target nor the reference runs them."""
+        return bool(getattr(self.own, "build_only", False))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)

@@ -203,13 +203,13 @@ class Worker:
         if session is None:
             return Compared(unsupported=True)
         comparisons: list[TensorComparison] = []
-        for number, sample in enumerate(request.samples, 1):
+        for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
             seen = compare_sample(session, request, sample, number)
             comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
         latency = None
-        if request.warm_up is not None:
+        if request.warm_up is not None and not request.target.build_only:
             latency = median_ms(session, load_npz(request.samples[0].inputs), request.warm_up, request.timed_for)
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)

@@ -91,7 +91,7 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
 ) -> None:
     """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
     values = read_values(text)
-    assert values["trt"] or values["check"], page
+    assert values["trt"] or values["trt_rtx"] or values["check"], page
     if values["trt"]:
         monkeypatch.chdir(tmp_path)
         for path in (values["load_timing_cache"], values["load_engine"], *(values["plugins"] or ())):

@@ -20,7 +20,7 @@ from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.config import version_of
+from bisect_trt.targets.trt.config import is_strongly_typed
 from bisect_trt.targets.trt.runner import tensorrt
 
 PLAIN = TargetSettings("trt")
@@ -43,7 +43,7 @@ def needs_selector() -> None:
 
 
 def needs_layers() -> None:
-    if version_of(tensorrt().trt) >= (11,):
+    if is_strongly_typed(tensorrt().trt, {"strongly_typed": False}):
         pytest.skip("this TensorRT takes no precisions of layers")
 
 

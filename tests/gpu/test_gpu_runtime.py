@@ -17,7 +17,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.config import version_of
+from bisect_trt.targets.trt.config import is_strongly_typed
 from bisect_trt.targets.trt.network import parse
 from bisect_trt.targets.trt.runner import tensorrt
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -191,7 +191,7 @@ def test_an_optimisation_profile(tmp_path: Path) -> None:
 
 
 def test_what_this_version_does_not_have_is_said() -> None:
-    if version_of(tensorrt().trt) >= (9,):
+    if is_strongly_typed(tensorrt().trt, {"strongly_typed": True}):
         pytest.skip("only versions before 9 lack strong typing")
     with pytest.raises(UsageError, match="--strongly-typed needs TensorRT 9"):
         make_runtime(replace(FP32, own=TrtSettings(strongly_typed=True)))

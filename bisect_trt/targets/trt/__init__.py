@@ -20,7 +20,7 @@ from bisect_trt.targets.base import (
 )
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.other_tools import say
-from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -129,19 +129,24 @@ class TensorRtTarget(Target):
         Raises:
             UnavailableError: One is not installed, or cannot be used.
         """
+        from bisect_trt.targets.trt.config import APIS  # noqa: PLC0415 - as above
         from bisect_trt.targets.trt.cuda import load_cuda  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.runner import load_tensorrt, tensorrt  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.runner import load_package, tensorrt  # noqa: PLC0415 - as above
 
         if name == "tensorrt":
-            yield self.title, str(load_tensorrt().__version__)
-            free, total = tensorrt().cuda.memory()
+            yield self.title, str(load_package(APIS[self.name]).__version__)
+            runtime = tensorrt(self.name).cuda
+            if runtime is None:
+                yield "runs models", "no, for there is no GPU; --build-only parses and builds them"
+                return
+            free, total = runtime.memory()
             yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
             return
-        cuda = load_cuda()
-        driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in cuda.versions())
-        yield "CUDA runtime", f"{runtime} ({cuda.origin})"
+        loaded = load_cuda()
+        driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in loaded.versions())
+        yield "CUDA runtime", f"{runtime} ({loaded.origin})"
         yield "CUDA that the driver supports", driver if driver != "0.0" else "none: there is no driver"
-        yield "GPUs that CUDA may use", str(cuda.device_count())
+        yield "GPUs that CUDA may use", str(loaded.device_count())
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
@@ -162,7 +167,7 @@ class TensorRtTarget(Target):
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine; the other settings are about building, but for plugins."""
-        own = TrtSettings(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
+        own = self.own(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
         return replace(settings, own=own, keep=(), held=False)
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
@@ -239,6 +244,15 @@ class TensorRtTarget(Target):
                     f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
                     f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
                 )
+
+
+class TensorRtRtxTarget(TensorRtTarget):
+    """TensorRT-RTX, 1.4 or later."""
+
+    name, title, own = "trt-rtx", "TensorRT-RTX", RtxSettings
+    help = "TensorRT-RTX; it has the options of TensorRT. Without a GPU it builds (--build-only)."
+    needs = "tensorrt-rtx-cu12-bindings, tensorrt-rtx-cu12-libs"
+    packages = (Package("tensorrt-rtx-cu12", parts=("tensorrt-rtx-cu12-libs", "tensorrt-rtx-cu12-bindings")),)
 
 
 def name_nodes(model: ModelProto) -> None:

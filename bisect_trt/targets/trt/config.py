@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,63 @@ from bisect_trt.errors import UsageError
 from bisect_trt.targets.messages import set_option
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
-_STRONG_ONLY, _FIRST_STRONG = (11,), (9,)
-"""The first version whose networks are all strongly typed; the first that has strong typing."""
 
 
-def version_of(trt: Any) -> tuple[int, ...]:
-    """Return the version of TensorRT as major, minor and patch."""
-    return tuple(int(part) for part in str(trt.__version__).split(".")[:3])
+@dataclass(frozen=True)
+class Api:
+    """Differences between the packages TensorRT and TensorRT-RTX.
+
+    What differs between versions of one package is asked of its enumerations (:func:`member`), not of its number.
+
+    Attributes:
+        module: The name of the Python module.
+        title: Its name in messages.
+        install: What installs it.
+        oldest: The oldest version that is supported.
+        needs_gpu: Whether its builder needs a GPU.
+        times_tactics: Whether its builds measure kernels, and keep that in a timing cache; TensorRT-RTX does when it runs.
+    """
+
+    module: str
+    title: str
+    install: str
+    oldest: tuple[int, ...]
+    needs_gpu: bool = True
+    times_tactics: bool = True
+
+
+APIS = {
+    "trt": Api("tensorrt", "TensorRT", "pip install tensorrt", (8, 6, 0)),
+    "trt-rtx": Api(
+        "tensorrt_rtx_bindings",
+        "TensorRT-RTX",
+        "pip install 'bisect-trt[trt-rtx]'",
+        (1, 4, 0),
+        needs_gpu=False,
+        times_tactics=False,
+    ),
+}
+"""The packages, by the name of the target."""
+_OF_TACTICS = ("load_timing_cache", "save_timing_cache", "avoid_tactics", "pin_tactics", "tactic_sources")
+"""The settings about kernels that a build chooses."""
+DEFAULT_CAPABILITY = "SM89"
+"""The kind of GPU that TensorRT-RTX builds for where there is none and none is named."""
+
+
+def describe(trt: Any) -> str:
+    """Return the name and the version of a package."""
+    title = next((api.title for api in APIS.values() if api.module == trt.__name__), "TensorRT")
+    return f"{title} {trt.__version__}"
 
 
 def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> bool:
-    """Return whether the types in the graph are the types that run; a ``lowered`` model has the low precision in its graph."""
-    version = version_of(trt)
-    return version >= _STRONG_ONLY or (version >= _FIRST_STRONG and (settings["strongly_typed"] or lowered))
+    """Return whether the types in the graph are the types that run; a ``lowered`` model has the low precision in its graph.
+
+    TensorRT has strong typing since 9, and nothing else since 11, whose builder has no flags of precisions any more.
+    """
+    if not hasattr(trt.BuilderFlag, "FP16"):
+        return True
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and (settings["strongly_typed"] or lowered)
 
 
 def low_precisions(settings: Mapping[str, Any]) -> list[str]:
@@ -41,7 +86,7 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     known = {key.lower(): value for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()}
     if name.lower() not in known:
         has = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"{option}: TensorRT {trt.__version__} has no '{name}'; it has: {has}.")
+        raise UsageError(f"{option}: {describe(trt)} has no '{name}'; it has: {has}.")
     return known[name.lower()]
 
 
@@ -51,7 +96,13 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
     Raises:
         UsageError: It does not.
     """
-    have = f"this is TensorRT {trt.__version__}"
+    have, api = f"this is {describe(trt)}", APIS[settings["runtime"]]
+    for name in () if api.times_tactics else _OF_TACTICS:
+        if settings[name]:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: {api.title} chooses kernels when an engine runs, not when it is built; leave it "
+                "out."
+            )
     strong = is_strongly_typed(trt, settings)
     if settings["strongly_typed"] and not strong:
         raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
@@ -76,7 +127,7 @@ def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], lis
     for name in names:
         if name not in builders and name not in parsers:
             has = ", ".join(sorted({*builders, *parsers}))
-            raise UsageError(f"--builder-flag: TensorRT {trt.__version__} has no '{name}'; it has: {has}.")
+            raise UsageError(f"--builder-flag: {describe(trt)} has no '{name}'; it has: {has}.")
     ours = [builders[name] for name in names if name in builders]
     return ours, [parsers[name] for name in names if name not in builders]
 
@@ -94,6 +145,9 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
         UsageError: This version does not have what is asked for.
     """
     config = builder.create_builder_config()
+    for place, name in enumerate(capabilities := settings.get("compute_capabilities", ())):
+        config.num_compute_capabilities = len(capabilities)
+        config.set_compute_capability(member(trt, "ComputeCapability", name, "--compute-capability"), place)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that layers can be traced back to nodes
     config.clear_flag(trt.BuilderFlag.TF32)
     strong = is_strongly_typed(trt, settings, lowered=lowered)
@@ -149,7 +203,7 @@ def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
         set_option(config, name, value)
     except AttributeError as error:
         raise UsageError(
-            f"{option}: the builder configuration of TensorRT {trt.__version__} has no such attribute; see IBuilderConfig in "
+            f"{option}: the builder configuration of {describe(trt)} has no such attribute; see IBuilderConfig in "
             "TensorRT's documentation."
         ) from error
     except ValueError as error:

@@ -143,6 +143,20 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
     return found
 
 
+def layers_of_network(parsed: ParsedNetwork) -> list[dict[str, Any]]:
+    """Return the layers of a network, as :func:`read_layers` does those of an engine."""
+    origins = Origins(parsed.nodes)
+    found = []
+    for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
+        made = [layer.get_output(index) for index in range(layer.num_outputs)]
+        kinds = [DTYPES.get(each.dtype.name, each.dtype.name.lower()) for each in made if each is not None]
+        tensors = [] if place is None else origins.tensors(place)
+        kind = str(layer.type).rpartition(".")[2]
+        precisions = list(dict.fromkeys(kinds))
+        found.append({"name": layer.name, "kind": kind, "precisions": precisions, "tensors": tensors})
+    return found
+
+
 def _precision(text: str) -> str:
     """Return ``float32`` for ``Row major linear FP32``."""
     return next((kind for word, kind in _FORMATS.items() if re.search(rf"\b{word}\b", text)), text)

@@ -34,7 +34,7 @@ def clean(message: str) -> str:
     text = _PLACE.sub("", message.strip())
     match = _CODE.match(text)
     if match is None:
-        return text.strip()
+        return _SOURCE.sub("", text).strip()
     inner = _SOURCE.sub("", match["text"]).strip()
     return match["kind"] if match["kind"] and inner in ("", _SAYS_NOTHING) else inner
 

@@ -17,8 +17,10 @@ from bisect_trt.targets.trt.config import (
     low_precisions,
     network_inputs,
 )
-from bisect_trt.targets.trt.log import Log, signature
+from bisect_trt.targets.trt.log import Log, clean, signature
 
+_DRIVER = re.compile(r" ?\[checkMacros\.cpp::catchCudaError::\d+\].*", re.DOTALL)
+"""The parser appends CUDA's last error to its own, which without a GPU is that there is no driver."""
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """The parser appends it where a node makes several layers."""
 _ELEMENTS = {"bool": 9, "int32": 6, "int64": 7, "float32": 1}
@@ -113,7 +115,7 @@ def parse(
         error, where = parser.get_error(0), "the model"
         if 0 <= error.node() < len(hints["nodes"]):
             where = f"node '{hints['nodes'][error.node()][0]}'"
-        why = error.desc().strip()
+        why = clean(_DRIVER.sub("", error.desc()))
         # Not of the node: a reproducer, which reads no graph, does not know its name.
         raise BuildError(
             f"the ONNX parser refuses {where}: {why}", signature=signature(f"the ONNX parser: {why}", names)

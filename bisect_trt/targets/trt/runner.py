@@ -25,46 +25,51 @@ from bisect_trt.targets.choices import (
 )
 from bisect_trt.targets.messages import BuildError, RunError, clean_message
 from bisect_trt.targets.trt.config import (
+    APIS,
+    DEFAULT_CAPABILITY,
+    Api,
     add_profile,
     check_settings,
+    describe,
     is_strongly_typed,
     make_config,
     set_ranges,
-    version_of,
 )
 from bisect_trt.targets.trt.cuda import Cuda, load_cuda
 from bisect_trt.targets.trt.engine import (
     Origins,
     describe_engine,
     inspect_engine,
+    layers_of_network,
 )
 from bisect_trt.targets.trt.log import Log, is_out_of_memory
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
 from bisect_trt.targets.trt.session import TrtSession
 from bisect_trt.targets.trt.tactics import TimingEditor, pin_refused, tactic_chooser
 
-_OLDEST, _FIRST_UNFUSED = (8, 6, 0), (10, 12, 0)
-"""The oldest version that is supported; the first whose debug tensors are chosen after fusion."""
 
-
-def load_tensorrt() -> Any:
-    """Import the package ``tensorrt``.
+def load_package(api: Api) -> Any:
+    """Import TensorRT or TensorRT-RTX.
 
     Raises:
-        UnavailableError: It is not installed, or one of its libraries is missing.
+        UnavailableError: It is not installed, or too old, or one of its libraries is missing.
     """
     try:
-        return importlib.import_module("tensorrt")
+        trt = importlib.import_module(api.module)
     except (ImportError, OSError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "tensorrt":
+        if isinstance(error, ModuleNotFoundError) and error.name == api.module:
             raise UnavailableError(
-                f"TensorRT is not installed for {sys.executable}; install it there (pip install tensorrt), or on a Jetson "
-                "use a Python that sees the system's packages."
+                f"{api.title} is not installed for {sys.executable}; install it there ({api.install}), or on a Jetson use a "
+                "Python that sees the system's packages."
             ) from error
         raise UnavailableError(
-            f"TensorRT is installed and cannot be loaded: {error}. Install that library (pip install tensorrt brings its "
-            "own), or add its folder to LD_LIBRARY_PATH."
+            f"{api.title} is installed and cannot be loaded: {error}. Install that library ({api.install} brings its own), or "
+            "add its folder to LD_LIBRARY_PATH."
         ) from error
+    if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
+        oldest = ".".join(map(str, api.oldest[:2]))
+        raise UnavailableError(f"{describe(trt)} is too old; install {oldest} or later.")
+    return trt
 
 
 @dataclass
@@ -76,8 +81,8 @@ class TensorRt:
         log: Its log.
         logger: Its logger, which writes that log.
         builder: Its builder.
-        runtime: Deserialises engines.
-        cuda: The CUDA runtime.
+        runtime: Deserialises engines; ``None`` without a GPU.
+        cuda: The :class:`Cuda` runtime; ``None`` without a GPU.
         timing_caches: What its builds have measured so far, by the file that they began with.
     """
 
@@ -86,35 +91,38 @@ class TensorRt:
     logger: Any
     builder: Any
     runtime: Any
-    cuda: Cuda
+    cuda: Any
     timing_caches: dict[str | None, Any] = field(default_factory=dict)
 
 
-@functools.lru_cache(maxsize=1)
-def tensorrt() -> TensorRt:
-    """Start TensorRT, once a process.
+@functools.lru_cache(maxsize=2)
+def tensorrt(name: str = "trt") -> TensorRt:
+    """Start TensorRT or TensorRT-RTX, once a process; ``name`` is that of the target.
 
     Raises:
-        UnavailableError: There is no TensorRT, no GPU, or they do not fit each other.
+        UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.
     """
-    trt = load_tensorrt()
-    if version_of(trt) < _OLDEST:
-        raise UnavailableError(f"TensorRT {trt.__version__} is too old; install 8.6 or later.")
+    trt = load_package(api := APIS[name])
     # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
     # CUDA C++ Programming Guide, "Lazy Loading".
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    cuda = load_cuda()
-    cuda.start()
+    cuda: Cuda | None = None
+    try:
+        cuda = load_cuda()
+        cuda.start()
+    except UnavailableError:
+        if api.needs_gpu:
+            raise
+        cuda = None
     log = Log()
     logger = log.make_logger(trt)
     trt.init_libnvinfer_plugins(logger, "")
     try:
-        builder, runtime = trt.Builder(logger), trt.Runtime(logger)
+        builder, runtime = trt.Builder(logger), trt.Runtime(logger) if cuda is not None else None
     except Exception as error:  # its log alone has the reason
         why = clean_message([str(error), *log.warnings, *log.errors][-1])
         raise UnavailableError(
-            f"TensorRT {trt.__version__} cannot use this GPU: {why}; update the driver, or install the TensorRT that was made "
-            "for it."
+            f"{describe(trt)} cannot use this GPU: {why}; update the driver, or install the release that was made for it."
         ) from error
     return TensorRt(trt, log, logger, builder, runtime, cuda)
 
@@ -127,7 +135,7 @@ class Built:
         plan: The engine.
         parsed: The network that it was built of.
         took: The tactics that layers took, as far as they were recorded: name, ``LAYER=TACTIC``, the number of choices.
-        timings: The timing cache.
+        timings: The timing cache; ``None`` where there is none.
     """
 
     plan: Any
@@ -174,7 +182,9 @@ def build_engine(
         chooser.lifted.update(told)
     log.errors.clear()
     start = settings["load_timing_cache"]
-    if isinstance(chooser, TimingEditor):
+    if not APIS[settings["runtime"]].times_tactics:
+        plan, timings = builder.build_serialized_network(network, config), None
+    elif isinstance(chooser, TimingEditor):
         # Layers are held to the entries of its timing cache, so no other build uses that.
         plan = chooser.build(builder, network, config, b"" if start is None else read_file(start), log)
         timings = config.get_timing_cache()
@@ -194,6 +204,28 @@ def build_engine(
     return Built(plan, parsed, took, timings)
 
 
+class BuiltSession:
+    """An engine that is built and not loaded, for which no GPU is needed.
+
+    Attributes:
+        inputs: Nothing, because it cannot be fed.
+        skipped: Outputs of the model that it would not return, with the reason.
+    """
+
+    def __init__(self, built: Built) -> None:
+        """Keep what is known of the network."""
+        self.inputs: list[Any] = []
+        self.skipped, self._parsed = built.parsed.skipped, built.parsed
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return the layers of the network, whose types are those that run where it is strongly typed."""
+        return layers_of_network(self._parsed)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return no outputs."""
+        return {}
+
+
 class TrtRunner:
     """TensorRT with its settings.
 
@@ -211,8 +243,15 @@ class TrtRunner:
             UnavailableError: There is no TensorRT or no GPU.
             UsageError: This TensorRT does not have what is asked for, or a library cannot be loaded.
         """
-        self._settings, self._process = settings, tensorrt()
+        self._settings, self._process = settings, tensorrt(settings["runtime"])
         trt = self._process.trt
+        if self._process.cuda is None and not settings["build_only"]:
+            raise UnavailableError(
+                f"{describe(trt)} runs no model here, because there is no NVIDIA GPU that CUDA may use; add --build-only to see "
+                "whether it parses and builds them."
+            )
+        if self._process.cuda is None and not settings["compute_capabilities"]:
+            self._settings = settings = {**settings, "compute_capabilities": (DEFAULT_CAPABILITY,)}
         check_settings(trt, settings)
         make_config(trt, self._process.builder, settings)  # its mistakes are found before any model is parsed
         tactic_chooser(trt, settings)
@@ -229,12 +268,14 @@ class TrtRunner:
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process."""
+        if self._process.cuda is None:
+            return 0
         free, total = self._process.cuda.memory()
-        return total - free
+        return int(total - free)
 
     def load(
         self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
-    ) -> TrtSession | None:
+    ) -> TrtSession | BuiltSession | None:
         """Build a model, or take the prebuilt engine; ``None`` if ``unfused`` is not possible.
 
         Raises:
@@ -242,13 +283,14 @@ class TrtRunner:
             UnavailableError: The prebuilt engine is not for this TensorRT.
         """
         process, prebuilt = self._process, self._settings["load_engine"]
-        if unfused and (version_of(process.trt) < _FIRST_UNFUSED or prebuilt is not None):
+        shows_unfused = hasattr(process.trt.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
+        if unfused and (not shows_unfused or prebuilt is not None or self._settings["build_only"]):
             return None
         if prebuilt is not None:
             return TrtSession(process.trt, process.log, process.cuda, self._prebuilt(), hints.get("types", {}))
         built = build_engine(process, self._settings, path, feed, hints, unfused=unfused)
         self._save(built)
-        return self._open(built, hints, unfused)
+        return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints, unfused)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         """Write a model's engine to a file.
@@ -260,7 +302,7 @@ class TrtRunner:
         built = build_engine(self._process, self._settings, path, feed, hints)
         write_file(to, bytes(memoryview(built.plan)))
         self._save(built)
-        if self._settings["record"] is not None:
+        if self._settings["record"] is not None and not self._settings["build_only"]:
             self._open(built, hints)
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +318,8 @@ class TrtRunner:
         """
         trt, plain = self._process.trt, {**self._settings, "avoid_tactics": (), "pin_tactics": ()}
         config = make_config(trt, self._process.builder, plain)
-        bits, sources = config.get_tactic_sources(), trt.TacticSource.__members__
+        times = APIS[self._settings["runtime"]].times_tactics
+        bits, sources = (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
         previews = trt.PreviewFeature.__members__
         found: dict[str, Any] = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
@@ -284,7 +327,7 @@ class TrtRunner:
             "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
             "tactics": [],
         }
-        if hasattr(trt, "IAlgorithmSelector"):
+        if times and hasattr(trt, "IAlgorithmSelector"):
             found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
         return found
 
@@ -311,7 +354,7 @@ class TrtRunner:
             if is_out_of_memory([error.message]):
                 raise
             raise UnavailableError(
-                f"TensorRT {self._process.trt.__version__} cannot load the engine {path}: {error.message}; an engine runs on "
+                f"{describe(self._process.trt)} cannot load the engine {path}: {error.message}; an engine runs on "
                 "the version and the kind of GPU that it was built for, so build it again here."
             ) from error
 
@@ -325,7 +368,8 @@ class TrtRunner:
             return session
         to = pathlib.Path(folder)
         write_file(to / LAYERS, inspect_engine(process.trt, engine).encode())
-        write_file(to / TIMINGS, bytes(memoryview(built.timings.serialize())))
+        if built.timings is not None:
+            write_file(to / TIMINGS, bytes(memoryview(built.timings.serialize())))
         try:
             write_choices(to / RECORD, choices_of_layers(session.layers()))
         except OSError as error:

@@ -54,8 +54,12 @@ class TrtSettings(OwnSettings):
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
         calibration_cache: The file that ranges for INT8 are read from, if it exists, and else written to.
         calibration_data: Files of sample inputs to find those ranges with.
+        compute_capabilities: Kinds of GPUs to build for, as ``SM89``; those that are here if empty. TensorRT-RTX alone has it.
     """
 
+    build_only: Annotated[
+        bool, switch("Only whether it parses and builds: no engine is run, and no reference (T).")
+    ] = False
     strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
     min_shapes: Annotated[Shapes, _shapes("--trt-min-shapes", "Smallest input shapes of the profile (T).")] = ()
     opt_shapes: Annotated[
@@ -123,6 +127,7 @@ class TrtSettings(OwnSettings):
     save_engine: Annotated[str | None, option(metavar="FILE", help="Where the engine goes (T).", read=absolute)] = None
     calibration_cache: str | None = None
     calibration_data: tuple[str, ...] = ()
+    compute_capabilities: tuple[str, ...] = ()
 
     def checked(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
         """Check that the shapes belong together, and that an engine is that of the model that is run.
@@ -146,3 +151,18 @@ class TrtSettings(OwnSettings):
             if self.load_engine is not None and flag[2:] not in _WITH_AN_ENGINE:
                 raise UsageError(f"{flag} says how an engine is built, and --load-engine brings one that is; drop it.")
         return self
+
+
+@dataclass(frozen=True)
+class RtxSettings(TrtSettings):
+    """The settings of TensorRT-RTX: those of TensorRT, and the kinds of GPUs, which need not be here."""
+
+    compute_capabilities: Annotated[
+        tuple[str, ...],
+        option(
+            "--compute-capability",
+            metavar="NAME",
+            help="A kind of GPU to build for, such as SM89; without a GPU here SM89 (TensorRT-RTX).",
+            check=_flag_names,
+        ),
+    ] = ()

@@ -13,6 +13,7 @@ from typing import Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.trt.config import APIS, describe
 
 PIN_MISSED = "pin"
 """The signature of a build that does not choose what it is held to."""
@@ -44,7 +45,7 @@ def tactic_chooser(trt: Any, settings: Mapping[str, Any], *, record: bool = Fals
         UsageError: This version can hold no layer to a tactic, or a tactic is given in the words of another version.
     """
     avoided, pinned = settings["avoid_tactics"], settings["pin_tactics"]
-    if not (avoided or pinned or record or settings["record"]):
+    if not (avoided or pinned or record or settings["record"]) or not APIS[settings["runtime"]].times_tactics:
         return None
     if hasattr(trt, "IAlgorithmSelector"):
         return make_selector(trt, avoided, pinned)
@@ -53,7 +54,7 @@ def tactic_chooser(trt: Any, settings: Mapping[str, Any], *, record: bool = Fals
     if avoided or pinned:
         flag = "--avoid-tactic" if avoided else "--pin-tactic"
         raise UsageError(
-            f"{flag}: TensorRT {trt.__version__} has no algorithm selector, so it takes tactics as LAYER=0xKEY:0xTACTIC "
+            f"{flag}: {describe(trt)} has no algorithm selector, so it takes tactics as LAYER=0xKEY:0xTACTIC "
             "alone, as `bisect-trt repeat` reports them."
         )
     return None

@@ -1,157 +1,302 @@
-"""Models built by a real TensorRT builder, which needs no GPU: that of TensorRT-RTX, whose API is TensorRT's.
+"""TensorRT-RTX, the real one: models parsed and built without a GPU, through the target's runner.
 
-It is not installed by default: ``pip install tensorrt-rtx-cu12-libs tensorrt-rtx-cu12-bindings``.
+Its API is that of TensorRT 11, so these tests hold for both. It is the extra ``bisect-trt[trt-rtx]``.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
-from trt_standin import plain, trt_target
 
-from bisect_trt.errors import UsageError
+from bisect_trt.commands.precision_audit import audit_precision
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.config import check_settings, network_inputs
-from bisect_trt.targets.trt.engine import Origins
-from bisect_trt.targets.trt.log import Log
-from bisect_trt.targets.trt.runner import Built, TensorRt, build_engine
+from bisect_trt.targets.trt.settings import RtxSettings
 
-rtx = pytest.importorskip("tensorrt_rtx_bindings")
-pytestmark = pytest.mark.filterwarnings("ignore:.*TensorRT-RTX:DeprecationWarning")
+pytest.importorskip("tensorrt_rtx_bindings")
 X = {"x": np.ones((2, 6), np.float32)}
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+NARROW = {
+    "int8": (TensorProto.INT8, np.ones((32, 32), np.int8)),
+    "fp8": (TensorProto.FLOAT8E4M3FN, np.ones((32, 32), ml_dtypes.float8_e4m3fn)),
+    "int4": (TensorProto.INT4, np.ones((32, 32), ml_dtypes.int4)),
+    "fp4": (TensorProto.FLOAT4E2M1, np.ones((32, 32), ml_dtypes.float4_e2m1fn)),
+}
 
 
-class RtxBuilder:
-    """A builder for one kind of GPU, as no GPU is here to be asked."""
-
-    def __init__(self, logger: Any) -> None:
-        self._builder = rtx.Builder(logger)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._builder, name)
-
-    def create_builder_config(self) -> Any:
-        config = self._builder.create_builder_config()
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(rtx.ComputeCapability.SM89, 0)
-        return config
+def target(*precisions: str, keep: tuple[str, ...] = (), **own: Any) -> TargetSettings:
+    """TensorRT-RTX that only builds: names of precisions, and its own settings."""
+    low: dict[str, Any] = dict.fromkeys(precisions, True)
+    return TargetSettings("trt-rtx", **low, keep=keep, own=RtxSettings(**{"build_only": True, **own}))
 
 
-@pytest.fixture(scope="module")
-def process() -> TensorRt:
-    rtx.__version__ = "11.4.0"  # its API is of that version
-    log = Log()
-    logger = log.make_logger(rtx)
-    no_gpu: Any = None
-    return TensorRt(rtx, log, logger, RtxBuilder(logger), None, no_gpu)
+def build(path: Path, settings: TargetSettings, feed: Any = None) -> RuntimeSession:
+    return make_runtime(settings).load(path, feed or X)
 
 
-def build(process: TensorRt, path: Path, settings: TargetSettings, feed: Any = None) -> Built:
-    target, facts = settings.target, {"lowers_by": "cast"}
-    lowered = target.lower(settings, path, facts)
-    assert lowered is not None
-    hints = {**target.hints(settings, lowered, path, facts), "content": lowered.SerializeToString()}
-    check_settings(process.trt, plain(settings))
-    built = build_engine(process, plain(settings), path, feed or {}, hints)
-    assert len(memoryview(built.plan)) > 1000
-    return built
+def kinds(path: Path, settings: TargetSettings, feed: Any = None) -> set[str]:
+    """The types that the layers of a network make."""
+    return {kind for layer in build(path, settings, feed).layers() for kind in layer["precisions"]}
 
 
-def save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], *weights: Any) -> Path:
+def save(
+    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], *weights: Any, opset: int = 17, ir: int = 8
+) -> Path:
     given, made = ([helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs))
     graph = helper.make_graph(nodes, "g", given, made, list(weights))
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("trt", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir), path)
     return path
 
 
-def test_a_shape_input_is_built_in(process: TensorRt, tmp_path: Path) -> None:
+def quantized(path: Path, kind: str) -> Path:
+    """A product of a quantized input and a quantized weight; 4 bits are of the weight alone, in blocks."""
+    element, values = NARROW[kind]
+    narrow = onnx.TensorProto(name="q", data_type=element, dims=[32, 32])
+    bits = np.asarray(values).view(np.uint8)
+    narrow.raw_data = (bits if kind in ("int8", "fp8") else (bits.reshape(-1, 2) @ [1, 16]).astype(np.uint8)).tobytes()
+
+    block = 16 if kind in ("int4", "fp4") else 0
+    scale = np.full((32 // block, 32), 0.1, np.float32) if block else np.array(0.1, np.float32)
+    nodes, read = [], "x"
+    if not block:
+        zero = helper.make_tensor("z", element, [], [0])
+        nodes = [
+            helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+            helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
+        ]
+        read = "xd"
+    blocks: dict[str, Any] = {"axis": 0, "block_size": block} if block else {}
+    weights = [numpy_helper.from_array(scale, "s"), narrow, *([] if block else [zero])]
+    scaled = ["q", "s"]
+    if kind == "fp4":  # the scales of blocks are FP8, and have a scale of their own
+        eight = onnx.TensorProto(name="s8", data_type=TensorProto.FLOAT8E4M3FN, dims=[2, 32])
+        eight.raw_data = np.ones((2, 32), ml_dtypes.float8_e4m3fn).tobytes()
+        weights = [narrow, eight, numpy_helper.from_array(np.array(0.1, np.float32), "s2")]
+        nodes.append(helper.make_node("DequantizeLinear", ["s8", "s2"], ["s"]))
+    nodes += [
+        helper.make_node("DequantizeLinear", scaled, ["v"], **blocks),
+        helper.make_node("MatMul", [read, "v"], ["y"], name="product"),
+    ]
+    ends = [("x", FLOAT, [32, 32])], [("y", FLOAT, [32, 32])]
+    return save(path, nodes, *ends, *weights, opset=23, ir=11)
+
+
+def test_a_shape_input_is_built_in(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["x", "size"], ["r"], name="r"), helper.make_node("Softmax", ["r"], ["y"])]
     ends = [("x", FLOAT, [2, 6]), ("size", INT64, [2])], [("y", FLOAT, ["a", "b"])]
     path = save(tmp_path / "m.onnx", nodes, *ends)
-    built = build(process, path, trt_target(), {**X, "size": np.array([3, 4])})
-    network = built.parsed.network
-    assert [(each.name, tuple(each.shape)) for each in network_inputs(network)] == [("x", (2, 6))]
-    assert tuple(network.get_output(0).shape) == (3, 4)
-    assert set(built.parsed.places()) == {0, 1}
+    layers = build(path, target(), {**X, "size": np.array([3, 4])}).layers()
+    assert {name for layer in layers for name in layer["tensors"]} == {"r", "y"}
 
 
-def test_a_lowered_model_is_built_and_traced_back(process: TensorRt, tmp_path: Path) -> None:
+@pytest.mark.parametrize("low", ["fp16", "bf16"])
+def test_a_lowered_model_is_built_and_traced_back(low: str, tmp_path: Path) -> None:
     path = overflowing(tmp_path / "m.onnx", 1, 1)
-    built = build(process, path, trt_target("fp16", keep=("big_out",)))
-    origins, original = Origins.of(built.parsed), onnx.load(path)
-    made = {name for place in range(len(built.parsed.nodes)) for name in origins.tensors(place)}
-    assert made == {name for node in original.graph.node for name in node.output}
-    assert {place for place in built.parsed.places() if place is not None} == set(range(len(built.parsed.nodes)))
+    session = build(path, target(low, keep=("big_out",)))
+    original = {name for node in onnx.load(path).graph.node for name in node.output}
+    assert {name for layer in session.layers() for name in layer["tensors"]} == original
+    found = {kind for layer in session.layers() for kind in layer["precisions"]}
+    assert found == {"float32", "float16" if low == "fp16" else "bfloat16"}
 
 
 @pytest.mark.parametrize(
     "own",
     [
-        {"builder_flags": ("STRICT_NANS", "native_instancenorm"), "tactic_sources": ()},
+        {"builder_flags": ("STRICT_NANS", "native_instancenorm")},
+        {"builder_flags": ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")},
+        {"builder_flags": ("WEIGHT_STREAMING",)},
         {"builder_settings": (("max_aux_streams", "0"), ("tiling_optimization_level", "fast"))},
         {"builder_settings": (("preview_features", "none"),), "pool_limits": (("workspace", 1 << 26),)},
-        {"builder_optimization_level": 0, "record": "nowhere"},
+        {"builder_optimization_level": 0, "strongly_typed": True},
         {"min_shapes": (("x", (1, 6)),), "max_shapes": (("x", (4, 6)),)},
+        {"compute_capabilities": ("SM80", "sm120")},
     ],
     ids=str,
 )
-def test_what_is_asked_for_is_built(process: TensorRt, own: dict[str, Any], tmp_path: Path) -> None:
-    relu = helper.make_node("Relu", ["x"], ["y"])
-    path = save(tmp_path / "m.onnx", [relu], [("x", FLOAT, ["n", 6])], [("y", FLOAT, ["n", 6])])
-    build(process, path, trt_target(**own), X)
+def test_what_is_asked_for_is_built(own: dict[str, Any], tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((6, 6), np.float32), "w")
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    path = save(tmp_path / "m.onnx", [product], [("x", FLOAT, ["n", 6])], [("y", FLOAT, ["n", 6])], weight)
+    assert build(path, target(**own)).layers()
+    engine = tmp_path / "m.engine"
+    make_runtime(target(**own)).build(path, engine, X)
+    assert engine.stat().st_size > 1000
 
 
-def test_quantized_models_are_built(process: TensorRt, tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "s"], ["d"]),
-        helper.make_node("DequantizeLinear", ["w", "s"], ["v"]),
-        helper.make_node("MatMul", ["d", "v"], ["y"]),
-    ]
-    weights = [
-        numpy_helper.from_array(np.array(0.1, np.float32), "s"),
-        numpy_helper.from_array(np.ones((6, 4), np.int8), "w"),
-    ]
-    build(
-        process,
-        save(tmp_path / "m.onnx", nodes, [("x", FLOAT, [2, 6])], [("y", FLOAT, [2, 4])], *weights),
-        trt_target(),
+@pytest.mark.parametrize("kind", NARROW)
+def test_quantized_models_are_built(kind: str, tmp_path: Path) -> None:
+    gpu = ("SM120",) if kind == "fp4" else ()
+    session = build(
+        quantized(tmp_path / "m.onnx", kind), target(compute_capabilities=gpu), {"x": np.ones((32, 32), np.float32)}
     )
+    assert {layer["kind"] for layer in session.layers()} >= {"DEQUANTIZE", "MATRIX_MULTIPLY"}
+
+
+def test_dynamic_quantization_to_fp4_is_built(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node(
+            "TRT_FP4DynamicQuantize", ["x", "s"], ["q", "b"], domain="trt", axis=-1, block_size=16, scale_type=17
+        ),
+        helper.make_node("DequantizeLinear", ["b", "s"], ["c"]),
+        helper.make_node("DequantizeLinear", ["q", "c"], ["y"], axis=-1, block_size=16),
+    ]
+    scale = numpy_helper.from_array(np.array(0.1, np.float32), "s")
+    ends = [("x", FLOAT, [32, 32])], [("y", FLOAT, [32, 32])]
+    path = save(tmp_path / "m.onnx", nodes, *ends, scale, opset=23, ir=11)
+    assert build(path, target(compute_capabilities=("SM120",)), {"x": np.ones((32, 32), np.float32)}).layers()
 
 
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"builder_flags": ("NO_SUCH",)}, "--builder-flag: .* has no 'NO_SUCH'; it has: .*STRICT_NANS"),
-        (
-            {"builder_settings": (("max_aux_streams", "x"),)},
-            "--builder-set max_aux_streams: it takes a whole number, not 'x'",
-        ),
+        ({"builder_flags": ("NO_SUCH",)}, "--builder-flag: TensorRT-RTX .* has no 'NO_SUCH'; it has: .*STRICT_NANS"),
+        ({"builder_settings": (("max_aux_streams", "x"),)}, "max_aux_streams: it takes a whole number, not 'x'"),
         ({"builder_settings": (("tiling_optimization_level", "x"),)}, "it takes .*FULL, not 'x'"),
         ({"builder_settings": (("progress_monitor", "x"),)}, "has no such attribute"),
         ({"pool_limits": (("x", 1),)}, "--pool-limit: .* has no 'x'"),
+        ({"compute_capabilities": ("SM90",)}, "--compute-capability: .* has no 'SM90'; it has: .*sm89"),
+        ({"tactic_sources": ()}, None),
+        ({"pin_tactics": ("a=0x1:0x2",)}, "--pin-tactics: TensorRT-RTX chooses kernels when an engine runs"),
     ],
 )
-def test_what_it_does_not_have_is_refused(process: TensorRt, own: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_it_does_not_have_is_refused(own: dict[str, Any], says: str | None, tmp_path: Path) -> None:
+    path = overflowing(tmp_path / "m.onnx", 1, 1)
+    if says is None:
+        build(path, target(**own))
+        return
     with pytest.raises(UsageError, match=says):
-        build(process, overflowing(tmp_path / "m.onnx", 1, 1), trt_target(**own))
+        build(path, target(**own))
 
 
-def test_a_refused_model_names_its_node(process: TensorRt, tmp_path: Path) -> None:
+def test_refitting_needs_a_gpu(tmp_path: Path) -> None:
+    path, runtime = overflowing(tmp_path / "m.onnx", 1, 1), make_runtime(target(builder_flags=("REFIT",)))
+    if runtime.gpu_memory():
+        assert runtime.load(path, X)
+        return
+    with pytest.raises(BuildError, match="CUDA_SUCCESS"):
+        runtime.load(path, X)
+
+
+@pytest.mark.parametrize("low", ["int8", "fp8"])
+def test_precisions_of_the_builder_are_refused(low: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"--{low} is nothing .* this is TensorRT-RTX .*; quantize the model"):
+        build(overflowing(tmp_path / "m.onnx", 1, 1), target(low))
+
+
+def test_without_a_gpu_it_says_that_it_only_builds() -> None:
+    try:
+        runtime = make_runtime(target(build_only=False))
+    except UnavailableError as error:
+        assert "add --build-only" in str(error)  # noqa: PT017 - where there is a GPU it runs
+    else:
+        assert runtime.facts["version"]
+
+
+def test_a_refused_model_names_its_node(tmp_path: Path) -> None:
     signatures = set()
     for before in (0, 3):
         nodes = [helper.make_node("Relu", ["x" if not n else f"r{n}"], [f"r{n + 1}"]) for n in range(before)]
-        nodes.append(helper.make_node("NonZero", [f"r{before}" if before else "x"], ["y"], name=f"odd {before}"))
-        path = save(tmp_path / "m.onnx", nodes, [("x", FLOAT, [2, 6])], [("y", INT64, [2, "n"])])
+        nodes.append(helper.make_node("Det", [f"r{before}" if before else "x"], ["y"], name=f"odd {before}"))
+        path = save(tmp_path / "m.onnx", nodes, [("x", FLOAT, [2, 2])], [("y", FLOAT, [])])
         with pytest.raises(BuildError, match=f"the ONNX parser refuses node 'odd {before}': ") as error:
-            build(process, path, trt_target())
+            build(path, target(), {"x": np.ones((2, 2), np.float32)})
+        assert "Cuda Runtime" not in error.value.message
         signatures.add(error.value.signature)
     assert len(signatures) == 1
+
+
+def chain(path: Path, length: int, *odd: int) -> Path:
+    """A network of Relu nodes and of Reshape nodes to computed shapes, with nodes that TensorRT-RTX cannot build."""
+    nodes, last = [], "x"
+    for place in range(length):
+        made, name = f"t{place}", f"node {place}"
+        if place in odd:
+            reads = [last, *(f"scores {place}", f"most {place}")]
+            nodes.append(helper.make_node("NonMaxSuppression", reads, [f"n{place}"], name=f"odd {place}"))
+            nodes.append(helper.make_node("Cast", [f"n{place}"], [f"c{place}"], to=FLOAT))
+            nodes.append(helper.make_node("ReduceSum", [f"c{place}"], [f"s{place}"], keepdims=0))
+            nodes.append(helper.make_node("Add", [last, f"s{place}"], [made], name=name))
+        elif place % 5 == 4:
+            nodes.append(helper.make_node("Shape", [last], [f"shape{place}"]))
+            nodes.append(helper.make_node("Reshape", [last, f"shape{place}"], [made], name=name))
+        else:
+            nodes.append(helper.make_node("Relu", [last], [made], name=name))
+        last = made
+    weights = [numpy_helper.from_array(np.ones((1, 1, 4), np.float32), f"scores {place}") for place in odd]
+    weights += [numpy_helper.from_array(np.array([2]), f"most {place}") for place in odd]
+    return save(path, nodes, [("x", FLOAT, [1, 4, 4])], [(last, FLOAT, None)], *weights)
+
+
+def no_activations(folder: Path) -> bool:
+    """Whether the reference has kept nothing."""
+    return not list(folder.glob("**/tensors.bin"))
+
+
+def test_all_that_cannot_be_built_is_found_without_a_reference(cli: CommandLine, here: Path) -> None:
+    path = chain(here / "m.onnx", 200, 60, 130)
+    words = ("reduce", path, "-o", "small.onnx", "--trt-rtx", "--build-only", "--all", "--json", "r.json")
+    ran = cli(*words)
+    assert ran.status == 0
+    assert no_activations(here)
+    result = json.loads((here / "r.json").read_text())
+    found = [failure["culprits"] for failure in (result, *result["failures"])]
+    assert {culprit["name"] for culprits in found for culprit in culprits} == {"odd 60", "odd 130"}
+    assert all(len(culprits) == 1 for culprits in found)
+    assert result["minimality"] == "1-minimal"
+
+
+def test_a_diagnosis_leaves_a_script_that_builds(cli: CommandLine, here: Path) -> None:
+    path = chain(here / "m.onnx", 30, 12)
+    ran = cli("diagnose", path, "-o", "case", "--trt-rtx", "--build-only", "--json", "r.json")
+    assert ran.status == 0
+    result = json.loads((here / "r.json").read_text())
+    assert [culprit["name"] for culprit in result["culprits"]] == ["odd 12"]
+    assert result["fault"]["whose"] == "target"
+    script = [sys.executable, str(here / "case" / "reproduce.py")]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, "REFUSED" in done.stdout) == (1, True)
+    assert "tensorrt-rtx-cu12-libs" in (here / "case" / "ISSUE.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "command", ["cause", "workaround -o p.onnx", "precision -o p.onnx --fp16", "sweep --shapes x:[1,4,{4,8}]"]
+)
+def test_other_searches_build_only(command: str, cli: CommandLine, here: Path) -> None:
+    name, *rest = command.split()
+    path = chain(here / "m.onnx", 12, 6)
+    ran = cli(name, path, *rest, "--trt-rtx", "--build-only")
+    assert ran.status in (0, 1, 3), ran
+    assert no_activations(here)
+
+
+def test_a_model_that_builds_is_no_failure(cli: CommandLine, here: Path) -> None:
+    path = chain(here / "m.onnx", 30)
+    assert cli("reduce", path, "-o", "r.onnx", "--trt-rtx", "--build-only").status == 1
+    ran = cli("run", path, "--trt-rtx", "--build-only", "--fp16", "--json", "r.json")
+    assert ran.status == 0
+    audit = json.loads((here / "r.json").read_text())["precision_audit"]
+    assert audit["asked"] == ["fp16"]
+    assert audit["counts"]["float16" if "float16" in audit["counts"] else "fp16"] > 0
+
+
+def test_a_typed_model_is_not_what_was_asked_for() -> None:
+    layers = [{"precisions": ["float32"]}] * 214 + [{"precisions": ["float16"]}] * 16 + [{"precisions": ["int64"]}]
+    audit = audit_precision(target("fp16"), layers)
+    assert (audit.total, audit.counts) == (230, {"fp32": 214, "fp16": 16})
+    assert "214 of 230 layers run in fp32" in audit.sentence
+    assert "bisect-trt convert" in audit.sentence
+    assert "asked for" not in audit_precision(target(), layers).sentence

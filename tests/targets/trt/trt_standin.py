@@ -74,7 +74,14 @@ class StandIn:
 
 def make_module(version: str) -> Any:
     """The module's enumerations, base classes and version."""
-    module = SimpleNamespace(__version__=version, init_libnvinfer_plugins=lambda *_: True)
+    module = SimpleNamespace(
+        __name__="tensorrt",
+        __version__=version,
+        init_libnvinfer_plugins=lambda *_: True,
+        INetworkDefinition=type("N", (), {}),
+    )
+    for member in APIS[version]["INetworkDefinition"]["members"]:
+        setattr(module.INetworkDefinition, member, None)
     for name, entry in APIS[version].items():
         if "enum" in entry:
             setattr(module, name, IntEnum(name, {each: place for place, each in enumerate(sorted(entry["enum"]))}))
@@ -152,7 +159,7 @@ class World:
         monkeypatch.setitem(sys.modules, "tensorrt", self.trt)
         monkeypatch.setattr(runner, "load_cuda", lambda: Cuda(self.cudart, "the host"))
         started = _START()
-        monkeypatch.setattr(runner, "tensorrt", lambda: started)
+        monkeypatch.setattr(runner, "tensorrt", lambda _: started)
 
     @property
     def set_flags(self) -> set[str]:
