@@ -26,6 +26,7 @@ from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptChec
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.process import workers_within
 
 FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 """The folders that files of probes go to, by verdict."""
@@ -164,7 +165,7 @@ def make_prober(
         if not isinstance(check, CommandCheck | EngineCheck):
             raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
-    workers = subject.workers.width if search.workers is None else search.workers
+    workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())

@@ -44,6 +44,7 @@ from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Verdict
+from bisect_trt.worker.process import workers_within
 
 MIXED = "mixed.onnx"
 _MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 4
@@ -183,4 +184,4 @@ def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: Searc
     fixed = make_check(check, subject.workers)
     if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
         fixed = replace(prober.runner.check, runs=fixed)
-    return prober.beside(fixed, subject.workers.width if search.workers is None else search.workers)
+    return prober.beside(fixed, workers_within(search.workers, subject.workers.width))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_trt.errors import UsageError
 from bisect_trt.tensors.kernel import free_bytes, holds_more, total_bytes
 from bisect_trt.worker.guard import guard
 
@@ -38,6 +39,33 @@ GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
 _RESERVE = 0.05
 """The share of all memory that is left alone by probes that run beside others."""
+
+
+_FILES, _FILES_OF_ONE = 48, 12
+"""How many open files a run takes, and each of its probes beside."""
+
+
+def workers_within(wanted: int | None, default: int) -> int:
+    """How many probes may run at a time by the limit of open files, which is raised for them where that is allowed.
+
+    Raises:
+        UsageError: The number that is wanted does not fit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    workers = default if wanted is None else wanted
+    needed = _FILES + _FILES_OF_ONE * workers
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return workers
+    if needed <= hard or hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        return workers
+    fit = max((hard - _FILES) // _FILES_OF_ONE, 1)
+    if wanted is None:
+        return fit
+    raise UsageError(
+        f"--workers {workers} takes {needed} open files, and the limit here is {hard}; raise it (ulimit -n {needed}), or give "
+        f"--workers {fit}."
+    )
 
 
 def module_command(module: str, *words: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import assert_gone, gone, pids
+from support import assert_gone, chain, gone, pids
 
 from bisect_trt.worker import process as module
 from bisect_trt.worker.process import Cancel, ProcessEnd, run_to_end
@@ -168,3 +169,26 @@ guard.release(process.pid)
     strict = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code]
     ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("files", [40, 64, 200])
+def test_few_open_files_end_in_a_sentence_or_in_an_answer(here: Path, files: int) -> None:
+    """Where the number of workers is not given, fewer run."""
+    chain(here / "model.onnx", 8)
+    words = [
+        sys.executable,
+        "-m",
+        "bisect_trt",
+        "reduce",
+        "model.onnx",
+        "--check",
+        "sh",
+        "-c",
+        "! grep -qa '<3>' {model}",
+    ]
+    for more in (["--workers", "16", "-o", "a.onnx"], ["-o", "b.onnx"]):
+        command = shlex.join([*words[:5], *more, *words[5:]])
+        done = subprocess.run(f"ulimit -n {files}; {command}", shell=True, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == (2 if "16" in more else 0), done.stderr
+        assert ("ulimit -n 240" in done.stderr) == ("16" in more)
