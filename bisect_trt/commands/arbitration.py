@@ -1,7 +1,7 @@
 """Which side of a minimal case is wrong: the target, the reference, the low precision, or neither, where two roundings tie.
 
-The case is computed by the target, the reference, ONNX's reference evaluator, the same in float64, and, for a low precision, by
-the reference with each tensor rounded to it. What each computes is a row of :class:`Opinions`; :func:`judge` compares the rows.
+The case is computed by the target, the reference, ONNX's reference evaluator in float64 (else in the model's own types), and
+by the reference with each tensor rounded. What each computes is a row of :class:`Opinions`; :func:`judge` compares the rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,21 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from bisect_trt.commands.rounding_error import MUCH_WORSE, ULP, furthest_moved, is_steady
+from bisect_trt.commands.rounding import (
+    MUCH_WORSE,
+    ULP,
+    UNITS,
+    Computed,
+    Run,
+    Values,
+    first_turned,
+    furthest_moved,
+    is_steady,
+    is_tie,
+    mark_decisions,
+)
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.ties import UNITS, Computed, Run, Values, first_turned, is_tie, mark_decisions
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.emulation import lower_roundtrip, widened
 from bisect_trt.onnxlib.halves import lows_of
@@ -29,7 +40,7 @@ from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import to_plain
+from bisect_trt.tensors.comparison import ComparisonKind, to_plain
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Collect, Failed
@@ -39,6 +50,12 @@ _EVALUATOR = TargetSettings("onnx")
 _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
+_KINDS = {
+    ComparisonKind.SHAPE: "its shape",
+    ComparisonKind.DTYPE: "its type",
+    ComparisonKind.MISSING: "an output that is missing",
+}
+"""What a tensor is off by, where that is no number."""
 _EVALUATOR_IGNORES = {"clip", "input_forget"}
 """Attributes of recurrent nodes that ONNX's evaluator does not implement, without saying so."""
 
@@ -65,9 +82,9 @@ class Fault:
         return self.whose in ("target", "unknown")
 
     @property
-    def is_nobodys(self) -> bool:
-        """Whether two correct roundings differ, so that neither the model nor a runtime has to be fixed."""
-        return self.whose in ("rounding", "tie")
+    def is_targets(self) -> bool:
+        """Whether another setting of the target, or another form of the model, may make it pass: else there is nothing to fix."""
+        return self.whose in ("target", "precision", "unknown")
 
     def to_json(self) -> dict[str, Any]:
         """The field ``fault`` of the result."""
@@ -85,8 +102,8 @@ class Opinions:
         inputs: Its input values.
         reference: The reference's outputs.
         target: The target's.
-        evaluator: Those of ONNX's reference evaluator.
-        wide: The same in float64.
+        right: Those of ONNX's reference evaluator, which count as right.
+        wide: Whether that computed in float64.
         rounded: The reference's with each tensor rounded to ``low``, or in fp32 moved at random by its rounding.
         low: The low precision of the target, where it is emulated here.
         others: Low precisions of the target that are not.
@@ -97,16 +114,11 @@ class Opinions:
     inputs: Values
     reference: Values
     target: Computed
-    evaluator: Computed
-    wide: Computed
+    right: Computed
+    wide: bool = True
     rounded: Computed = ""
     low: str | None = None
     others: tuple[str, ...] = ()
-
-    @property
-    def right(self) -> Computed:
-        """The outputs that count as right: float64's, else the evaluator's, else why there are none."""
-        return self.evaluator if isinstance(self.wide, str) else self.wide
 
     @property
     def drawing(self) -> onnx.NodeProto | None:
@@ -151,13 +163,12 @@ def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refu
     low = lows[0] if len(lows) == 1 and lows[0] in LOW_TYPES else None
     unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
     model = mark_decisions(candidate.proto)
-    ignored = next(filter(None, map(_ignored, model.graph.node)), None)
 
     def run(model: onnx.ModelProto, runner: TargetSettings | None = None, fed: Values = inputs) -> Computed:
         return _run(subject, model, fed, runner)
 
-    def widen(model: onnx.ModelProto) -> onnx.ModelProto:
-        return widened(model, subject.workspace.weights.folder_of(model))
+    def wide() -> Computed:
+        return run(widened(model, subject.workspace.weights.folder_of(model)), _EVALUATOR, wider)
 
     def rounded() -> Computed:
         if low is not None:
@@ -176,14 +187,19 @@ def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refu
         if not isinstance(made, str):  # marks may change what it makes
             bare = run(candidate.proto, settings)
             made = made if not isinstance(bare, str) and _alike(bare, made) else bare
+    ignored = next(filter(None, map(_ignored, model.graph.node)), None)
+    right = ignored or _attempt(wide)
+    in_float64 = not isinstance(right, str)
+    if not in_float64 and not ignored:
+        right = run(model, _EVALUATOR)
     return Opinions(
         model,
         tuple(name for name in candidate.outputs if name in golden),
         inputs,
         {**(golden if isinstance(inner, str) else inner), **golden},
         made,
-        ignored or run(model, _EVALUATOR),
-        ignored or _attempt(lambda: run(widen(model), _EVALUATOR, wider)),
+        right,
+        in_float64,
         _attempt(rounded),
         low,
         lows if low is None else (),
@@ -227,10 +243,11 @@ class _Error:
     passed: bool
     severity: float  # in tolerances, at the element that is furthest past its own
     largest: float  # absolute
+    words: str  # where neither is a number
 
     def __str__(self) -> str:
         finite = math.isfinite(self.severity) and math.isfinite(self.largest)
-        return f"{self.largest:.3g}" if finite else "NaN or Inf"
+        return f"{self.largest:.3g}" if finite else self.words
 
     def times(self, other: _Error) -> float:
         """How many times worse, absolute or in tolerances; equally bad where both make NaN or Inf."""
@@ -262,7 +279,7 @@ class _Judge:
         self._case, self._tolerance, self._run = opinions, tolerance, run
         self._target, self._reference = target, reference
         self._made: Values = {} if isinstance(opinions.target, str) else opinions.target
-        self._arbiter = f"ONNX's reference evaluator{'' if isinstance(opinions.wide, str) else ' in float64'}"
+        self._arbiter = f"ONNX's reference evaluator{' in float64' if opinions.wide else ''}"
         # Two that compute exactly may be apart by the rounding of the types that the model itself has.
         low = any(value.dtype == np.float16 for value in opinions.reference.values())
         computed = Precision.FP16 if low else Precision.FP32
@@ -292,11 +309,13 @@ class _Judge:
         """How far values are from what they should be, on the outputs that are compared."""
         expected = {name: right[name] for name in self._case.outputs if name in right}
         comparisons = compare_all(expected, values, tolerance or self._tolerance, lows=lows_of(self._case.model.graph))
-        worst = [each.severity for each in comparisons if not each.passed]
+        wrong = [each for each in comparisons if not each.passed]
         errors = [
             math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs for each in comparisons
         ]
-        return _Error(not worst, max(worst, default=0.0), max(errors, default=0.0))
+        named = (_KINDS[each.kind] for each in wrong if each.kind in _KINDS)
+        worst = max((each.severity for each in wrong), default=0.0)
+        return _Error(not wrong, worst, max(errors, default=0.0), next(named, "NaN or Inf"))
 
     def _refused(self) -> Fault | None:
         """The target does not run the case."""
@@ -329,7 +348,8 @@ class _Judge:
         case, made = self._case, self._made
         node = first_turned(case.model, case.reference, made)
         precision = Precision(case.low) if case.low else self._tolerance.precision
-        if node is None or not is_tie(node, case.model, case.inputs, case.reference, made, precision, self._run):
+        others = [made] if isinstance(case.right, str) else [made, case.right]
+        if node is None or not is_tie(node, case.model, case.inputs, case.reference, others, precision, self._run):
             return None
         one, other = case.reference[node.output[-1]], made[node.output[-1]]  # of TopK the indices
         count = int(np.count_nonzero(one != other)) if one.shape == other.shape else 1

@@ -30,14 +30,8 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Switch, Tier
 from bisect_trt.worker.protocol import Failed, Trace
 
-_NOT_ITS = {
-    "precision": "rounding by itself makes this error",
-    "reference": "the reference is wrong",
-    "random": "a node draws random numbers",
-}
-"""The faults of a failure that no switch of the target mends."""
-_MOST, _MOST_COSTLY = 24, 8
-"""The most questions as a step of a diagnosis; the command that goes on is said."""
+_MOST_COSTLY = 8
+"""The most builds as a step of a diagnosis; the command that goes on is said."""
 _FEW_NAMES = 2
 
 
@@ -172,98 +166,56 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
     return Space(panel.candidate).search(session.prober, limited)
 
 
-def find_cause(session: Session, check: CheckSettings, search: Search) -> Result:
-    """The command: which switches make the whole model pass?
-
-    Raises:
-        DoesNotReproduce: The model passes.
-        UsageError: The target has no switches, or the check cannot be told of them.
-        BudgetSpent: No more probes may be made.
-    """
-    subject, console, result = session.subject, session.console, session.result
-    assert check.target is not None, "the options ask for one"
-    result.extra |= {"cause": [], "cause_detail": None}
-    console.step(f"1. Does it fail as it is set up ({len(subject.network.nodes)} nodes)?")
-    record = session.probe_original(search)
-    console.say(f"  yes: {record.reason}")
-    panel = make_panel(session, check.target, subject.original, suspected_operators(session))
-    console.step(f"2. Which of its {len(panel.switches)} switches make it pass?")
-    found = search_switches(session, panel)
-    assert found is not None, "nothing limits it"
-    said = _deliver(session, panel, panel, found)
-    if said:
-        result.status, result.minimality = "found", "1-minimal"
-    else:
-        result.status, result.minimality = "inconclusive", "unproven"
-        result.why = _nothing(session, panel)
-        console.answer(f"No cause among the switches: {result.why}.")
-    return result
-
-
-def name_cause(session: Session, check: CheckSettings, case: Candidate, whose: str) -> list[IssueCause]:
-    """A step of a diagnosis: the same about the minimal case, then confirmed on the whole model.
-
-    An error is said, and does not end the diagnosis: the failure itself was found before.
+def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[IssueCause]:
+    """Find the fewest switches that make the whole model pass, put them into the result and print them.
 
     Args:
-        session: Found the minimal case.
+        session: The model, which fails.
         check: Its check.
-        case: The minimal case.
-        whose: The fault; see ``Fault``. Where it is not the target's, nothing of it is turned.
+        case: A minimal case of it, which is asked about first, because it is quicker. Where no answer makes the whole model pass,
+            that is asked about too, unless each probe is a build.
 
     Returns:
-        The causes for a bug report; none if there is nothing to say.
+        Each answer in a sentence, with the lines of code that set the target so; or why there is none.
+
+    Raises:
+        UsageError: The target has no switches.
+        BudgetSpent: No more probes may be made.
     """
-    console, target = session.console, check.target
-    assert target is not None, "a diagnosis has one"
-    console.step("Which pass, option or tactic of the target does it?")
-    session.result.extra |= {"cause": [], "cause_detail": None}
-    if whose in _NOT_ITS:
-        console.say(f"  not asked: {_NOT_ITS[whose]}")
-        return []
-    command = f"`{session.command('cause', check)}`"
-    try:
-        held = replace(case.target or target, keep=case.keep or target.keep, held=case.held or target.held)
-        operators = frozenset(node.op_type for node in all_nodes(case.proto))
-        panel = make_panel(session, held, replace(case, title="the minimal case"), operators)
-        # Whether it is precision is a step of its own.
-        panel = replace(panel, switches=[each for each in panel.switches if each.kind != "precision"])
-        found = search_switches(session, panel, _MOST_COSTLY if target.target.capabilities.costly else _MOST)
+    target, original, result = check.target, session.subject.original, session.result
+    assert target is not None, "the options ask for one"
+    result.extra |= {"cause": [], "cause_detail": None}
+    costly = case is not None and target.target.capabilities.costly
+    details: list[dict[str, Any]] = []
+    for base in filter(None, (case, None if costly else original)):
+        if base is case:
+            settings = replace(base.target or target, keep=base.keep or target.keep, held=base.held or target.held)
+            operators = frozenset(node.op_type for node in all_nodes(base.proto))
+            base = replace(base, title="the minimal case")  # noqa: PLW2901 - the same under another name
+        else:
+            settings, operators = target, suspected_operators(session)
+        panel = make_panel(session, settings, base, operators)
+        if case is not None:  # whether it is precision is a step of its own
+            panel = replace(panel, switches=[each for each in panel.switches if each.kind != "precision"])
+        found = search_switches(session, panel, _MOST_COSTLY if costly else None)
         if found is None:
-            console.say(f"  not found in so many probes; {command} goes on")
+            session.console.say(f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` goes on")
             return []
-        said = _deliver(session, panel, replace(panel, base=session.subject.original, target=target), found)
-    except BudgetSpent as error:
-        console.say(f"  {error} {command} does it.")
-        return []
-    except BisectError as error:
-        console.say(f"  not known: {error}")
-        return []
-    if not said:
-        why = _nothing(session, panel)
-        console.say(f"  {why}")
-        return [(f"{why[0].upper()}{why[1:]}.", ())]
-    return said
+        details.append(_confirm(session, panel, replace(panel, base=original, target=target), found))
+        if any(entry["whole"] for entry in details[-1]["alternatives"]):
+            break
+    detail = next((each for each in reversed(details) if each["alternatives"]), details[-1])
+    confirmed = [entry for entry in detail["alternatives"] if entry["whole"]]
+    result.extra["cause"] = [entry["switches"] for entry in confirmed or detail["alternatives"]]
+    result.extra["cause_detail"] = detail
+    return _tell(session, detail)
 
 
-def _nothing(session: Session, panel: Panel) -> str:
-    """Why there is no answer."""
-    doubts = session.result.extra["cause_detail"]["doubted"]
-    many = f"{len(panel.switches)} switches of {panel.target.target.title}"
-    return "; ".join(doubts) or f"none of the {many} makes it pass, nor do those of a kind together"
-
-
-def _deliver(session: Session, panel: Panel, whole: Panel, found: Alternatives) -> list[IssueCause]:
-    """Confirm what was found about ``panel`` on the ``whole`` model, put it into the result and say it, the fewest first.
-
-    Returns:
-        Each answer in a sentence, with the lines of code that set the target so.
-    """
-    console, prober = session.console, session.prober
-    entries: list[dict[str, Any]] = []
-    doubts: list[str] = []
+def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives) -> dict[str, Any]:
+    """Confirm what was found about ``panel`` on the ``whole`` model; returns ``cause_detail``, the fewest switches first."""
+    prober, entries, doubts = session.prober, list[dict[str, Any]](), list[str]()
     for units in found.found:
-        passes = whole is panel or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
+        passes = whole.base is panel.base or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
         on, names = whole if passes else panel, panel.names(units)
         believed = reconfirm(prober, on.candidate(frozenset()), on.candidate(units), len(found.found))
         if not believed.passes:
@@ -281,28 +233,72 @@ def _deliver(session: Session, panel: Panel, whole: Panel, found: Alternatives) 
                 "options": [*settings.flags(), *session.place_words],
             }
         )
-    entries.sort(key=lambda each: (not each["whole"], len(each["switches"])))
-    confirmed = [entry for entry in entries if entry["whole"]]
-    session.result.extra["cause"] = [entry["switches"] for entry in confirmed or entries]
-    session.result.extra["cause_detail"] = {
+    return {
         "target": panel.target.target.title,
-        "on": "whole model" if whole is panel else "minimal case, confirmed on the whole model",
+        "on": "whole model" if whole.base is panel.base else "minimal case, confirmed on the whole model",
         "switches": len(panel.switches),
-        "alternatives": entries,
+        "alternatives": sorted(entries, key=lambda each: (not each["whole"], len(each["switches"]))),
         "complete": found.complete,
         "doubted": doubts,
     }
-    said = [(describe_alternative(entry), entry["code"] or ()) for entry in entries]
-    for place, ((sentence, code), entry) in enumerate(zip(said, entries, strict=True)):
+
+
+def _tell(session: Session, detail: dict[str, Any]) -> list[IssueCause]:
+    """Print the answers, or why there is none; returns them in sentences."""
+    console = session.console
+    if not detail["alternatives"]:
+        none = f"none of the {detail['switches']} switches of {detail['target']} makes it pass, nor do those of a kind together"
+        why = "; ".join(detail["doubted"]) or none
+        console.answer(f"No cause among the switches: {why}.")
+        return [(f"{why[0].upper()}{why[1:]}.", ())]
+    said = [(describe_alternative(entry), entry["code"] or ()) for entry in detail["alternatives"]]
+    for place, ((sentence, code), entry) in enumerate(zip(said, detail["alternatives"], strict=True)):
         console.answer(("Or: " if place else "What does it: ") + sentence)
         for line in code:
             console.answer(f"  {line}")
         if code and session.subject.lower_ir:
             console.answer(f"  ({session.subject.lower_ir})")
         console.answer(f"  as options: {shlex.join(entry['options'])}")
-    if not found.complete:
+    if not detail["complete"]:
         console.answer("  There are more: these are the first that were found.")
     return said
+
+
+def find_cause(session: Session, check: CheckSettings, search: Search) -> Result:
+    """The command: which switches make the whole model pass?
+
+    Raises:
+        DoesNotReproduce: The model passes.
+        UsageError: The target has no switches, or the check cannot be told of them.
+        BudgetSpent: No more probes may be made.
+    """
+    subject, console, result = session.subject, session.console, session.result
+    result.extra |= {"cause": [], "cause_detail": None}
+    console.step(f"1. Does it fail as it is set up ({len(subject.network.nodes)} nodes)?")
+    record = session.probe_original(search)
+    console.say(f"  yes: {record.reason}")
+    console.step("2. Which of the target's switches make it pass?")
+    ((sentence, _), *_) = explain(session, check)
+    result.status, result.minimality = "found", "1-minimal"
+    if not result.extra["cause"]:
+        result.status, result.minimality = "inconclusive", "unproven"
+        result.why = f"{sentence[0].lower()}{sentence[1:-1]}"
+    return result
+
+
+def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[IssueCause]:
+    """A step of a diagnosis: the same, about the minimal case first.
+
+    An error is said, and does not end the diagnosis: the failure itself was found before.
+    """
+    session.console.step("Which pass, option or tactic of the target does it?")
+    try:
+        return explain(session, check, case)
+    except BudgetSpent as error:
+        session.console.say(f"  {error} `{session.command('cause', check)}` does it.")
+    except BisectError as error:
+        session.console.say(f"  not known: {error}")
+    return []
 
 
 def describe_alternative(entry: dict[str, Any]) -> str:

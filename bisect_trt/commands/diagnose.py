@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.arbitration import arbitrate
+from bisect_trt.commands.arbitration import Fault, arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
@@ -26,9 +27,9 @@ from bisect_trt.commands.minimal_case import (
 from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.preflight import keep_worst_samples
 from bisect_trt.commands.releases import since_when
-from bisect_trt.commands.remaining_failures import failing_rest, look_for_others, search_rest
+from bisect_trt.commands.remaining_failures import look_for_others
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
-from bisect_trt.commands.rounding_error import MOST_QUESTIONS, rounding_alone
+from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.self_consistency import diagnose_itself
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
@@ -48,8 +49,6 @@ from bisect_trt.search.oracle import Minimum, Oracle
 from bisect_trt.targets.options import Target
 from bisect_trt.worker.place import rerun_command
 
-MOST_PASSED_OVER = 3
-"""Answers about which neither side is wrong that are passed over at most: each is a search."""
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -62,27 +61,38 @@ class DiagnoseSettings:
         check: The target, its tolerances and the time a candidate may take.
         search: How the search is run.
         output: The folder for the reproducer.
-        archive: Where it goes as a ``.zip`` too, if it does.
-        anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
-        find_all: Whether to go on with the rest of the model, as long as that fails.
-        releases: Whether to find since which release it fails, which installs some.
-        most: So many questions are asked of each search at most; the smallest that failed is the answer then.
+        own: The options of the command.
     """
 
     check: CheckSettings
     search: Search
     output: Path
-    archive: Path | None = None
-    anonymous: bool = False
-    find_all: bool = False
-    releases: bool = False
-    most: int | None = None
+    own: Diagnose
 
-    def for_answer(self, answer: Candidate) -> DiagnoseSettings:
-        """The same with the target set up as the answer needs it, with another profile say."""
-        if answer.target is None:
-            return self
-        return replace(self, check=replace(self.check, target=answer.target))
+    @property
+    def archive(self) -> Path | None:
+        """Where the folder goes as a ``.zip`` too, if it does."""
+        folder = self.output if self.output.name else self.output.resolve()
+        return folder.with_suffix(f"{folder.suffix}.zip") if self.own.archive else None
+
+    def for_answer(self, answer: Candidate) -> CheckSettings:
+        """The check with the target set up as the answer needs it, with another profile say."""
+        return self.check if answer.target is None else replace(self.check, target=answer.target)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known after the search.
+
+    Attributes:
+        suspects: The nodes that were suspected before.
+        case: The smallest that fails; ``None`` where many nodes amplify rounding and none fails alone.
+        amplified: How far rounding alone fails the whole model, if it does; see :func:`rounding_alone`.
+    """
+
+    suspects: Suspects
+    case: Case | None
+    amplified: dict[str, Any] | None
 
 
 def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
@@ -93,45 +103,58 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
+    session.result.extra |= {"cause": [], "cause_detail": None, "workarounds": []}
+    with saving_best(lambda: save_best(session, settings)):
+        found = find_case(session, settings)
+        if found.case is None:
+            return session.result
+        answer = judge_case(session, settings, found.case, found.suspects.nodes, step="5. ")
+        left = deliver(session, settings, answer)
+    if found.amplified is not None and answer.fault.whose != "target":
+        session.console.answer(found.amplified["sentence"])
+    cause: list[Cause] = []
+    since: Since | None = None
+    try:
+        if answer.fault.is_bug:
+            cause = name_cause(session, settings.check, answer.whole)
+        another = partial(deliver_another, session, settings) if settings.own.find_all else None
+        look_for_others(session, answer.case, another)
+        if answer.fault.is_targets:
+            since = fix(session, settings, answer, left)
+        else:
+            session.console.say("The target is not wrong, so there is nothing to work around.")
+    finally:  # the texts count the probes of the whole run
+        left.finish(describe_search(session, left.minimum), settings.archive, cause, since)
+        if settings.archive is not None:
+            session.result.artifacts["archive"] = str(settings.archive)
+    return session.result
+
+
+def find_case(session: Session, settings: DiagnoseSettings) -> Found:
+    """The stages up to the smallest that fails: confirm, locate, extract, reduce."""
     confirm(session, settings)
     outcome = session.prober.ledger.outcome(session.subject.original.key)
     amplified = rounding_alone(session.subject, settings.check, outcome.comparisons) if outcome is not None else None
     if amplified is not None:
         session.console.say("  so does the reference with rounding added")
         session.result.extra["amplified"] = amplified
-        settings = replace(settings, most=MOST_QUESTIONS)
-    with saving_best(lambda: save_best(session, settings)):
-        suspects = suspects_by_message(session) or suspects_by_layer(session, settings)
-        case = extract_suspect(session, settings.check.target, suspects, "3. ")
+    suspects = suspects_by_message(session) or suspects_by_layer(session, settings)
+    case = extract_suspect(session, settings.check.target, suspects, "3. ")
+    if case is None and amplified is not None and amplified["spread"]:
+        stop_at_rounding(session, amplified)
+    else:
         case = reduce_all(session, settings, suspects, case)
-        first = arbitrated(session, settings, case, suspects.nodes, step="5. ")
-        answer, passed_over = beyond_ties(session, settings, first)
-        left = deliver(session, settings, answer)
-    fault = answer.fault
-    if amplified is not None and fault.whose != "target":
-        session.console.answer(amplified["sentence"])
+    return Found(suspects, case, amplified)
 
-    cause: list[Cause] = []
-    since: Since | None = None
-    try:
-        cause = name_cause(session, settings.check, answer.whole, fault.whose)
-        also = {
-            each.case.minimum.units: deliver_another(session, settings, each, number)
-            for number, each in enumerate(passed_over, 2)
-        }
 
-        def another(other: Case, number: int) -> dict[str, Any]:
-            return deliver_another(session, settings, arbitrated(session, settings, other), number)
-
-        look_for_others(session, answer.case, another if settings.find_all else None, also=also)
-        find_fix(session, settings.check, settings.search, answer.whole, settings.output)
-        after_diagnosis(session, settings.check, answer.case, fault, settings.output, steady=left.steady)
-        since = since_when(session, settings.check, answer.whole, settings.output, asked=settings.releases)
-    finally:  # the texts count the probes of the whole run
-        left.finish(describe_search(session, left.minimum), settings.archive, cause, since)
-        if settings.archive is not None:
-            session.result.artifacts["archive"] = str(settings.archive)
-    return session.result
+def stop_at_rounding(session: Session, amplified: Mapping[str, Any]) -> None:
+    """The end where rounding alone fails the whole model: any piece of it may fail or not by its last digit."""
+    result = session.result
+    result.status, result.minimality = "inconclusive", "unproven"
+    result.why = "rounding alone fails the model too, and no node fails alone"
+    result.extra["fault"] = Fault("rounding", amplified["sentence"], {"op": amplified["op"]}).to_json()
+    session.console.step("4. Reduce the whole model: not done, for its pieces amplify rounding wherever they are cut")
+    session.console.answer(amplified["sentence"])
 
 
 def confirm(session: Session, settings: DiagnoseSettings) -> None:
@@ -185,17 +208,15 @@ def reduce_all(session: Session, settings: DiagnoseSettings, suspects: Suspects,
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
 
     def search(oracle: Oracle) -> Minimum:
-        return session.minimise(oracle, suspect=suspects.unit(subject.network), most=settings.most)
+        return session.minimise(oracle, suspect=suspects.unit(subject.network))
 
     minimum = session.found(session.prober.search(search, subject.cut, subject.original))
-    if settings.most is not None and minimum.why is not None and not minimum.proven:
-        minimum = replace(minimum, why=f"{minimum.why}, for rounding alone fails the model too")
     for step in minimum.steps:
         console.say(f"  {step}")
     return narrow_held(session, settings.check.target, Case(minimum))
 
 
-def arbitrated(
+def judge_case(
     session: Session,
     settings: DiagnoseSettings,
     case: Case,
@@ -210,39 +231,18 @@ def arbitrated(
         words = f"{step}Deliver: {smaller}leave a reproducer in {settings.output} that still fails"
         session.console.step(words)
     small = shrink(session, whole) if settings.search.shrink else whole
-    check = settings.for_answer(small).check
+    check = settings.for_answer(small)
     assert check.target is not None
     fault = arbitrate(session, check.target, check.tolerance, small)
     return Delivered(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
 
 
-def beyond_ties(
-    session: Session, settings: DiagnoseSettings, first: Delivered
-) -> tuple[Delivered, Sequence[Delivered]]:
-    """Search the rest of the model while neither side is wrong about what was found.
-
-    Not with a budget, which is for the first answer; once where questions are limited.
-
-    Returns:
-        The answer: the first about which a side may be wrong, else the first; and the others.
-    """
-    found = [first]
-    most = 1 if settings.most is not None else MOST_PASSED_OVER
-    most = 0 if settings.search.is_limited else most
-    while found[-1].fault.is_nobodys and len(found) <= most:
-        session.console.say(
-            f"  {found[-1].sentence}, and neither side is wrong ({found[-1].fault.whose}): is that all?"
-        )
-        taken = frozenset().union(*(each.case.minimum.units for each in found))
-        rest = failing_rest(session, first.case, taken)
-        if rest:
-            session.console.say("  no, the rest of the model fails too")
-        other = search_rest(session, first.case, rest, most=settings.most) if rest else None
-        if other is None:
-            break
-        found.append(arbitrated(session, settings, other))
-    answer = found[-1] if not found[-1].fault.is_nobodys else first
-    return answer, [each for each in found if each is not answer]
+def fix(session: Session, settings: DiagnoseSettings, answer: Delivered, left: Left) -> Since | None:
+    """The last stage: what makes the whole model pass, and since which release it fails."""
+    check, folder = settings.check, settings.output
+    find_fix(session, check, settings.search, answer.whole, folder)
+    after_diagnosis(session, check, answer.case, answer.fault, folder, steady=left.steady)
+    return since_when(session, check, answer.whole, folder, asked=settings.own.releases)
 
 
 def deliver(session: Session, settings: DiagnoseSettings, answer: Delivered) -> Left:
@@ -260,8 +260,9 @@ def deliver(session: Session, settings: DiagnoseSettings, answer: Delivered) -> 
     return left
 
 
-def deliver_another(session: Session, settings: DiagnoseSettings, answer: Delivered, number: int) -> dict[str, Any]:
+def deliver_another(session: Session, settings: DiagnoseSettings, case: Case, number: int) -> dict[str, Any]:
     """Write a folder for another failure beside that of the first; returns its entry in ``failures``."""
+    answer = judge_case(session, settings, case)
     folder = settings.output.parent / f"{settings.output.resolve().name}-{number}"
     left = leave(session, settings, answer, folder)
     left.finish(describe_search(session, left.minimum), None)
@@ -272,8 +273,8 @@ def deliver_another(session: Session, settings: DiagnoseSettings, answer: Delive
 
 def leave(session: Session, settings: DiagnoseSettings, answer: Delivered, folder: Path) -> Left:
     """Write a folder that shows a failure."""
-    check, how = settings.for_answer(answer.candidate).check, describe_search(session, answer.case.minimum)
-    return leave_reproducer(session, check, answer, how, folder, anonymous=settings.anonymous)
+    check, how = settings.for_answer(answer.candidate), describe_search(session, answer.case.minimum)
+    return leave_reproducer(session, check, answer, how, folder, anonymous=settings.own.anonymise)
 
 
 def tell_answer(session: Session, answer: Delivered, sentence: str, why: str | None, folder: Path) -> None:
@@ -333,9 +334,8 @@ def run(call: Call) -> Result:
     target = call[Target].required()
     check = call.comparison(target, own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
-    archive = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
-    check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
-    settings = DiagnoseSettings(check, call[Search], folder, archive, own.anonymise, own.find_all, own.releases)
+    settings = DiagnoseSettings(check, call[Search], folder, own)
+    check_folder(folder, settings.archive, overwrite=own.overwrite or call.resumed)
     call.open()
     if own.self_check:
         with call.examined(check.timeout, target) as session:

@@ -158,7 +158,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     find_fix(session, check, settings.search, answer, settings.output)
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
-    if settings.anonymous:
+    if settings.own.anonymise:
         console.warn("--anonymise: scores cannot be renamed, so no report of them is left in the folder")
         return result
     assert check.metric is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,6 @@ def look_for_others(
     case: Case,
     deliver: Delivery | None = None,
     mode: Mode = Mode.AUTO,
-    also: Mapping[Subset, dict[str, Any]] | None = None,
 ) -> None:
     """Probe the model without an answer; if it fails and all failures are wanted, search the rest.
 
@@ -47,7 +46,6 @@ def look_for_others(
         case: The answer.
         deliver: Writes the next answer; ``None`` to find out only whether there is one.
         mode: How to search.
-        also: The units of other failures that are known, with their entries in ``failures``.
 
     Raises:
         BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
@@ -56,10 +54,9 @@ def look_for_others(
     if deliver is None and isinstance(session.prober.runner.check, PromptCheck):
         return
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
-    first |= {"reduced": result.artifacts["reduced"]} | ({"fault": result.extra["fault"]} if also else {})
-    failures = [first, *(also or {}).values()]
+    failures = [first | {"reduced": result.artifacts["reduced"]}]
     result.extra |= {"failures": failures, "more_failures": None}
-    taken = case.minimum.units.union(*(also or {}))
+    taken = case.minimum.units
     try:
         while rest := failing_rest(session, case, taken, sure=deliver is not None):
             if deliver is None or len(failures) == MOST_FAILURES:
@@ -79,7 +76,7 @@ def look_for_others(
         console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
 
 
-def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool = False) -> Sequence[int]:
+def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
     """The units that can be cut without any of those that are taken, where they fail; none where they do not.
 
     ``more_failures`` in the result is filled in: ``None`` if the rest breaks in another way. A pass is confirmed by more
@@ -101,13 +98,8 @@ def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool = Fa
     return rest if record.verdict is Verdict.FAIL else ()
 
 
-def search_rest(
-    session: Session, case: Case, rest: Sequence[int], mode: Mode = Mode.AUTO, most: int | None = None
-) -> Case | None:
-    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more.
-
-    After ``most`` questions, if they are limited, the smallest that failed so far is the answer.
-    """
+def search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
     subject = session.subject
     # No failure is among the first units of the rest alone, as far as they are within something that passed.
     passed = (identity.units for identity in session.prober.ledger.passed)
@@ -115,7 +107,7 @@ def search_rest(
     passing = max(within, default=0)
 
     def search(oracle: Oracle) -> Minimum:
-        return session.minimise(oracle, mode, searched=rest, passing=passing, most=most)
+        return session.minimise(oracle, mode, searched=rest, passing=passing)
 
     minimum = session.prober.search(search, lambda units: subject.cut(units, held=case.held), subject.original)
     if not minimum.units:  # it failed once, and did not when it was asked again

@@ -160,9 +160,15 @@ def _rows(value: NDArray[Any], number: int, axis: int, rng: np.random.Generator)
 
 
 def _run(
-    session: Session, check: CheckSettings, trial: SelfTrial, target: TargetSettings, names: Sequence[str] = ()
+    session: Session,
+    check: CheckSettings,
+    trial: SelfTrial,
+    target: TargetSettings,
+    names: Sequence[str] = (),
+    *,
+    here: bool = False,
 ) -> Sequence[TensorComparison] | str:
-    """Run a trial, with other tensors as the model's outputs if ``names`` are given.
+    """Run a trial, with other tensors as the model's outputs if ``names`` are given; ``here``, whatever places there are.
 
     Returns:
         The comparisons, or why the target does not run it.
@@ -175,7 +181,7 @@ def _run(
     shared: Literal["one", "shapes", "each"] = "shapes" if able.compiles_shapes else "one"
     shared = shared if trial.one or able.costly else "each"
     request = RunEach(target, subject.models.write("self-check", model), inputs, to, shared)
-    if isinstance(reply := subject.workers.ask(request, check.timeout), Failed):
+    if isinstance(reply := subject.workers.ask(request, check.timeout, here=here), Failed):
         return reply.message
     pairs = trial.pairs([load_npz(path) for path in to])
     for path in (*inputs, *to):
@@ -216,7 +222,7 @@ def _innocent(
     draws = Draws(network.proto, session.subject.samples[0], unsure=False)  # reference sessions all begin with one seed
     if (drawing := next(filter(draws.by, network.nodes), None)) is not None:
         return f"the model itself does it: {drawing.op_type} draws random numbers"
-    control = _run(session, check, trial, reference_settings(target))
+    control = _run(session, check, trial, reference_settings(target), here=True)
     if isinstance(control, str):
         return f"the reference does not run it either: {control}" if refused else None
     same = all(each.passed for each in control)

@@ -33,8 +33,6 @@ from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
 from bisect_trt.search.oracle import (
     Ask,
     Completion,
-    Enough,
-    Limited,
     Minimum,
     Oracle,
     Subset,
@@ -160,12 +158,8 @@ class Session:
         suspect: int | None = None,
         searched: Sequence[int] | None = None,
         passing: int = 0,
-        most: int | None = None,
     ) -> Minimum:
-        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`.
-
-        After ``most`` questions, if they are limited, the smallest that failed so far is the answer, unproven.
-        """
+        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
         algorithm = partial(
             minimise,
@@ -179,11 +173,7 @@ class Session:
         )
         everything = units.with_weights(units.everything if searched is None else searched)
         heard = Transcript(oracle)
-        limited = Limited(about_units(heard), everything, most, Verdict.FAIL)
-        try:
-            return self.confirmed(heard, unless_lost(algorithm, limited, everything))
-        except Enough:
-            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+        return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything))
 
     def confirmed(self, oracle: Transcript, minimum: Minimum, complete: Completion | None = None) -> Minimum:
         """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.

@@ -7,21 +7,13 @@ from pathlib import Path
 from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
-from bisect_trt.commands.diagnose import (
-    DiagnoseSettings,
-    confirm,
-    describe_answer,
-    reduce_all,
-    suspects_by_layer,
-    suspects_by_message,
-    tell_modules,
-)
-from bisect_trt.commands.minimal_case import by_blame, extract_suspect
+from bisect_trt.commands.diagnose import DiagnoseSettings, describe_answer, find_case, tell_modules
+from bisect_trt.commands.minimal_case import by_blame
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.workarounds import add_precision, rewritten, tell, work_around
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
-from bisect_trt.options.searches import Workaround
+from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum
@@ -41,30 +33,30 @@ def find_workaround(session: Session, check: CheckSettings, search: Search, outp
     folder, target = output.parent, check.target
     assert target is not None, "the options ask for one"
     result.extra["workarounds"] = []
-    found = DiagnoseSettings(check, search, folder)
-    confirm(session, found)
-    suspects = suspects_by_message(session) or suspects_by_layer(session, found)
-    case = reduce_all(session, found, suspects, extract_suspect(session, target, suspects, "3. "))
-    answer = session.settle(case)
-    blamed = by_blame(session, answer, suspects.nodes)
+    found = find_case(session, DiagnoseSettings(check, search, folder, Diagnose(session.subject.settings.path)))
+    if found.case is None:
+        return result
+    case, answer = found.case, session.settle(found.case)
+    blamed = by_blame(session, answer, found.suspects.nodes)
     result.culprits = session.subject.describe_nodes(blamed)
     fault = arbitrate(session, target, check.tolerance, answer)
     result.extra["fault"] = fault.to_json()
     console.answer(f"{describe_answer(session.subject.network, blamed)}.")
     tell_modules(session.subject.network, blamed, console)
     console.answer(fault.sentence)
-    console.step("5. What makes the whole model pass: barriers, another form of the culprit?")
-    if fault.whose in ("reference", "random"):
-        console.answer("The target is not wrong, so there is nothing to work around.")
-    else:
+    why = None
+    if fault.is_targets or fault.whose == "rounding":  # another form may keep what this one loses
         if fault.whose != "precision":
-            name_cause(session, check, answer, fault.whose)
+            name_cause(session, check, answer)
+        console.step("5. What makes the whole model pass: barriers, another form of the culprit?")
         work_around(session, case, fault, output)
-    find_fix(session, check, search, answer, folder)
-    add_precision(result)
-    tell(result, session.console)
-    passes = any(way["passes"] for way in result.extra["workarounds"])
-    why = None if passes or fault.whose in ("reference", "random") else "no way around it was found"
+        find_fix(session, check, search, answer, folder)
+        add_precision(result)
+        tell(result, console)
+        passes = any(way["passes"] for way in result.extra["workarounds"])
+        why = None if passes else "no way around it was found"
+    else:
+        console.answer("The target is not wrong, so there is nothing to work around.")
     session.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))
     return result
 

@@ -331,11 +331,7 @@ def after_diagnosis(
     """
     console, target, result = session.console, check.target, session.result
     assert target is not None, "a diagnosis has one"
-    result.extra["workarounds"] = []
     console.step("What makes the whole model pass?")
-    if fault.whose in ("reference", "tie", "random"):
-        console.say("  the target is not wrong, so there is nothing to work around")
-        return
     why_not = None
     if not steady:
         why_not = "what was found passed when it was probed once more, so a pass may be luck"

@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 TIED = 1e-4
+UNJUDGED: dict[str, Any] = {"right": "no such operator", "wide": False}
 
 
 def fault_of(cli: CommandLine, command: str, model: Path, *options: str) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def opinions(**seen: Any) -> Opinions:
     """Opinions on an elementwise node of which ``RIGHT`` is right, unless another value is given."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 4]) for name in "xy"]
     model = helper.make_model(helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:]))
-    known = {**dict.fromkeys(("reference", "target", "evaluator"), RIGHT), "wide": RIGHT.astype(np.float64), **seen}
+    known = {"reference": RIGHT, "target": RIGHT, "right": RIGHT.astype(np.float64), **seen}
     rows: dict[str, Any] = {
         name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in known.items()
     }
@@ -131,11 +132,9 @@ def test_the_side_that_stands_alone_is_wrong(size: float) -> None:
     off = RIGHT + np.float32(size)
     assert verdict(opinions(target=off)) == "target"
     assert verdict(opinions(reference=off)) == "reference"
-    assert verdict(opinions(reference=off, evaluator=off)) == "reference"  # lost in fp32; a target that fuses keeps it
-    assert verdict(opinions(reference=off, evaluator="no such operator")) == "reference"
     assert verdict(opinions(reference=off, target=-off)) in ("target", "unknown")
-    assert verdict(opinions(target=off, wide="no float64")) == "target"
-    assert verdict(opinions(target=off, wide="no", evaluator="no such operator")) == "unknown"
+    assert verdict(opinions(target=off, right=RIGHT, wide=False)) == "target"
+    assert verdict(opinions(target=off, **UNJUDGED)) == "unknown"
     assert verdict(opinions()) == "unknown"
 
 
@@ -147,16 +146,15 @@ def test_a_target_is_measured_by_rounding(size: float, times: float) -> None:
         "precision" if times < 3.9 else "target" if times > 4.1 else verdict(case, Precision.FP16)
     )
     assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16"), Precision.FP16) == "target"
-    none = {"wide": "no", "evaluator": "no such operator"}
-    assert verdict(opinions(target=alone, rounded=alone, low="fp16", **none), Precision.FP16) == "precision"
-    assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16", **none), Precision.FP16) == "unknown"
+    assert verdict(opinions(target=alone, rounded=alone, low="fp16", **UNJUDGED), Precision.FP16) == "precision"
+    assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16", **UNJUDGED), Precision.FP16) == "unknown"
     assert verdict(opinions(target=alone, rounded="an opset of long ago", low="fp16"), Precision.FP16) == "unknown"
     assert verdict(opinions(target=alone, others=("int8",)), Precision.FP16) == "unknown"
 
 
 def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
     assert verdict(opinions(target="no such layer")) == "target"
-    assert verdict(opinions(target="no such layer", wide="no", evaluator="nor here")) == "unknown"
+    assert verdict(opinions(target="no such layer", **UNJUDGED)) == "unknown"
     assert verdict(opinions(target="no such layer", reference=RIGHT + 1)) == "unknown"
     assert verdict(replace(opinions(target="no such opset"), outputs=(), reference={})) == "unknown"
     assert "crashes" in judged(opinions(target="the target crashed (SIGSEGV)")).sentence
@@ -194,7 +192,53 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
     graph = helper.make_graph([node], "g", ends, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     right, wrong = ({name: each[side] for name, each in made.items()} for side in (0, 1))
-    return Opinions(model, ("y",), inputs, right, wrong, right, right, wrong, "fp16")
+    return Opinions(model, ("y",), inputs, right, wrong, right, rounded=wrong, low="fp16")
+
+
+def computed_index(op: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A step taken of a product, or an element picked by a coordinate, that is 0.5 or just above it."""
+    info = helper.make_tensor_value_info
+    if op == "GridSample":
+        nodes = [helper.make_node(op, ["x", "grid"], ["y"], mode="nearest", align_corners=1)]
+        ends = [info("x", TensorProto.FLOAT, [1, 1, 1, 2]), info("grid", TensorProto.FLOAT, [1, 1, 1, 2])]
+        out = info("y", TensorProto.FLOAT, [1, 1, 1, 1])
+        fed = {"x": np.array([3.0, 7.0]).reshape(1, 1, 1, 2), "grid": np.array([1e-7, -1.0]).reshape(1, 1, 1, 2)}
+    else:
+        nodes = [helper.make_node("Mul", ["x", "x"], ["m"]), helper.make_node(op, ["m"], ["y"])]
+        ends, out = [info("x", TensorProto.FLOAT, [1])], info("y", TensorProto.FLOAT, [1])
+        fed = {"x": np.array([0.70710683])}
+    graph = helper.make_graph(nodes, "g", ends, [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    return model, {name: value.astype(np.float32) for name, value in fed.items()}
+
+
+@pytest.mark.parametrize("op", ["Round", "GridSample"])
+def test_an_index_just_above_its_edge_is_a_tie_and_no_fault_of_the_reference(op: str) -> None:
+    """The target decides as float64 does, of what rounding in fp32 moves over the edge."""
+    model, fed = computed_index(op)
+    names = [name for node in model.graph.node for name in node.output]
+    values = {"m": np.array([0.5000001]), "y": np.array([1.0])}
+    wide = {"m": np.array([0.49999999]), "y": np.array([0.0])}
+    if op == "GridSample":
+        values, wide = ({"y": np.array(each).reshape(1, 1, 1, 1)} for each in (7.0, 3.0))
+    reference, target = (
+        {name: each[name].astype(np.float32) for name in names} for each in (values, {**values, "y": wide["y"]})
+    )
+    case = Opinions(model, ("y",), fed, reference, target, wide)
+    assert verdict(case) == "tie"
+    far = {name: value + np.float32(0.4) for name, value in fed.items()}
+    elsewhere = {name: value + np.float32(0.3) * (name == "m") for name, value in reference.items()}
+    exact = {name: value.astype(np.float64) for name, value in elsewhere.items()}
+    assert verdict(Opinions(model, ("y",), far, elsewhere, {**elsewhere, "y": target["y"]}, exact)) == "target"
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [(RIGHT[:2], "its shape"), (np.full_like(RIGHT, np.nan), "NaN or Inf"), (RIGHT + np.float32(2), "2")],
+)
+def test_what_a_target_is_off_by_is_said(off: np.ndarray, words: str) -> None:
+    fault = judged(opinions(target=off))
+    assert (fault.whose, fault.sentence.endswith(f"is off by {words}.")) == ("target", True), fault.sentence
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 from support import overflowing, rest_slow
 from truth.busy import busy
-from truth.patterns import PLANTED, Pattern
+from truth.patterns import PLANTED, Pattern, Sketch
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -66,6 +67,37 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
     assert "Cause in ONNX Runtime" in issue
     assert 'disabled_optimizers=["DivMulFusion"]' in issue
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def two_bugs(path: Path) -> Path:
+    """A pattern behind another one; a pass that each has alone, and one that they share, make what is wrong."""
+    sketch, tensor, shape = Sketch(""), "x", (2, 8)
+    for name in ("Identity, Div, Mul", "Dropout, Div, Mul"):
+        tensor, _ = _BY_NAME[name].plant(sketch, sketch.add("Tanh", tensor), shape)
+    tensor = sketch.add("Tanh", tensor)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
+    graph = helper.make_graph(sketch.nodes, "two", ends[:1], ends[1:], sketch.weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return path
+
+
+def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The minimal case is one of two failures, so that the pass that mends it leaves the other one."""
+    switches = OnnxRuntimeTarget.switches
+
+    def without_the_shared_one(*args: Any) -> Any:
+        return [each for each in switches(*args) if each.name != "optimizer:DivMulFusion" and each.kind == "optimizer"]
+
+    monkeypatch.setattr(OnnxRuntimeTarget, "switches", without_the_shared_one)
+    model = two_bugs(tmp_path / "model.onnx")
+    alone = bisect_trt.cause(model, run=tmp_path / "cause").cause
+    assert [set(each) for each in alone] == [{"optimizer:EliminateDropout", "optimizer:EliminateIdentity"}]
+    result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run")
+    assert len(result.culprits) < len(onnx.load(model).graph.node)
+    assert result.cause == alone
+    assert [entry["whole"] for entry in result.extra["cause_detail"]["alternatives"]] == [True]
 
 
 def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

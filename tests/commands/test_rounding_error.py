@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import read_json
-from test_arbitration import RIGHT, fault_of, judged, opinions, verdict
+from test_arbitration import RIGHT, UNJUDGED, fault_of, judged, opinions, verdict
 
-from bisect_trt.commands import diagnose
 from bisect_trt.commands.diagnose import describe_answer
-from bisect_trt.commands.rounding_error import furthest_moved, is_steady, rounding_alone
+from bisect_trt.commands.rounding import furthest_moved, is_steady, rounding_alone
 from bisect_trt.commands.settings import CheckSettings, ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import widened
@@ -30,6 +30,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.pool import WorkerPool
 
 ULP = 2.0**-23
 WIDTH = 16
@@ -93,7 +94,7 @@ def test_a_step_is_not_forgiven() -> None:
 @given(st.floats(0.01, 1e3), st.floats(0, 3))
 def test_what_rounding_is_expected_to_make_is_no_bug(size: float, part: float) -> None:
     alone = RIGHT + np.float32(size)
-    case = opinions(target=RIGHT + np.float32(part * size), rounded=alone, wide="no", evaluator="no such operator")
+    case = opinions(target=RIGHT + np.float32(part * size), rounded=alone, **UNJUDGED)
     assert verdict(case) in ("rounding", "unknown")  # where the two are off alike, it is seen no more
     assert verdict(replace(case, target={"y": RIGHT + np.float32(5 * size)})) == "unknown"
     assert verdict(opinions(target=alone, rounded=RIGHT)) == "target"
@@ -190,13 +191,38 @@ def test_a_steady_model_excuses_no_target(tmp_path: Path, kind: int) -> None:
     assert said(chain(tmp_path / "model.onnx", 0.5, kind), 0.5) is None
 
 
-@pytest.mark.slow
-def test_the_search_of_such_a_model_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_rounding_explains_it_nothing_is_searched(cli: CommandLine) -> None:
+    """No piece is named, no pass, no fix; but the operator that amplifies."""
     pytest.importorskip("openvino")
-    monkeypatch.setattr(diagnose, "MOST_QUESTIONS", 3)
     model = chain(Path("model.onnx"), 16.0, length=20)
     ran = cli("diagnose", model, "--openvino", "--json", "r.json")
     result = read_json(Path("r.json"))
-    assert (ran.status, result["minimality"]) == (3, "unproven")
-    assert result["why"] == "the search was ended after 3 questions, for rounding alone fails the model too"
-    assert result["amplified"]["sentence"] in ran.out.replace("\n", " ")
+    assert (ran.status, result["minimality"], result["culprits"]) == (3, "unproven", [])
+    assert (result["fault"]["whose"], result["fault"]["op"]) == ("rounding", "Sin")
+    assert result["fault"]["sentence"] in ran.out.replace("\n", " ")
+    assert (result["cause"], result["workarounds"]) == ([], [])
+    assert result["probes"]["run"] <= 20
+
+
+@pytest.mark.parametrize("words", [("diagnose",), ("diagnose", "--self-check")])
+def test_the_reference_runs_here_whatever_the_places(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """A place may have the runtime that is wrong, or none of the reference's."""
+    pytest.importorskip("openvino")
+    asked: list[tuple[str, bool]] = []
+    ask = WorkerPool.ask
+
+    def seen(self: WorkerPool, request: Any, *args: Any, here: bool = False, **how: Any) -> Any:
+        asked.append((request.target.runtime, here))
+        return ask(self, request, *args, here=here, **how)
+
+    monkeypatch.setattr(WorkerPool, "ask", seen)
+    model = chain(Path("model.onnx"), 16.0)
+    if len(words) > 1:  # a model whose rows depend on each other, so that the reference is asked too
+        mix = helper.make_node("MatMul", ["w", "x"], ["y"])
+        onnx.save(model_of(mix, weights={"w": np.triu(np.ones((4, 4), np.float32))}), str(model))
+    cli(words[0], model, "--openvino", *words[1:], "--on", f"python={sys.executable}", "--json", "r.json")
+    assert ("onnxrt", True) in asked
+    assert ("openvino", False) in asked
+    assert ("onnxrt", False) not in asked
