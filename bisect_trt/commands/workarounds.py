@@ -18,7 +18,8 @@ from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
-from bisect_trt.mixed_precision.validation import Fresh, in_tolerances, probe_on
+from bisect_trt.mixed_precision.curve import in_tolerances
+from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network

@@ -12,10 +12,16 @@ import onnx
 
 from bisect_trt.commands.metric import measure_whole
 from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.curve import (
+    ENDED,
+    PrecisionAnswer,
+    Progress,
+    rounding_everywhere,
+    row_of,
+)
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, with_metadata
-from bisect_trt.mixed_precision.search import Task, search_keep
+from bisect_trt.mixed_precision.search import Task
 from bisect_trt.mixed_precision.suspicion import LOSES
-from bisect_trt.mixed_precision.validation import Fresh, Safe, find_safe
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.save import said_beside
@@ -29,110 +35,36 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.tensors.comparison import TensorComparison
 
-_SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
+_SHOWN_SUSPECTS, _SHOWN = 5, 30
 _NEEDED = "needed: without it the check fails"
 _NOT_PROVEN = "kept when the check passed; that it is needed was not proven"
-ENDED = "the search did not come to its end"
-
-
-@dataclass(frozen=True)
-class PrecisionAnswer:
-    """The end of a search.
-
-    Attributes:
-        minimum: The units to keep, and whether that is proven.
-        safe: The set that is recommended; it holds the minimal one.
-    """
-
-    minimum: Minimum
-    safe: Safe
-
-    @property
-    def units(self) -> Subset:
-        """The units that are kept in what is recommended."""
-        return self.safe.units
-
-
-class Progress:
-    """The best answer so far, which is also what the output file holds.
-
-    Attributes:
-        answer: The answer; ``None`` before the minimal set is known.
-    """
-
-    def __init__(self) -> None:
-        self.answer: PrecisionAnswer | None = None
-        self._written: Subset | None = None
-
-    def next(self) -> Progress:
-        """The progress of a search that goes on from this answer, and writes to the same file."""
-        self._written = None
-        return Progress()
-
-    def keep(self, task: Task, answer: PrecisionAnswer) -> None:
-        """Write an answer, unless its set is written already: an engine that is built again is another one.
-
-        Raises:
-            UsageError: It cannot be written; the units to keep were printed.
-        """
-        self.answer = answer
-        if self._written == answer.units:
-            return
-        try:
-            task.lowering.write(answer.units, task.settings.output)
-        except UsageError as error:
-            outcome = task.prober.ledger.outcome(task.lowering.candidate(answer.units).key)
-            fill_in(task, answer, outcome, None)
-            task.result.extra["uses"] = []
-            nodes = task.result.extra["keep_fp32"]
-            task.console.answer(f"{task.space.count(len(nodes))} in {task.space.high} would mend it: {error}")
-            tell_kept(nodes, task.console)
-            raise
-        self._written = answer.units
-
-
-def find_answer(task: Task, progress: Progress, fresh: Fresh, *, nothing_may_pass: bool = False) -> PrecisionAnswer:
-    """The minimal set, and the set that holds on fresh samples; both are written as soon as they are known.
-
-    Raises:
-        DoesNotReproduce: Precision is not the reason.
-        BudgetSpent: No more probes may be made.
-        UsageError: The answer cannot be written.
-    """
-    minimum = search_keep(task, nothing_may_pass=nothing_may_pass)
-    for step in minimum.steps:
-        task.console.say(f"  {step}")
-    task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
-    progress.keep(task, PrecisionAnswer(minimum, Safe(minimum.units, why=ENDED)))
-    task.space.measure(task)
-    answer = PrecisionAnswer(minimum, find_safe(task, minimum, fresh))
-    progress.keep(task, answer)
-    return answer
 
 
 def write_answer(task: Task, answer: PrecisionAnswer) -> Minimum:
     """Read back what was written, probe it, and fill in the result.
 
     Returns:
-        The minimal set; unproven if what was written does not pass.
+        The minimal set; unproven if what was written does not pass, or does not hold on fresh samples.
     """
     minimum, output, prober, lowering = answer.minimum, task.settings.output, task.prober, task.lowering
     nothing, written = lowering.candidate(frozenset()), lowering.read_back(answer.units, output)
     believed = reconfirm(prober, nothing, written)
-    record = believed.record
+    record, point = believed.record, answer.point
     task.console.say(f"  {believed.seen or record.reason}")
     problem = checker_problem(task.subject.settings.path, output) if lowering.writes_model(output) else None
-    if record.verdict is not Verdict.PASS:
-        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    elif problem is not None:
-        minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
-    elif minimum.proven and minimum.units != answer.units:
+    if minimum.proven and minimum.units != answer.units:
         minimal = reconfirm(prober, nothing, lowering.candidate(minimum.units)).record
         if minimal.verdict is not Verdict.PASS:
             minimum = replace(minimum, proven=False, why=f"of the minimal set: {minimal.reason}")
     task.result.artifacts["mixed"] = str(output)
     fill_in(task, replace(answer, minimum=minimum), task.outcome(record), record)
     measure_whole(task, written)
+    if record.verdict is not Verdict.PASS:
+        return replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    if problem is not None:
+        return replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
+    if point is not None and not point.holds:
+        return replace(minimum, proven=False, why=f"the fix does not hold: {point.row()}")
     return minimum
 
 
@@ -157,14 +89,15 @@ def leave_best(task: Task, progress: Progress) -> Subset | None:
         best = _smallest_passing(task)
         if best is None:
             return None
-        answer = PrecisionAnswer(Minimum(best, proven=False, why=ENDED), Safe(best, why=ENDED))
+        answer = PrecisionAnswer(Minimum(best, proven=False), best, why=ENDED)
     answer = replace(answer, minimum=replace(answer.minimum, proven=False, why=ENDED))
-    progress.keep(task, answer)
+    progress.keep(answer)
     task.result.artifacts["mixed"] = str(task.settings.output)
     fill_in(task, answer, task.prober.ledger.outcome(task.lowering.candidate(answer.units).key), None)
     name, space = recommended(task.result.extra["uses"]) or task.settings.output, task.space
     count = f"{len(answer.units)} of {space.count(len(task.lowering.units))} in {space.high}"
     task.console.answer(f"{name}: the best so far, {count}.")
+    tell_curve(task.result, task.console)
     tell_details(task.result, task.console)
     return answer.units
 
@@ -205,17 +138,12 @@ def kept_units(task: Task, answer: PrecisionAnswer, units: Subset) -> list[dict[
             rule, reason = entry.rule, entry.reason
         elif minimal:
             rule, reason = "needed", _NEEDED if answer.minimum.proven else _NOT_PROVEN
+        elif unit in task.space.certain:
+            rule, reason = "safe", "known to break on some input, whatever the samples given"
         else:
-            rule, reason = answer.safe.reasons.get(unit, ("safe", "kept with the others when the check passed"))
+            rule, reason = "fresh sample", "without it and others fresh samples fail"
         node["rule"], node["reason"] = rule, reason
     return nodes
-
-
-def lowered_suspects(task: Task, units: Subset) -> list[dict[str, Any]]:
-    """The units with more than a weak suspicion that are not among those kept, strongest first."""
-    left = [entry for entry in task.space.suspects if entry.score >= LOSES and entry.unit not in units]
-    described = [task.space.describe(frozenset({entry.unit}))[0] for entry in left]
-    return [{**node, "rule": e.rule, "reason": e.reason} for node, e in zip(described, left, strict=True)]
 
 
 def measured_on(task: Task) -> str:
@@ -244,14 +172,16 @@ def fill_in(task: Task, answer: PrecisionAnswer, outcome: Outcome | None, writte
         written: The probe of what was written, read back; ``None`` if the search was ended before.
     """
     space, settings, extra = task.space, task.settings, task.result.extra
-    validation = answer.safe.validation
+    points = sorted(answer.curve, key=lambda each: len(each.units))
+    curve = [{**each.to_json(), "drawn": answer.drawn, "recommended": each is answer.point} for each in points]
     extra |= {
         "keep_fp32": kept_units(task, answer, answer.units),
         "minimal": kept_units(task, answer, answer.minimum.units),
         "minimal_proven": answer.minimum.proven,
-        "validation": None if validation is None else validation.to_json(),
-        "not_validated": answer.safe.why,
-        "suspects_lowered": lowered_suspects(task, answer.units),
+        "validation": next((point for point in curve if point["recommended"]), None),
+        "not_validated": answer.why,
+        "curve": curve,
+        "rounding": _rounding(task, answer),
         "precision": settings.low,
         "lowered": len(task.lowering.units) - len(answer.units),
         "measured_on": measured_on(task),
@@ -268,6 +198,21 @@ def fill_in(task: Task, answer: PrecisionAnswer, outcome: Outcome | None, writte
     extra["latency_ms"] = latency if any(value is not None for value in latency.values()) else None
     if settings.by_layer:
         task.result.artifacts["engine"] = str(engine_path(settings.output))
+
+
+def _rounding(task: Task, answer: PrecisionAnswer) -> str | None:
+    """A sentence, where rounding in most of the model breaks the tolerance rather than a few units."""
+    if not rounding_everywhere(task, answer):
+        return None
+    said = (
+        f"Rounding to {task.settings.low} in most of the model adds up past the tolerance; no few nodes are the reason."
+    )
+    small = [point for point in answer.curve if not point.severe and len(point.units) < len(answer.units) / 2]
+    if not small:
+        return said
+    point = min(small, key=lambda each: len(each.units))
+    count, samples = task.space.count(len(point.units)), len(point.errors)
+    return f"{said} With {count} in {task.space.high} all {samples} fresh samples hold at {point.worst:.2g} times the tolerance."
 
 
 @dataclass(frozen=True)
@@ -365,7 +310,7 @@ def tell_answer(task: Task) -> None:
     console.answer(f"{name}: {task.space.count(kept)} in {task.space.high}, {lowered} {free} {settings.low}{proof}.")
     if task.lowering.writes_model(settings.output) and (beside := said_beside(settings.output)) is not None:
         console.answer(f"  {beside}")
-    tell_safe(result, console, result.minimality)
+    tell_safe(result, console, "1-minimal" if result.extra["minimal_proven"] else "unproven")
     tell_details(result, console)
     task.tell_why()
 
@@ -379,6 +324,7 @@ def tell_safe(result: Result, console: Console, minimality: str) -> None:
     if extra["validation"] is not None:
         console.answer(f"  {extra['validation']['sentence']}")
         console.answer(f"  fresh samples: {extra['validation']['drawn']}")
+        tell_curve(result, console)
     elif extra["not_validated"] is not None:
         console.answer(f"  not held against fresh samples: {extra['not_validated']}")
     minimal = len(extra["minimal"])
@@ -389,14 +335,25 @@ def tell_safe(result: Result, console: Console, minimality: str) -> None:
         console.answer(f"  the minimal set: {what} ({minimality}): {', '.join(named)}{more}")
 
 
+def tell_curve(result: Result, console: Console) -> None:
+    """Print the sets to choose from, where there is more than one, and whether rounding everywhere is the reason."""
+    curve = result.extra["curve"]
+    if len(curve) > 1:
+        console.answer("  the sets to choose from, by --keep-set N without a new search:")
+        for point in curve:
+            chosen = " (written)" if point["recommended"] else ""
+            console.answer(f"    {point['nodes']:>5}: {row_of(point)}{chosen}")
+    if result.extra["rounding"]:
+        console.answer(f"  {result.extra['rounding']}")
+
+
 def _named(node: Mapping[str, Any]) -> str:
     return f"{node['op']} '{node['name'] or node['outputs'][0]}'"
 
 
 def tell_details(result: Result, console: Console) -> None:
-    """Print which units are kept and which suspects are not, and what was measured of the rest."""
+    """Print which units are kept, and what was measured of the rest."""
     tell_kept(result.extra["keep_fp32"], console)
-    tell_lowered(result, console)
     for output in result.extra["accuracy"][:_SHOWN]:
         comparison = TensorComparison.from_json(output)
         console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
@@ -411,12 +368,6 @@ def tell_details(result: Result, console: Console) -> None:
 def tell_kept(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print the units to keep, with the reason of each."""
     console.answer_first(nodes, _SHOWN, lambda node: f"  {_named(node)}{in_module(node)}: {node['reason']}", IN_JSON)
-
-
-def tell_lowered(result: Result, console: Console) -> None:
-    """Print the strongest suspects that stay lowered: other inputs may need them too."""
-    for node in result.extra["suspects_lowered"][:_SHOWN_LOWERED]:
-        console.answer(f"  also suspicious, left in {result.extra['precision']}: {_named(node)} ({node['reason']})")
 
 
 def tell_uses(uses: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -15,21 +15,18 @@ from onnx import TensorProto
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import (
-    PrecisionAnswer,
-    Progress,
     deliver,
-    find_answer,
     tell_details,
     tell_safe,
     tell_suspects,
     write_answer,
 )
+from bisect_trt.mixed_precision.curve import PrecisionAnswer, Progress, find_answer
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
 from bisect_trt.mixed_precision.lowering import known_types
 from bisect_trt.mixed_precision.nodes import NodeSpace, make_lowering
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.search import Task
-from bisect_trt.mixed_precision.validation import Fresh, Round, hold_against
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
@@ -124,7 +121,7 @@ def _tell(task: Task, ladder: Mapping[str, Any]) -> None:
     for group in result.extra["groups"]:
         if group["kept"]:
             console.answer(f"  '{group['name']}' to {group['rung']}: {group['reason'] or 'needed'}")
-    tell_safe(result, console, result.minimality)
+    tell_safe(result, console, "1-minimal" if result.extra["minimal_proven"] else "unproven")
     tell_details(result, console)
     if ladder["why"]:
         console.answer(f"  {ladder['why']}")
@@ -142,11 +139,11 @@ def _climb(
     try:
         above = _task_above(task, space, answer.units)
         tell_suspects(above)
-        return (above, find_answer(above, progress.next(), _Passing(above), nothing_may_pass=True)), None
+        return (above, find_answer(above, Progress(above), nothing_may_pass=True)), None
     except (DoesNotReproduce, UsageError) as error:
         why = f"the floats stay in fp32: {error}"
         task.console.say(f"  {why}")
-        progress.keep(task, answer)
+        progress.rewrite(answer)
         return None, why
 
 
@@ -183,25 +180,6 @@ def _checked(check: Check, target: TargetSettings | None, *, by_layer: bool) -> 
     if isinstance(check, MetricCheck):
         return replace(check, runs=replace(check.runs, target=target, engine_cache=EngineCache()))
     return replace(check, target=target, engine_cache=EngineCache()) if isinstance(check, BuiltinCheck) else check
-
-
-class _Passing(Fresh):
-    """Fresh samples on which the model passes with all floats in fp32: others say nothing of fp16."""
-
-    def __init__(self, task: Task) -> None:
-        """Those that the options of the search ask for."""
-        options = task.settings.options
-        super().__init__(task.subject, options.fresh_samples, options.validation_data, task.space.ways)
-        self._task = task
-
-    def round(self, number: int) -> Round | None:
-        """Those of a round that do."""
-        samples, task = super().round(number), self._task
-        if samples is None or not isinstance(task.prober.runner.check, BuiltinCheck):
-            return samples
-        outcome = hold_against(task, task.everything, samples, f"{len(samples.files)} fresh samples")
-        good = [place for place, error in enumerate(outcome.errors) if error <= 1]
-        return samples.only(good) if good else None
 
 
 def quantized_nodes(network: Network) -> dict[int, str]:

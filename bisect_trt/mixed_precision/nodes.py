@@ -42,6 +42,8 @@ _NEAR = 1 / 64
 class NodeSpace(PrecisionSpace):
     """The nodes that compute in fp32 and may be lowered."""
 
+    allowed = 0.01
+
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
         """Look at the reference run; what is known of fp16 and bf16 says nothing of ranges that were measured for INT8."""
         units = frozenset(lowering.units)

@@ -5,34 +5,32 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bisect_trt.commands.checks import make_check
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.mixed_precision.answer import (
-    PrecisionAnswer,
-    Progress,
     deliver,
-    find_answer,
     leave_best,
-    lowered_suspects,
     recommended,
+    tell_answer,
     tell_kept,
-    tell_lowered,
     tell_safe,
     tell_suspects,
     tell_uses,
     write_answer,
 )
+from bisect_trt.mixed_precision.curve import PrecisionAnswer, Progress, find_answer
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.lowering import marked
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.parameters import Low, PrecisionSettings
 from bisect_trt.mixed_precision.search import Task, refusal
-from bisect_trt.mixed_precision.validation import Fresh, refuse_validation
+from bisect_trt.mixed_precision.validation import refuse_validation
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
@@ -42,7 +40,8 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
-from bisect_trt.report.result import Result
+from bisect_trt.probe.workspace import RUNS_FOLDER
+from bisect_trt.report.result import RESULT_FILE, Result, read_result
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.worker.process import workers_within
 
@@ -64,9 +63,66 @@ def find_precision(task: Task, search: Search) -> Result:
     """
     task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
     refuse_validation(task)
-    progress = Progress()
+    progress = Progress(task)
+    if task.settings.options.keep_set is not None:
+        return _write_set(task, progress, task.settings.options.keep_set)
     with saving_best(lambda: _leave(task, progress)):
         return task.until_done(lambda: _find(task, search, progress))
+
+
+def _write_set(task: Task, progress: Progress, count: int) -> Result:
+    """Write a set of the last run's curve, and probe it.
+
+    Raises:
+        UsageError: No run of this model has a curve, or its curve has no such set.
+    """
+    last = _last_curve(task)
+    chosen = next((point for point in last["curve"] if point["nodes"] == count), None)
+    if chosen is None:
+        sizes = ", ".join(str(point["nodes"]) for point in last["curve"])
+        raise UsageError(
+            f"--keep-set {count}: the curve of the last run has sets of {sizes} {task.space.noun}s; give one of these."
+        )
+    needed = [node["outputs"] for node in last["minimal"]]
+    minimal = frozenset(
+        unit for unit in chosen["keep"] if task.space.describe(frozenset({unit}))[0]["outputs"] in needed
+    )
+    answer = PrecisionAnswer(
+        Minimum(minimal, proven=last["minimal_proven"], why=last["why"]), frozenset(chosen["keep"])
+    )
+    progress.keep(answer)
+    task.console.step("Written and read back: does it pass?")
+    minimum = write_answer(task, answer)
+    curve = [{**point, "recommended": point is chosen} for point in last["curve"]]
+    task.result.extra |= {"curve": curve, "validation": {**chosen, "recommended": True}}
+    task.conclude(minimum)
+    task.result.culprits = task.space.culprits(answer.units)
+    tell_answer(task)
+    return task.result
+
+
+def _last_curve(task: Task) -> dict[str, Any]:
+    """The result of the last run that searched this model for this precision.
+
+    Raises:
+        UsageError: There is none.
+    """
+    files = sorted(Path(RUNS_FOLDER).glob(f"*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in files:
+        try:
+            last = read_result(file)
+        except UnavailableError:
+            continue
+        same = (
+            last["model"].get("sha256") == task.result.model.get("sha256")
+            and last.get("precision") == task.settings.low
+        )
+        if same and last.get("curve") and last["command"] == "precision":
+            return last
+    raise UsageError(
+        f"--keep-set: no run under {RUNS_FOLDER} has a curve for this model in {task.settings.low}; run the same command "
+        "without it."
+    )
 
 
 def _leave(task: Task, progress: Progress) -> None:
@@ -83,13 +139,13 @@ def _find(task: Task, search: Search, progress: Progress) -> Result:
     for sentence in space.notes():
         console.warn(sentence)
     nothing = frozenset[int]()
-    task.result.extra |= {**space.extra(nothing, nothing), "suspects_lowered": lowered_suspects(task, nothing)}
+    task.result.extra |= space.extra(nothing, nothing)
     console.step(
         f"Probe all {count} in {space.high}, then all in {low}, then search for the fewest to keep in {space.high}"
     )
     if search.repeat is not None:
         _measure_lowered(task, search)
-    answer = find_answer(task, progress, Fresh.of(task), nothing_may_pass=ladder)
+    answer = find_answer(task, progress, nothing_may_pass=ladder)
     return deliver_ladder(task, answer, progress) if task.settings.rungs else deliver(task, answer)
 
 
@@ -130,17 +186,18 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     command = shlex.join([*words, *session.place_words, *written(subject.settings.data), *written(check.tolerance)])
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
-    task, progress = None, Progress()
+    task, progress = None, None
     try:
         record = fixer.probe(_in_fp32(case, precision, by_layer=by_layer))
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
         task = Task(subject, console, session.result, fixer, make_nodes(subject, settings), settings)
-        answer = find_answer(task, progress, Fresh.of(task))
+        progress = Progress(task)
+        answer = find_answer(task, progress)
         minimum = write_answer(task, answer)
     except BudgetSpent as error:
-        if task is not None:
+        if task is not None and progress is not None:
             leave_best(task, progress)
         console.say(f"  {error} This goes on: {command}")
         return
@@ -165,7 +222,6 @@ def _tell_fix(task: Task, answer: PrecisionAnswer, minimum: Minimum, command: st
     tell_safe(result, console, "1-minimal" if minimum.proven else "unproven")
     tell_uses(result.extra["uses"], console)
     tell_kept(result.extra["keep_fp32"], console)
-    tell_lowered(result, console)
     console.answer(f"  measured on {result.extra['measured_on']}")
     if not minimum.proven:
         console.answer(f"  {minimum.why}; fewer nodes may do: {command}")

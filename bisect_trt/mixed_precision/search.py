@@ -127,6 +127,11 @@ class Task(Session):
         return frozenset(self.lowering.units)
 
     @property
+    def cheap(self) -> bool:
+        """Whether a probe takes milliseconds rather than minutes."""
+        return self.settings.target is None or not self.settings.target.target.capabilities.costly
+
+    @property
     def not_run(self) -> str | None:
         """A sentence, if the target does not run the model with all units lowered; then the answer is not about numbers."""
         broken = self.breaks(frozenset())

@@ -1,11 +1,9 @@
-"""The safe set: the minimal set, grown until it holds on fresh samples, those that the search has not seen."""
+"""Fresh samples, which the search has not seen: drawn or the user's, and a set of units held against them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,16 @@ import numpy as np
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import with_metadata
-from bisect_trt.mixed_precision.search import Reason, Task
+from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, FreshCheck
+from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.keep import grow_until_held
-from bisect_trt.search.oracle import Minimum, Subset, Verdict
-from bisect_trt.search.statistics import rate_interval
+from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
@@ -37,92 +31,12 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed, RunEach
 from bisect_trt.worker.protocol import Sample as SampleFiles
 
-CONFIDENCE = 0.95
-_ROUNDS = 5
-_LEAST_QUESTIONS = 16
-"""Growing may ask as many questions as the search for the minimal set asked, and at least so many."""
-_MOST_FAILING = 16
-"""So many failing samples of a round have to pass from then on."""
-_LOOKED_AT = 2
-"""The activations of so many failing samples of a round are looked at."""
 _MOST_BYTES = 1 << 30
 """Of the values of fresh samples, on the disk at a time."""
 _PATIENCE = 3600.0
 """Seconds that the reference may take for all samples of a round."""
 _PASSES_ON = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Expand")
 """Operators that leave the values of indices as they are."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The result of a set on samples that the search had not seen.
-
-    Attributes:
-        samples: The number of samples.
-        passed: The number that match.
-        severe: The number that are off by NaN, Inf, or more than ten times the tolerance.
-        worst: The largest error over its tolerance.
-        drawn: How the samples were made, in words.
-        learned: The number that the set has grown for, so that they are fresh no more.
-    """
-
-    samples: int
-    passed: int
-    severe: int
-    worst: float
-    drawn: str
-    learned: int = 0
-
-    @property
-    def fails_under(self) -> float:
-        """The share of all such samples of which it is 95% sure that fewer fail; 1 where nothing was learned."""
-        fresh, failed = self.samples - self.learned, self.samples - self.passed
-        # One-sided, so the other half of the error is not needed.
-        return 1.0 if failed >= fresh else rate_interval(failed, fresh, 2 * CONFIDENCE - 1)[1]
-
-    def describe(self) -> str:
-        """A sentence without its end."""
-        held = f"held on {self.passed} of {self.samples} fresh samples"
-        if self.learned:
-            held += f", {self.learned} of which it was mended on"
-        worst = in_tolerances(self.worst) if math.isfinite(self.worst) else "NaN or Inf"
-        return f"{held} (95% sure that under {self.fails_under:.1%} fail), worst error {worst}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; the worst error is ``null`` for NaN or Inf."""
-        return {
-            "samples": self.samples,
-            "passed": self.passed,
-            "severe": self.severe,
-            "worst_error": self.worst if math.isfinite(self.worst) else None,
-            "confidence": CONFIDENCE,
-            "fails_under": self.fails_under,
-            "learned": self.learned,
-            "drawn": self.drawn,
-            "sentence": self.describe(),
-        }
-
-
-def in_tolerances(error: float) -> str:
-    """An error in units of the tolerance, in words."""
-    return f"{error:.2g} of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
-
-
-@dataclass(frozen=True)
-class Safe:
-    """The set that is recommended.
-
-    Attributes:
-        units: The units that are kept.
-        reasons: The rule and the reason of each unit outside the minimal set.
-        validation: The result on fresh samples; ``None`` if there were none.
-        why: Why there were none.
-    """
-
-    units: Subset
-    reasons: Mapping[int, Reason] = field(default_factory=dict)
-    validation: Validation | None = None
-    why: str | None = None
 
 
 @dataclass(frozen=True)
@@ -295,109 +209,6 @@ def table_sizes(network: Network) -> dict[str, int]:
                     reached.update(new)
                     waiting += new
     return sizes
-
-
-def find_safe(task: Task, minimum: Minimum, fresh: Fresh) -> Safe:
-    """Grow the minimal set until it holds on fresh samples, or the budget for that is spent.
-
-    Raises:
-        BudgetSpent: No more probes may be made.
-    """
-    check = task.prober.runner.check
-    if isinstance(check, PromptCheck):
-        return Safe(minimum.units, why="you are the check")
-    if isinstance(check, MetricCheck):
-        return Safe(minimum.units, why="the metric is of a whole set, on which the answer is measured")
-    if not isinstance(check, BuiltinCheck):
-        return Safe(minimum.units, why="what a check of yours says of other inputs is for it to say")
-    return _Growth(task, minimum, fresh).run()
-
-
-class _Growth:
-    """The loop over rounds of fresh samples, with the failing samples seen and the last validation."""
-
-    def __init__(self, task: Task, minimum: Minimum, fresh: Fresh) -> None:
-        self._task = task
-        self._minimum = minimum
-        self._fresh = fresh
-        self._round = 0
-        self._failing = Round()
-        self._learned: set[int] = set()  # of the user's samples, which are the same in each round
-        self._worst: list[Sample] = []
-        self._good: tuple[Subset, Validation] | None = None
-        self._why: str | None = None
-
-    def run(self) -> Safe:
-        task, fresh, minimal = self._task, self._fresh, self._minimum.units
-        start = minimal | task.space.certain
-        if start != minimal and not self._passes_on_given(start):
-            start = minimal
-        if fresh.why_none is not None:
-            return self._safe(start, None, fresh.why_none)
-        task.console.step("Does it hold on other inputs?")
-        task.console.say(f"  fresh samples: {fresh.drawn}")
-        questions = max(len(task.prober.ledger.records), _LEAST_QUESTIONS)
-        order = partial(task.space.order, self._worst)
-        grow_until_held(start, order, self._holds_on_new, self._clears, rounds=_ROUNDS, most=questions)
-        if self._good is None:
-            return self._safe(start, None, self._why)
-        units, held = self._good
-        if held.passed < held.samples and not fresh.given:
-            task.console.say(
-                f"  {held.samples - held.passed} of {held.samples} still fail: before it is shipped, hold it "
-                "against samples of the deployment (precision --validation-data, or --metric over a set)"
-            )
-        return self._safe(units, held, None)
-
-    def _safe(self, units: Subset, validation: Validation | None, why: str | None) -> Safe:
-        known = dict.fromkeys(
-            self._task.space.certain, ("safe", "known to break on some input, whatever the samples given")
-        )
-        grown = ("fresh sample", "without it and others fresh samples fail")
-        reasons = {unit: known.get(unit, grown) for unit in units - self._minimum.units}
-        return Safe(units, reasons, validation, why)
-
-    def _passes_on_given(self, units: Subset) -> bool:
-        """Whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
-        task = self._task
-        engine_cache = getattr(task.prober.runner.check, "engine_cache", None)
-        if engine_cache is not None:
-            engine_cache.clear()
-        return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
-
-    def _holds_on_new(self, units: Subset) -> bool:
-        """Hold a set against a new round; ``True`` ends the loop."""
-        task, fresh = self._task, self._fresh
-        if self._good is not None and not self._passes_on_given(units):
-            return True  # more units did harm, so the set before stays the answer
-        samples = fresh.round(self._round)
-        self._round += 1
-        if samples is None:
-            self._why = "the reference does not run on other inputs"
-            return True
-        outcome = hold_against(task, units, samples, f"{len(samples.files)} fresh samples")
-        errors = outcome.errors
-        if not errors:
-            self._why = f"they cannot be compared: {outcome.reason}"
-            return True
-        failing = sorted((place for place, error in enumerate(errors) if error > 1), key=lambda place: -errors[place])
-        severe, learned = sum(error > SEVERE for error in errors), len(self._learned) if fresh.given else 0
-        held = Validation(len(errors), len(errors) - len(failing), severe, max(errors), fresh.drawn, learned)
-        self._good = units, held
-        if len(failing) <= len(errors) * task.space.allowed and not severe:
-            return True
-        self._learned.update(failing)
-        more = samples.only(failing[:_MOST_FAILING])
-        self._failing = samples.only(sorted(self._learned)) if fresh.given else self._failing + more
-        self._worst += more.samples[:_LOOKED_AT]
-        return False
-
-    def _clears(self, units: Subset) -> Verdict:
-        """Whether a set passes on all failing samples seen."""
-        count = len(self._failing.files)
-        what = f"the {'1 sample' if count == 1 else f'{count} samples'} that failed"
-        passed = hold_against(self._task, units, self._failing, what).ending is Ending.PASSED
-        return Verdict.PASS if passed else Verdict.FAIL
 
 
 def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +105,29 @@ def find_roundings(
         fed: What it is fed.
         values: The value of a tensor that is no constant, where it is known.
     """
+    half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
     try:
-        content = model.read_bytes()
-        half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
-        half, quantized = half or any(word in content for word in _CASTS), is_quantized(content)
-        if not half and not quantized:
-            return {}, {}
-        graph = onnx.load_model_from_string(content).graph
+        state = model.stat()
+        graph, lows = _read(model, (state.st_mtime_ns, state.st_size, state.st_ino), half=half)
     except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
         return {}, {}
-    return steps_of(graph, values) if quantized else {}, lows_of(graph) if half else {}
+    return {} if graph is None else steps_of(graph, values), lows
+
+
+@lru_cache(maxsize=1)  # each sample of a candidate asks
+def _read(
+    model: Path,
+    written: tuple[int, int, int],  # noqa: ARG001 - so that a file that changed is read again
+    *,
+    half: bool,
+) -> tuple[onnx.GraphProto | None, dict[str, Precision]]:
+    """The graph of a quantized model, and what :func:`lows_of` says of one with types of 16 bits."""
+    content = model.read_bytes()
+    half, quantized = half or any(word in content for word in _CASTS), is_quantized(content)
+    if not half and not quantized:
+        return None, {}
+    graph = onnx.load_model_from_string(content).graph
+    return graph if quantized else None, lows_of(graph) if half else {}
 
 
 def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:

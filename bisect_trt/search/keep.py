@@ -8,6 +8,7 @@ passes at every moment and only shrinks: whoever runs out of time has the smalle
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from bisect_trt.search.delta_debugging import make_minimal, reduce_by_counters, worth_counting
@@ -147,53 +148,35 @@ def _prove(kept: Kept, steps: list[str]) -> Minimum:
 _FIRST, _TIMES = 4, 4
 """Growing adds so many units first, and so many times as many if that is not enough."""
 _COARSE = 8
-"""A chunk of fewer than one in so many of the units added is neither looked for nor lowered again."""
+"""The number of units to add is found to one part in so many."""
 
 
-def grow_until_held(
-    start: Subset,
-    order: Callable[[], Sequence[int]],
-    draw: Callable[[Subset], bool],
-    ask: Ask,
-    *,
-    rounds: int,
-    most: int,
-) -> Subset:
-    """A set that holds on new samples: a minimal one grows until all failing samples seen so far pass.
+def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask, *, most: int) -> Subset | None:
+    """A set that is enough for what ``ask`` is about now, which ``kept`` is not.
 
-    The set that a search ends with is minimal for the samples that it was asked about; others fail on less or on other units.
+    The set grows by the first units of an order, and then everything outside ``start`` is lowered again by halves.
 
     Args:
-        start: The set to begin with; it stays part of the answer.
-        order: All units, those to add first at the front. Called once for each growth, as failing samples change it.
-        draw: Holds a set against new samples. Those that fail are among what ``ask`` is about from then on.
-        ask: Whether a set passes on all failing samples seen; with more units added it mostly still does.
-        rounds: How often new samples are drawn.
-        most: How many questions ``ask`` may answer in all.
+        start: Units that stay.
+        kept: The set so far; it holds ``start``.
+        order: All units, those to add first at the front.
+        ask: Whether a set is enough; with more units it mostly still is.
+        most: The largest number of questions.
 
     Returns:
-        The set that was last held against new samples, which it does not hold on if there is none or no question is left.
+        ``None`` if all units are not enough, or if the questions end before any but all of them were seen to be.
     """
-    units, left = start, most
-    for number in range(rounds):
-        if draw(units) or number == rounds - 1:
-            break
-        ordered = order()
-        rest = [unit for unit in ordered if unit not in units]
-        whole = units.union(rest)
-        limited = Limited(ask, whole, left)
-        try:
-            size = shortest_prefix(rest, lambda prefix: limited(units.union(prefix)) is Verdict.PASS)  # noqa: B023 - here
-            if size is None:
-                break
-            kept = units.union(rest[:size])
-            units = shrink(kept, [unit for unit in ordered if unit in kept - start], limited)
-        except Enough:
-            if limited.best == whole:
-                break
-            units = limited.best
-        left = limited.left or 0
-    return units
+    rest = [unit for unit in order if unit not in kept]
+    whole = kept.union(rest)
+    limited = Limited(ask, whole, most)
+    try:
+        size = shortest_prefix(rest, lambda prefix: limited(kept.union(prefix)) is Verdict.PASS)
+        if size is None:
+            return None
+        grown = kept.union(rest[:size])
+        return shrink(grown, [unit for unit in order if unit in grown - start], limited)
+    except Enough:
+        return None if limited.best == whole else limited.best
 
 
 def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> int | None:
@@ -213,14 +196,23 @@ def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bo
 
 
 def shrink(kept: Subset, added: Sequence[int], ask: Ask) -> Subset:
-    """Leave out chunks of what was added, halves first and the last first, as long as the rest passes."""
-    size, least = len(added) // 2, max(len(added) // _COARSE, 1)
-    left = list(added)
-    while size >= least:
-        for place in range(len(left), 0, -size):
-            chunk = left[max(place - size, 0) : place]
-            if len(chunk) < len(left) and ask(kept.difference(chunk)) is Verdict.PASS:
-                kept = kept.difference(chunk)
-                del left[max(place - size, 0) : place]
-        size //= 2
+    """Leave out what can be left out of some units, the last first, in halves that get smaller down to single units.
+
+    The largest chunks come first, so a search that is ended has left out the most that its questions could tell.
+    """
+    waiting = deque([(tuple(reversed(added)), True)] if added else [])
+    while waiting:
+        chunk, asked = waiting.popleft()
+        if not asked and ask(kept.difference(chunk)) is Verdict.PASS:
+            kept = kept.difference(chunk)
+            continue
+        if len(chunk) == 1:
+            continue
+        first, second = chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]
+        passed = ask(kept.difference(first)) is Verdict.PASS
+        if passed:
+            kept = kept.difference(first)
+        else:
+            waiting.append((first, True))
+        waiting.append((second, passed))  # both halves were not left out together
     return kept

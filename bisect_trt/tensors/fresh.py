@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from bisect_trt.tensors.inputs import Sample
 
 Array = NDArray[Any]
-_WAYS = ("alike", "alike", "alike", "alike", "permuted", "permuted", "rescaled", "renormed")
-"""How the values of one sample after the other are made; half are others of the same law."""
+_WAYS = (*["alike"] * 4, "permuted", "permuted", "rescaled", "renormed", "rows", "channels")
+"""How one sample after the other is drawn. Rows and channels differ in magnitude: one overflows or vanishes before all do."""
 _STRETCH = 2.0
 """Values are rescaled by a factor from its inverse up to it."""
+_SPREAD = 3
+"""Rows and channels are rescaled by factors from ``_STRETCH`` to the power of minus this up to plus this."""
 _UNEVEN = 3.0
 """An axis whose slices differ so much in size (the largest's root mean square over the median's) keeps them apart."""
 _LARGEST_AXIS = 8192
@@ -119,9 +121,9 @@ def _words(each: Input, ways: Sequence[str] = _WAYS) -> str:
     if "rescaled" not in ways:
         return law.replace(", the", " and the")
     if each.kind is Kind.UNIT:
-        return f"{law}, rescaled within [0, 1], and N(0, 1), as images that were normalised"
+        return f"{law}, rescaled within [0, 1] (by row and channel too), and N(0, 1), as images that were normalised"
     more = ", and uniform in [0, 1]" if each.standard else ""
-    return f"{law}, rescaled by 1/{_STRETCH:g} to {_STRETCH:g}{more}"
+    return f"{law}, rescaled by 1/{_STRETCH:g} to {_STRETCH:g} (by row and channel too){more}"
 
 
 def _learn(given: Sequence[Array], size: int | None) -> Input:
@@ -202,11 +204,24 @@ def _draw_numbers(each: Input, base: Array, way: str, rng: np.random.Generator) 
     if way == "rescaled":
         factor = 1 / _STRETCH if each.kind is Kind.UNIT else _STRETCH ** float(rng.uniform(-1, 1))
         return np.asarray(base * base.dtype.type(factor))
+    if way in ("rows", "channels") and base.ndim > 1:
+        return _scaled_apart(each, base, way, rng)
     if way == "renormed" and each.kind is Kind.UNIT:
         return np.asarray(rng.standard_normal(base.shape)).astype(base.dtype)
     if way == "renormed" and each.standard:
         return np.asarray(rng.random(base.shape)).astype(base.dtype)
     return _alike(each, base, rng)
+
+
+def _scaled_apart(each: Input, base: Array, way: str, rng: np.random.Generator) -> Array:
+    """The values, each row (all axes but the last) or channel (axis 1 of images, else the last) with a factor of its own."""
+    shape = [*base.shape[:-1], 1]
+    if way == "channels":
+        axis = 1 if base.ndim > 3 else base.ndim - 1
+        shape = [length if place == axis else 1 for place, length in enumerate(base.shape)]
+    powers = np.clip(rng.standard_normal(shape), -_SPREAD, _SPREAD)
+    factors = _STRETCH ** (-np.abs(powers) if each.kind is Kind.UNIT else powers)
+    return np.asarray(base * factors.astype(base.dtype))
 
 
 def _other_mask(base: Array, each: Input, rng: np.random.Generator) -> Array:

@@ -52,8 +52,8 @@ def test_images_within_0_and_1_stay_there_but_for_those_that_were_normalised() -
     samples = [sample["image"] for sample in drawn([{"image": IMAGE}])]
     inside = [sample for sample in samples if sample.min() >= 0 and sample.max() <= 1]
     outside = [sample for sample in samples if sample.min() < 0]
-    assert len(inside) == 21
-    assert len(outside) == 3
+    assert len(inside) == 22
+    assert len(outside) == 2
     for sample in outside:
         assert sample.std() == pytest.approx(1, abs=0.1)
 
@@ -70,6 +70,14 @@ def test_channels_that_differ_much_keep_their_laws() -> None:
     for sample in drawn([{"x": values}], count=4):
         stds = sample["x"].std(axis=(0, 2, 3))
         assert stds[2] / stds[0] == pytest.approx(300, rel=0.3)
+
+
+@pytest.mark.parametrize(("number", "axes"), [(8, (3,)), (9, (0, 2, 3))], ids=["rows", "channels"])
+def test_rows_and_channels_vary_in_magnitude(number: int, axes: tuple[int, ...]) -> None:
+    made = drawn([{"x": NORMAL}], count=10)[number]["x"]
+    ratio = np.sqrt(np.square(made / NORMAL).mean(axis=axes))
+    assert ratio.max() / ratio.min() > 1.5
+    assert np.allclose((made / NORMAL).std(axis=axes) / ratio, 0, atol=1e-3)  # each has one factor
 
 
 def test_ids_are_those_of_the_table() -> None:
