@@ -26,7 +26,7 @@ from bisect_trt.worker.worker import keep_spare
 
 Check: TypeAlias = Callable[..., object] | str | Sequence[str]
 """A function, or a command as after ``--check``."""
-_FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
+_FREE = ("verbose", "overwrite", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
 

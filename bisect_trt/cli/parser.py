@@ -35,7 +35,7 @@ COMMON = frozenset(
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
 RARE = frozenset(
     {
-        *("annotate", "calibration_cache", "sensitivity", "self_check", "archive", "save_onnx"),
+        *("calibration_cache", "sensitivity", "self_check", "archive", "save_onnx"),
         *("validation_data", "fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }
 )

@@ -27,7 +27,7 @@ from bisect_trt.commands.settings import (
 from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib.save import check_annotated, check_output
+from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
@@ -205,8 +205,6 @@ class Call:
             self.console.warn(conflict)
         own: Any = next(iter(self.options))
         source = self.source or Source(own.model)
-        if self._annotation is not None:
-            check_annotated(self._annotation, source.named)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
         self.places, self.fresh_process = open_places(self[Places], self.console), self[Target].fresh_process
         fixed_path = None if check is None else check.fixed_path
@@ -260,12 +258,6 @@ class Call:
         else:
             binding.write(folder, name)
 
-    @property
-    def _annotation(self) -> Path | None:
-        """The file of the model annotated with verdicts, if it is wanted."""
-        found: Path | None = getattr(next(iter(self.options)), "annotate", None)
-        return found
-
     def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
         """The model, opened for a target, of which ``older`` releases may be asked; to be closed."""
         # A search by a metric looks inside the first sample; the set is the metric's.
@@ -290,7 +282,7 @@ class Call:
         """A session without a search, once its target is there and fits; the result is recorded however it ends."""
         with self.subject(timeout, target) as subject:
             session = Session(subject, self.console, self.result, None)
-            with recorded(session, target, self._annotation):
+            with recorded(session, target):
                 if target is not None:
                     require(subject, target)
                 yield session
@@ -318,7 +310,7 @@ class Call:
         prober = make_prober(check, self[Search], subject, self.console, elsewhere, fed=fed)
         session = Session(subject, self.console, self.result, prober)
         try:
-            with recorded(session, target or check.target, self._annotation):
+            with recorded(session, target or check.target):
                 yield session
         finally:
             note_first(prober, self.result)

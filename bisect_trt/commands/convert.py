@@ -17,7 +17,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.cleanup import sort_nodes
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.lower import lower_fp16, lower_io, store_weights
+from bisect_trt.onnxlib.lower import lower_fp16, store_weights
 from bisect_trt.onnxlib.lower_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import has_quantized
@@ -65,8 +65,6 @@ def convert_to_onnx(
                 "lists them."
             )
     lowered = lower_fp16(model, target.keep_fp32, low=low)
-    if options.io_fp16:
-        lowered = lower_io(lowered, low)
     store_weights(lowered, source.weights, low)
     save_model(lowered, source.weights, options.output, beside=True)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
@@ -182,8 +180,6 @@ def run(call: Call) -> Result:
         raise UsageError("--calibration-cache holds the ranges for INT8; add --int8.")
     if own.output.suffix in _ONNX_SUFFIXES:
         return convert_to_onnx(ModelSettings(own.model, call[Data]), own, target, call.console, call.result)
-    if own.io_fp16:
-        raise UsageError(f"--io-fp16 is for ONNX models, and {own.output} is an engine; use --fp16.")
     runtime = (target if target.named() else target.but(trt=True)).required()
     if not runtime.target.capabilities.engines:
         raise UsageError(

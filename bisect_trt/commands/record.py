@@ -1,11 +1,11 @@
-"""How a run ends, and what it leaves: ``result.json``, the report that is made of it, and the annotated model."""
+"""How a run ends, and what it leaves: ``result.json`` and the report that is made of it."""
 
 from __future__ import annotations
 
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from io import IOBase
@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.region import Findings
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
-from bisect_trt.onnxlib.save import write_annotated
-from bisect_trt.probe.ledger import BudgetSpent, Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison
 
 if TYPE_CHECKING:
     from bisect_trt.commands.call import Call
@@ -50,22 +47,10 @@ _FILES = {
     "inputs": "values of its inputs, by tensor name",
     "golden": "what the reference makes of it, by tensor name",
     "extracted": "the piece that was cut out",
-    "annotated": "the original model with each node's verdict in its metadata",
     "mixed": "the model in mixed precision",
     "patched": "the whole model, changed so that it passes",
 }
 """What a file is for, by its name in a reproducer's folder or its key among the artifacts."""
-VERDICTS = {
-    "culprit": "needed to fail: part of the minimal failing case",
-    "left": "not ruled out: part of the smallest case that is known to fail",
-    "origin": "wrong, although all that it reads is right",
-    "mild": "off, but by far less than the outputs are",
-    "mismatch": "wrong, and so is something that it reads",
-    "match": "right",
-    "spare": "not needed to fail",
-    "unseen": "not compared",
-}
-PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
 
 
 def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
@@ -118,29 +103,18 @@ def _file_of(error: OSError, call: Call | None) -> str:
 
 
 @contextmanager
-def recorded(
-    examination: Session, target: TargetSettings | None = None, annotation: Path | None = None
-) -> Iterator[None]:
+def recorded(examination: Session, target: TargetSettings | None = None) -> Iterator[None]:
     """Put what is known into the result when the work ends, however it ends.
 
     Args:
         examination: What the work is about, and fills in.
         target: The runtime under suspicion.
-        annotation: Where the original model goes with its nodes' verdicts, if it was asked for; after an early end
-            with those that are known by then.
     """
     subject, result, console = examination.subject, examination.result, examination.console
     prober = examination.probing
     subject.record(result, prober)
     try:
         yield
-    except (BudgetSpent, KeyboardInterrupt):
-        if annotation is not None:
-            try:
-                annotate(subject, result, annotation)
-            except BisectError as error:  # no reason to say another one for the end
-                console.warn(str(error))
-        raise
     finally:
         subject.record(result, prober)
         try:
@@ -152,8 +126,6 @@ def recorded(
             }
         except Exception as error:  # no reason to lose the answer
             console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")
-    if annotation is not None:
-        annotate(subject, result, annotation)
 
 
 def _known_probes(result: Result) -> list[dict[str, Any]]:
@@ -258,33 +230,3 @@ def _files(result: Result) -> list[dict[str, Any]]:
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
-
-
-def annotate(subject: Subject, result: Result, path: Path) -> None:
-    """Write the original model with each node's verdict, error and precision, where known, in its metadata.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
-    network, findings = subject.network, Findings(subject, result)
-    comparisons = findings.comparisons
-    notes: dict[int, dict[str, str]] = {}
-    for node in range(len(network.nodes)):
-        entries = {"bisect-trt.verdict": VERDICTS[findings.verdict(node)]}
-        seen = [comparisons[name] for name in network.made(node) if name in comparisons]
-        if seen:
-            entries["bisect-trt.error"] = "; ".join(map(_describe, seen))
-        own = [each["own"] for each in seen if each.get("own") is not None]
-        if own:
-            entries["bisect-trt.own-error"] = "; ".join(map(_describe, own))
-        precision, reason = findings.precision(node)
-        if precision is not None:
-            entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")
-        notes[node] = entries
-    write_annotated(subject.settings.path, notes, path, subject.settings.weights)
-    result.artifacts["annotated"] = str(path)
-
-
-def _describe(comparison: Mapping[str, Any]) -> str:
-    plain = {key: value for key, value in comparison.items() if key not in ("op", "own")}
-    return TensorComparison.from_json(plain).describe()

@@ -23,7 +23,6 @@ from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
     IR_WITHOUT_INITIALIZER_INPUTS,
     attribute,
-    bodies,
     captured_names,
     clone,
     free_name,
@@ -235,89 +234,9 @@ def _constant_value(node: NodeProto) -> TensorProto | None:
     return value if value is not None and value.data_type == TensorProto.FLOAT else None
 
 
-def lower_io(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
-    """The lowered model with its fp32 inputs and outputs in the low precision, under the names they have.
-
-    The Casts that stood at the boundary are left out where nothing reads fp32 there, and turned round where something
-    does. An input that is given back unchanged stays as it is, and so do weights.
-
-    Args:
-        model: What :func:`lower_fp16` made; it is not changed.
-        low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-    """
-    work = Rewriter(model, low)
-    graph = work.model.graph
-    inputs, outputs = _float_ends(graph)
-    low_tensors = {value.name for value in graph.value_info if element_of(value) == low}
-    renamed = {name: work.fresh(f"{name}_fp32") for name in sorted(inputs | outputs)}
-    casts = _boundary_casts(work, renamed, outputs, low_tensors)
-    for value in filter(lambda value: value.name in inputs | outputs, (*graph.input, *graph.output)):
-        value.type.tensor_type.elem_type = low
-    kept = [node for place, node in enumerate(work.source) if place not in casts]
-    read = {name for node in kept for name in (*node.input, *captured_names(node))}
-    for name in sorted(inputs & read):
-        work.cast(name, renamed[name], TensorProto.FLOAT)
-    for place, node in enumerate(work.source):
-        if place not in casts:
-            new = clone(node)
-            _rename(new, renamed)
-            work.append(new)
-            continue
-        source, target = node.input[0], node.output[0]  # readers of an input's Cast read the input itself
-        if source in outputs:
-            work.cast(renamed[source], source, low)
-        elif source not in inputs and target in read:  # the output itself is its low-precision source now
-            work.cast(target, renamed[target], TensorProto.FLOAT)
-    made = {name for node in work.model.graph.node for name in node.output}
-    for name in sorted(outputs - made):
-        work.cast(renamed[name], name, low)
-    keep_only(graph.value_info, [value for value in graph.value_info if value.name not in renamed])
-    return work.model
-
-
-def _boundary_casts(
-    work: Rewriter, renamed: dict[str, str], outputs: Collection[str], low_tensors: Collection[str]
-) -> set[int]:
-    """The places of the Casts of an input and of those that make an output; what they join is renamed to be one tensor."""
-    casts = set()
-    for place, node in enumerate(work.source):
-        if node.op_type != "Cast":
-            continue
-        source, target, to = node.input[0], node.output[0], attribute(node, "to", 0)
-        if source in renamed and to == work.low:  # this is the input, or gives the output
-            renamed[target] = source
-        elif target in outputs and to == TensorProto.FLOAT and source in low_tensors:
-            renamed[source] = target
-        else:
-            continue
-        casts.add(place)
-    return casts
-
-
 def element_of(value: ValueInfoProto) -> int:
     """The element type that a declaration says; 0 for none."""
     return int(value.type.tensor_type.elem_type)
-
-
-def _float_ends(graph: GraphProto) -> tuple[set[str], set[str]]:
-    """Names of the graph's fp32 inputs and outputs, without weights and what is both."""
-    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    inputs, outputs = (
-        {value.name for value in values if element_of(value) == TensorProto.FLOAT}
-        for values in (graph.input, graph.output)
-    )
-    return inputs - outputs - weights, outputs - inputs - weights
-
-
-def _rename(node: NodeProto, renamed: Mapping[str, str]) -> None:
-    """Rename the tensors of a node, those in its bodies too: ONNX gives no name twice in a graph and its bodies."""
-    node.input[:] = [renamed.get(name, name) for name in node.input]
-    node.output[:] = [renamed.get(name, name) for name in node.output]
-    for body in bodies(node):
-        for inner in body.node:
-            _rename(inner, renamed)
-        for value in body.output:
-            value.name = renamed.get(value.name, value.name)
 
 
 def store_weights(model: ModelProto, folder: Path, low: int = TensorProto.FLOAT16) -> None:

@@ -1,13 +1,9 @@
-"""Write a model where a user wants it; with notes on its nodes, if they are asked for.
-
-Viewers show them: Netron a node's metadata beside its attributes.
-"""
+"""Write a model where a user wants it."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -137,50 +133,3 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
     form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
     with written_whole(path) as file:
         onnx.save(model, file, format=form)
-
-
-_MARK = "bisect-trt.annotated"
-"""Metadata key of a model that was written here, so that nobody else's file is ever written over."""
-
-Notes = Mapping[int, Mapping[str, str]]
-"""By the number of the node in the file: keys and values."""
-
-
-def check_annotated(path: Path, model: Path) -> None:
-    """Make sure that an annotated model may be written, before hours are spent on what is noted in it.
-
-    Raises:
-        UsageError: There is another file, or no folder.
-    """
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--annotate: {path} is a folder or lies in none; name a file to write.")
-    there = path if path.exists() else data_file(path)
-    if there.exists() and ((model.exists() and there.samefile(model)) or not _is_ours(there)):
-        raise UsageError(f"--annotate: {there} exists and was not written by --annotate; name another file.")
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return any(entry.key == _MARK for entry in onnx.load(str(path), load_external_data=False).metadata_props)
-    except Exception:  # whatever it is, it is somebody else's
-        return False
-
-
-def write_annotated(model: Path, notes: Notes, path: Path, weights: Path | None = None) -> None:
-    """Write a model again with notes in its nodes' ``metadata_props``; nothing else changes.
-
-    Args:
-        model: The original.
-        notes: Keys and values for nodes of the main graph.
-        path: Where the copy goes.
-        weights: The folder with the original's weights, if that is not its own.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
-    proto = onnx.load(str(model), load_external_data=False)
-    for index, entries in notes.items():
-        for key, value in entries.items():
-            proto.graph.node[index].metadata_props.add(key=key, value=value)
-    proto.metadata_props.add(key=_MARK, value="verdicts of nodes are in their metadata")
-    save_model(proto, weights or model.parent, path, beside=True)

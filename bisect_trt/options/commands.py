@@ -74,7 +74,6 @@ class Convert:
 
     model: Model
     output: Annotated[Path, to_file("Where it goes.")]
-    io_fp16: Annotated[bool, switch("Lower the graph's inputs and outputs too, for an ONNX model.")] = False
     calibration_cache: Annotated[
         Path | None,
         option(metavar="FILE", help="Ranges for --int8: read if it is there, else written (TensorRT 8.6 to 10)."),

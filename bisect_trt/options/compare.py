@@ -85,7 +85,6 @@ class CompareOptions:
             read=top_k,
         ),
     ] = field(default_factory=dict)
-    no_shape_check: Annotated[bool, switch("Permute or reshape where shapes differ.")] = False
     compare_func_script: Annotated[
         str | None, option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict.")
     ] = None
@@ -119,7 +118,6 @@ class CompareOptions:
         given = {
             f"--compare {self.compare_as.value}": self.compare_as is not Algorithm.SIMPLE,
             "--postprocess": bool(self.postprocess),
-            "--no-shape-check": self.no_shape_check,
             "--compare-func-script": self.compare_func_script is not None,
         }
         return [flag for flag, wanted in given.items() if wanted]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.reading import Sizes, swept_shape
-from bisect_trt.options.shared import Annotation, FindAll, Model, time_out, to_file
+from bisect_trt.options.shared import FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
 
 FRESH_SAMPLES = 200
@@ -32,7 +32,6 @@ class Diagnose:
     model: Model
     output: Annotated[Path | None, to_file("Folder for the reproducer; default MODEL-reproducer.", "DIR")] = None
     timeout: Annotated[float | None, time_out("one candidate")] = None
-    annotate: Annotation = None
     archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
     anonymise: Annotated[bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")] = False
     find_all: FindAll = False
@@ -71,7 +70,6 @@ class Cause:
     """
 
     model: Model
-    annotate: Annotation = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class Reduce:
     reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
     find_all: FindAll = False
-    annotate: Annotation = None
     overwrite: Annotated[bool, switch("Write over files that exist.")] = False
 
     @property
@@ -192,7 +189,6 @@ class PrecisionOptions:
         ),
     ] = None
     sensitivity: Annotated[bool, option(help="Do not measure the error of each quantized group alone.")] = True
-    annotate: Annotation = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
@@ -335,4 +331,3 @@ class Layerwise:
     model: Model
     timeout: Annotated[float | None, time_out("the target")] = None
     isolate: Annotated[bool, switch("Show each layer's own error too: fed the reference's values.")] = False
-    annotate: Annotation = None

@@ -14,9 +14,6 @@ Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[
     bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
 ]
-Annotation = Annotated[
-    Path | None, option(metavar="FILE", help="Write the model with each node's verdict in its metadata, for Netron.")
-]
 RunFolder = Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")]
 
 

@@ -120,8 +120,6 @@ def compare_tensor(
     if target is not None:
         invalid = _describe_nonfinite(reference, target) if options.validate else ""
         reference, target = (postprocess(name, values, options) for values in (reference, target))
-        if options.no_shape_check:
-            target = match_shape(target, reference.shape)
     tolerance, stat = options.for_output(name)
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
@@ -194,24 +192,6 @@ def top_k(values: Array, wanted: TopK) -> Array:
         rising = np.argsort(np.flip(values, wanted.axis), axis=wanted.axis, kind="stable")
         order = length - 1 - np.flip(rising, wanted.axis)
     return np.take(order, np.arange(min(wanted.k, order.shape[wanted.axis])), axis=wanted.axis)
-
-
-def match_shape(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values permuted or reshaped to a shape, where that is possible.
-
-    As Polygraphy does without shape checks (``util.try_match_shape``, Apache-2.0): with the same sizes in another order
-    the axes are permuted, the first axis of a size to the first place that wants it; else elements keep their order.
-    """
-    if values.shape == shape or values.size != math.prod(shape):
-        return values
-    if values.ndim == len(shape) and sorted(values.shape) == sorted(shape):
-        left, axes = list(range(values.ndim)), []
-        for size in shape:
-            axis = next(axis for axis in left if values.shape[axis] == size)
-            left.remove(axis)
-            axes.append(axis)
-        return np.transpose(values, axes)
-    return values.reshape(shape)
 
 
 def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> TensorComparison:

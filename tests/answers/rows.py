@@ -155,7 +155,7 @@ def _rows() -> list[Row]:
         Row("diagnose-budget", models.overflowing, (f"diagnose m.onnx {_ORT} --fp16 --max-probes 4", "resume {run}")),
         Row("diagnose-no-target", _PLAIN, ("diagnose m.onnx",)),
         Row("diagnose-trt", _PLAIN, ("diagnose m.onnx --trt",)),
-        Row("diagnose-annotate", _PLAIN, (f"diagnose m.onnx {_ORT} --annotate an.onnx --zip", "report {run}")),
+        Row("diagnose-zip", _PLAIN, (f"diagnose m.onnx {_ORT} --zip", "report {run}")),
         Row("diagnose-openvino", _chain("a wrong.b c"), ("diagnose m.onnx --openvino",)),
         Row("diagnose-place", models.overflowing, (f"diagnose m.onnx {_ORT} --fp16 --on python=PYTHON",)),
         Row("diagnose-command-place", _PLAIN, (f"diagnose m.onnx {_ORT} --on 'command=PYTHON -'",)),
@@ -333,7 +333,6 @@ def _rows() -> list[Row]:
         Row("sanitize-shapes", models.dynamic, ("sanitize m.onnx -o s.onnx --override-input-shapes x:[2,4]",)),
         Row("convert-fp16", models.overflowing, ("convert m.onnx -o c.onnx --fp16", "inspect c.onnx")),
         Row("convert-bf16", _chain("a b"), ("convert m.onnx -o c.onnx --bf16",)),
-        Row("convert-io", _chain("a b"), ("convert m.onnx -o c.onnx --fp16 --io-fp16",)),
         Row("convert-nothing", _chain("a b"), ("convert m.onnx -o c.onnx",)),
         Row(
             "inspect-model",

@@ -47,13 +47,6 @@ def test_what_stays_in_fp32(cli: CommandLine, here: Path) -> None:
     assert (ran.status, "no node makes 'nope' first" in ran.error) == (2, True)
 
 
-def test_inputs_and_outputs_too(cli: CommandLine, here: Path) -> None:
-    assert cli("convert", chain(here / "model.onnx"), "-o", "half.onnx", "--fp16", "--io-fp16").status == 0
-    graph = onnx.load("half.onnx").graph
-    assert {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)} == {TensorProto.FLOAT16}
-    assert {node.op_type for node in graph.node} == {"Add"}
-
-
 def test_free_dimensions_stay_free_and_nodes_out_of_order_are_sorted(cli: CommandLine, here: Path) -> None:
     path = chain(here / "model.onnx", 2)
     model = onnx.load(str(path))

@@ -161,7 +161,6 @@ REFUSALS = """
 2 -n                 | repeat m.onnx --repeat 3
 2 `diagnose`         | diagnose m.onnx T --postprocess top-1
 2 `diagnose`         | diagnose m.onnx T --compare indices
-2 `diagnose`         | diagnose m.onnx T --no-shape-check
 
 # names of tensors, nodes and samples
 2 't22' 't2'        | extract chain.onnx -o o.onnx --inputs t22
@@ -202,7 +201,6 @@ REFUSALS = """
 2 --fp16 --bf16             | convert m.onnx -o o.onnx --fp16 --bf16
 2 ONNX                      | convert m.onnx -o o.onnx --fp16 --trt
 2 engines                   | convert m.onnx -o o.engine --onnxrt
-2 --io-fp16                 | convert m.onnx -o o.engine --io-fp16
 2 --int8                    | convert m.onnx -o o.engine --calibration-cache c
 4 a.npz                     | inspect model a.npz
 2 m.onnx                    | inspect data m.onnx
@@ -286,7 +284,6 @@ REFUSALS = """
 2 nowhere                  | run m.onnx T --save-onnx nowhere/o.onnx
 2 m.onnx/o                 | diagnose m.onnx T -o m.onnx/o
 2 m.onnx                   | diagnose m.onnx T -o m.onnx
-2 m.onnx                   | layerwise m.onnx T --annotate m.onnx
 2 m.onnx                   | convert chain.onnx -o m.onnx --fp16
 2 there.onnx --overwrite   | reduce m.onnx T -o there.onnx
 2 there.onnx --overwrite   | reduce m.onnx T -o o.onnx --min-good there.onnx

@@ -77,8 +77,7 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     assert "is about models" in cli("inspect", "data", "y.npz", *elsewhere).error
     # What is written has its weights, or they lie beside it; the run is bound to them.
     Path("out.onnx").unlink()
-    assert cli(*commands["precision"], *elsewhere, "--annotate", "noted.onnx").status == 0
-    assert np.array_equal(numpy_helper.to_array(onnx.load("noted.onnx").graph.initializer[0]), values)
+    assert cli(*commands["precision"], *elsewhere).status == 0
     Path("weights/m.data").write_bytes(b"other" * 3000)
     assert "the content of weights/m.data" in cli("resume").error
     assert cli("run", "out.onnx", "--onnxrt").status == 0

@@ -15,7 +15,7 @@ from random_lowering import feeds_for, random_models
 from support import examples
 
 from bisect_trt.onnxlib.emulation import emulate, widen_tensor
-from bisect_trt.onnxlib.lower import lower_fp16, lower_io, lower_tensor
+from bisect_trt.onnxlib.lower import lower_fp16, lower_tensor
 from bisect_trt.onnxlib.lower_plan import tensor_dtypes
 from bisect_trt.onnxlib.nodes import first_output
 
@@ -89,31 +89,6 @@ def test_a_mixed_model_is_typed_throughout_and_computes_what_its_nodes_do(
         np.testing.assert_array_equal(value, expected[name].astype(np.float32))
 
 
-@settings(max_examples=examples(40))
-@given(case=mixed(), seed=st.integers(0, 99))
-def test_low_precision_ends(case: tuple[ModelProto, list[str]], seed: int) -> None:
-    source, keep = case
-    real = lower_fp16(source, keep)
-    ends = lower_io(real)
-    onnx.checker.check_model(ends, full_check=True)
-    assert [value.name for value in (*ends.graph.input, *ends.graph.output)] == [
-        value.name for value in (*real.graph.input, *real.graph.output)
-    ]
-    assert {value.type.tensor_type.elem_type for value in (*ends.graph.input, *ends.graph.output)} == {FLOAT16}
-    no_cast_is_needless(ends)
-    half = {name: value.astype(np.float16) for name, value in feeds_for(seed).items()}
-    expected = evaluate(real, {name: value.astype(np.float32) for name, value in half.items()})
-    got = evaluate(ends, half)
-    for name, value in expected.items():
-        assert got[name].dtype == np.float16
-        with np.errstate(over="ignore"):
-            np.testing.assert_array_equal(got[name], value.astype(np.float16))
-    rounded = ort_run(emulate(ends), {name: value.astype(np.float32) for name, value in half.items()})
-    for name, value in ort_run(emulate(real), {n: v.astype(np.float32) for n, v in half.items()}).items():
-        with np.errstate(over="ignore"):
-            np.testing.assert_array_equal(rounded[name], value.astype(np.float16).astype(np.float32))
-
-
 @given(values=st.lists(st.floats(width=32), min_size=1, max_size=20))
 def test_bfloat16_is_rounded_as_onnx_runtime_rounds_it(values: list[float]) -> None:
     x = np.array(values, np.float32)
@@ -129,28 +104,6 @@ def test_bfloat16_is_rounded_as_onnx_runtime_rounds_it(values: list[float]) -> N
     low = lower_tensor(tensor, "x", BFLOAT16)
     assert (low.data_type, list(low.dims), len(low.raw_data)) == (BFLOAT16, list(x.shape), 2 * x.size)
     np.testing.assert_array_equal(numpy_helper.to_array(widen_tensor(low, "x")), expected)
-
-
-def test_the_body_of_an_if_reads_fp32_whatever_the_ends_are() -> None:
-    """One branch captures the input, the other an output; both nodes around them are lowered."""
-    branches = [
-        helper.make_graph(
-            [helper.make_node("Neg", [captured], [f"{name}_out"])], name, [], [onnx.ValueInfoProto(name=f"{name}_out")]
-        )
-        for name, captured in (("then", "x"), ("else", "y"))
-    ]
-    nodes = [
-        helper.make_node("Exp", ["x"], ["y"]),
-        helper.make_node("If", ["yes"], ["z"], then_branch=branches[0], else_branch=branches[1]),
-    ]
-    yes = numpy_helper.from_array(np.array(False), "yes")
-    source = model(nodes, ["y", "z"], [yes])
-    ends = lower_io(checked(lower_fp16, source))
-    onnx.checker.check_model(ends)
-    x = np.full((2, 3), 1.5, np.float16)
-    got = ort_run(ends, {"x": x})
-    assert {value.dtype for value in got.values()} == {np.dtype(np.float16)}
-    np.testing.assert_array_equal(got["z"], -got["y"])
 
 
 @pytest.mark.parametrize("low", LOW)

@@ -20,7 +20,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.reading import TopK
-from bisect_trt.tensors.compare import compare_all, match_shape, postprocess, top_k
+from bisect_trt.tensors.compare import compare_all, top_k
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
@@ -91,16 +91,6 @@ def test_top_k_agrees_with_polygraphy(values: Array, k: int, data: st.DataObject
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
     theirs = PostprocessFunc.top_k(k=(k, axis))(results(values)[0])["x"]
     np.testing.assert_array_equal(top_k(values, TopK(k, axis)), theirs)
-
-
-@given(SHAPES, st.data())
-def test_shapes_are_matched_as_polygraphy_does(shape: tuple[int, ...], data: st.DataObject) -> None:
-    from polygraphy import util
-
-    values = np.arange(math.prod(shape))
-    other = data.draw(st.sampled_from([shape[::-1], (math.prod(shape),), (1, *shape), tuple(sorted(shape)), (3, 3)]))
-    given_values = values.reshape(shape)
-    np.testing.assert_array_equal(match_shape(given_values, other), util.try_match_shape(given_values, other))
 
 
 @given(coarse(), st.sampled_from(ErrorStat), st.floats(0, 2), st.floats(0, 2))
@@ -195,16 +185,6 @@ def test_malformed_values(option: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}"):
             read_options(CompareOptions, **{option: [text]})
-
-
-def test_without_shape_check() -> None:
-    values = np.arange(6.0).reshape(2, 3)
-    loose = ToleranceOptions(no_shape_check=True)
-    for target, passed in ((values.ravel(), True), (values.T, True), (values.T.ravel(), False), (values[:1], False)):
-        assert compare_all({"x": values}, {"x": target}, loose)[0].passed is passed
-    assert not compare_all({"x": values}, {"x": values.ravel()}, ToleranceOptions())[0].passed
-    untouched = postprocess("x", values, ToleranceOptions())
-    assert untouched is values
 
 
 SCRIPT = """
