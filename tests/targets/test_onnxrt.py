@@ -18,7 +18,7 @@ from support import save
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings, runner
 from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
@@ -288,3 +288,26 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 20):  # 1.18 prints of it too: into a worker's log
         assert len(lines) == 1
         assert done.stderr == ""
+
+
+def test_an_older_release_gets_a_model_beside_links_and_the_folder_of_its_weights_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w.bin").write_bytes(b"weights")
+    monkeypatch.setattr(onnxruntime, "__version__", "1.20.1")
+    opened: list[Path] = []
+
+    def kill(_: object, model: str) -> None:
+        opened.append(Path(model))
+        assert opened[0].read_bytes() == b"model"
+        assert (opened[0].parent / "w.bin").read_bytes() == b"weights"
+        assert [path.name for path in tmp_path.iterdir()] == ["w.bin"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner.OrtRunner, "_open", kill)
+    target = TargetSettings("onnxrt")
+    with pytest.raises(KeyboardInterrupt):
+        runner.make(target.target.plain(target)).load(
+            tmp_path / "m.onnx", {}, {"content": b"model", "weights": str(tmp_path)}, False
+        )
+    assert not opened[0].parent.exists()

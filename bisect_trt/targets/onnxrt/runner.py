@@ -122,17 +122,14 @@ class OrtRunner:
         version = tuple(int(part) for part in load_onnxruntime().__version__.split(".")[:2])
         if folder is None or version >= (1, 21):
             return OrtSession(self._open(content, folder))
-        # The model has to lie beside its weights, under a name that nothing else has.
-        try:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".bisect_trt_", suffix=".onnx") as beside:
-                beside.write(content)
-                beside.flush()
-                return OrtSession(self._open(beside.name))
-        except OSError as error:
-            raise UnavailableError(
-                f"{folder} cannot be written ({error.strerror}), which ONNX Runtime {load_onnxruntime().__version__} needs "
-                "for a model with weights in a file of their own; update it to 1.21 or later."
-            ) from error
+        # The model has to lie beside its weights: beside links to them, since the folder may be one of the user's.
+        with tempfile.TemporaryDirectory(prefix="bisect_trt_") as beside:
+            for each in pathlib.Path(folder).absolute().iterdir():
+                (pathlib.Path(beside) / each.name).symlink_to(each)
+            with tempfile.NamedTemporaryFile(dir=beside, suffix=".onnx") as model:
+                model.write(content)
+                model.flush()
+                return OrtSession(self._open(model.name))
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
