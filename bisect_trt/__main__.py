@@ -7,24 +7,60 @@ imported what it needs itself.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import io
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
+_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
+"""The reader has left, the terminal has hung up, or there never was a stream."""
+
+
+class Output(io.FileIO):
+    """Standard output or error. When it cannot be written any more, the rest is dropped, and the command goes on.
+
+    Attributes:
+        lost: The error, once there was one.
+    """
+
+    lost: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write bytes, or drop them."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._drop(error)
+            return memoryview(data).nbytes
+
+    def _drop(self, error: OSError) -> None:
+        self.lost = error
+        with contextlib.suppress(OSError):  # what other libraries and child processes write is dropped too
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+        if self.fileno() == 1:
+            kind = "warning" if error.errno in _GONE else "error"
+            with contextlib.suppress(OSError):
+                os.write(2, f"{kind}: the output cannot be written: {error.strerror}.\n".encode())
 
 
 def main() -> NoReturn:
     """Run the command line."""
     words = set(sys.argv[1:])
+    output = _open_streams()
     try:
         if not words & {"-h", "--help"}:
             _prepare(words)
         gc.disable()  # nothing that is imported is garbage
-        from bisect_trt.cli.parser import escape_output, parse  # noqa: PLC0415 - see above
+        from bisect_trt.cli.parser import parse  # noqa: PLC0415 - see above
 
-        escape_output()
         argv = tuple(sys.argv[1:])
         name, values = parse(argv)
         from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
@@ -34,14 +70,36 @@ def main() -> NoReturn:
         perform(name, values, argv)
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
-        _end(ending.code if isinstance(ending.code, int) else 1)
+        _end(ending.code if isinstance(ending.code, int) else 1, output)
     except KeyboardInterrupt:  # before the command began or after its end; in between it sees to that itself
-        _end(130)
-    except OSError as error:  # a full disk or a closed pipe behind stdout; files of a run have their own messages
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"error: the output cannot be written: {error.strerror}.\n")
-        _end(3)
+        _end(130, output)
     raise AssertionError("the command line ends the process")
+
+
+def _open_streams() -> Output:
+    """Open the standard streams, and return the output; streams that are closed are opened on the null device.
+
+    Names of files and tensors are written with escapes where the terminal's encoding does not have them.
+    """
+    closed = []
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: a file of the run must not get it
+            closed.append(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - a descriptor, for the whole process
+    encoding = sys.stdout.encoding if sys.stdout else "utf-8"
+    output, error = (Output(number, "w", closefd=False) for number in (1, 2))
+    for name, raw in (("stdout", output), ("stderr", error)):
+        buffered = io.BufferedWriter(raw)
+        text = io.TextIOWrapper(
+            buffered, encoding, errors="backslashreplace", line_buffering=name == "stderr" or raw.isatty()
+        )
+        setattr(sys, name, text)
+    if 1 in closed:
+        os.write(2, b"warning: standard output is closed, so nothing is printed.\n")
+    return output
 
 
 def _prepare(words: set[str]) -> None:
@@ -51,13 +109,14 @@ def _prepare(words: set[str]) -> None:
         worker.start_spare(compares="--check" not in words)
 
 
-def _end(status: int) -> NoReturn:
+def _end(status: int, output: Output) -> NoReturn:
     spare = sys.modules.get("bisect_trt.worker.worker")
     if spare is not None:
         spare.end_spare()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+        stream.flush()
+    if status == 0 and output.lost is not None and output.lost.errno not in _GONE:
+        status = 3  # the answer was not written
     os._exit(status)
 
 

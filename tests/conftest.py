@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from light import LIGHT, Light, tag_light
 from support import Ran
 
-from bisect_trt.cli.app import main
+from bisect_trt.cli.app import perform
+from bisect_trt.cli.parser import parse
 from bisect_trt.errors import BisectError
 from bisect_trt.targets.trt.runner import tensorrt
 from bisect_trt.worker import worker
@@ -92,10 +93,10 @@ def cli(
         monkeypatch.setattr("bisect_trt.commands.reproducer.find_tool", lambda _: None)
 
     def run(*argv: str | Path) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["bisect-trt", *map(str, argv)])
+        words = tuple(map(str, argv))
         capfd.readouterr()
         with pytest.raises(SystemExit) as ending:
-            main()
+            perform(*parse(words), words)
         out, err = capfd.readouterr()
         assert isinstance(ending.value.code, int)
         return Ran(ending.value.code, out, err)

@@ -16,7 +16,8 @@ from support import Ran
 UNSTEADY = Path(__file__).parent / "unsteady"
 SERVER = """
 import json, os, sys
-from bisect_trt.cli.app import main
+from bisect_trt.cli.app import perform
+from bisect_trt.cli.parser import parse
 from bisect_trt.worker.worker import keep_spare
 
 keep_spare(2)
@@ -31,7 +32,7 @@ for line in sys.stdin:
         os.dup2(file, number)
         os.close(file)
     try:
-        main()
+        perform(*parse(sys.argv[1:]), tuple(sys.argv[1:]))
         status = 0
     except SystemExit as ended:
         status = ended.code

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from bisect_trt.cli.parser import escape_output, parse
+from bisect_trt.cli.parser import parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.commands.record import attempt, leave_record, system_errors
@@ -27,12 +27,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.junit import write_junit
 from bisect_trt.report.result import Result
 
-
-def main() -> NoReturn:
-    """Run the command line of this process, and end it."""
-    escape_output()
-    words = tuple(sys.argv[1:])
-    perform(*parse(words), words)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
@@ -84,8 +79,11 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         call.options = Params(groups, values, words=True)
         COMMANDS[name].load()(call)
 
-    with call.kept, Interrupts(console.stopping, lambda: _stop_at_once(call)), closing(console):
+    interrupts = Interrupts(console.stopping, lambda: _stop_at_once(call))
+    with call.kept, interrupts, closing(console):
         status, ending = attempt(call, work)
+        if isinstance(ending, KeyboardInterrupt):
+            result.why = interrupts.reason
         if ending is not None:
             _say_ending(ending, call, general.verbosity)
         status = _leave(result, general, call) or status
@@ -98,7 +96,8 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
     console, why = call.console, str(call.result.why)
     if isinstance(ending, KeyboardInterrupt):
         run = call.result.artifacts.get("run")
-        console.error(f"stopped; go on with: bisect-trt resume {shlex.quote(run)}" if run else "stopped.")
+        said = why.removesuffix(" by the user")
+        console.error(f"{said}; go on with: bisect-trt resume {shlex.quote(run)}" if run else f"{said}.")
         return
     if not isinstance(ending, BisectError):
         console.error(f"internal error: {why}; please report it with what -vv shows.", InternalError.code)
@@ -149,7 +148,7 @@ def _tell_files(result: Result, general: General, console: Console) -> None:
 
 
 class Interrupts:
-    """A context manager within which a second Ctrl-C does not wait for what the first one set off.
+    """A context manager within which Ctrl-C, SIGTERM and SIGHUP stop the work, and a second one does not wait for that.
 
     The process then ends without a further word of Python; what it has started is ended by the guard
     (``worker/guard.py``), as after ``kill -9``.
@@ -159,27 +158,32 @@ class Interrupts:
         """Each is called in the signal handler, and so must wait for nobody."""
         self._first = first
         self._second = second
-        self._interrupted = False
-        self._ours = False
+        self._seen: int | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        # A shell that starts a command in the background has it ignore Ctrl-C, which is left so.
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._handle)
-            self._ours = True
+        # A shell that starts a command in the background has it ignore Ctrl-C, and nohup a hang-up, which is left so.
+        for number in _STOPPING if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def reason(self) -> str:
+        """Why the work was stopped."""
+        by = "the user" if self._seen in (None, signal.SIGINT) else signal.Signals(self._seen).name
+        return f"stopped by {by}"
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what signal handlers are given
-        if self._interrupted:
+        if self._seen is not None:
             try:
                 self._second()
             finally:
                 os._exit(ExitStatus.INTERRUPTED)
-        self._interrupted = True
+        self._seen = number
         self._first()
         raise KeyboardInterrupt

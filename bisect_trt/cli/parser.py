@@ -8,7 +8,6 @@ imported until a command line has been read, and only the named command's option
 from __future__ import annotations
 
 import inspect
-import io
 import os
 import re
 import sys
@@ -65,13 +64,6 @@ IGNORED = frozenset(
 """Polygraphy's switches for what is always done here."""
 _CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, of Click or of Typer's copy of it
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
-
-
-def escape_output() -> None:
-    """Print names of files and tensors with escapes where the terminal's encoding does not have them."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -109,7 +109,7 @@ class Call:
             UsageError: One cannot be written, or exists.
         """
         for path in () if self.resumed else paths:
-            check_output(path, overwrite=overwrite)
+            check_output(path, overwrite=overwrite, read_back=True)
 
     def metric(self, *, bounded: bool = True) -> MetricOptions | None:
         """The metric that decides whether a candidate fails, if one does.

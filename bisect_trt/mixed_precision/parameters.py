@@ -78,7 +78,7 @@ class PrecisionSettings:
         Raises:
             UsageError: It cannot.
         """
-        check_output(self.output, overwrite=self.options.overwrite)
+        check_output(self.output, overwrite=self.options.overwrite, read_back=True)
 
 
 def precision_files(own: PrecisionOptions) -> list[Path]:

@@ -33,20 +33,28 @@ SINGLE_FILE_LIMIT_BYTES = 1 << 30
 """Past this the weights go into a file beside the model; protobuf itself ends at 2 GiB."""
 
 
-def check_output(path: Path, *, overwrite: bool) -> None:
+def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> None:
     """Make sure that a file can be written, before hours are spent on what goes into it.
+
+    Args:
+        path: The file.
+        overwrite: Whether it may exist.
+        read_back: Whether the command reads it again, so that a device or FIFO will not do.
 
     Raises:
         UsageError: It, or the file for weights beside it, exists, or its folder does not or is not writable.
     """
+    if read_back and path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no regular file, and what is written is read back; name another file.")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
     for file in (path, data_file(path)):
-        if file.exists() and not overwrite:
+        if file.is_file() and not overwrite:  # a device or FIFO is written to
             raise UsageError(f"{file} exists; name another file, or write over it with --overwrite.")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {folder}; make it first.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise UsageError(f"{path} cannot be written: permission denied; name a file in a folder of yours.")
 
 

@@ -208,13 +208,9 @@ class Console(Watcher):
                 self.view.print(text)
             else:
                 open_screen(stderr=stderr).print(text)
-        elif stream is not None:
+        else:
             texts = (part if isinstance(part, str) else part[0] for part in parts)
-            try:
-                print(*texts, sep="", file=stream, flush=True)
-            except BrokenPipeError:  # nobody reads any more: end the process, as rich does
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-                raise SystemExit(1) from None
+            print(*texts, sep="", file=stream, flush=True)
 
 
 def _is_plain(stream: TextIO | None) -> bool:

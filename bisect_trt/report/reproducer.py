@@ -30,7 +30,7 @@ from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.info import is_string
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.npz import replacing, save_npz
 from bisect_trt.tensors.saved import write_inputs, write_outputs
 
 MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz", "README.md", "ISSUE.md"
@@ -432,6 +432,6 @@ def pack(folder: Path, files: Sequence[Path], archive: Path, top: str) -> None:
     Raises:
         UsageError: The archive cannot be written.
     """
-    with writing(archive), zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for file in files:
-            packed.write(file, f"{top}/{file.relative_to(folder).as_posix()}")
+    with replacing(archive) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in files:
+            packed.write(path, f"{top}/{path.relative_to(folder).as_posix()}")

@@ -41,13 +41,13 @@ def main(case: Mapping[str, Any], make: Make) -> int:
     """
     if sys.argv[1:] == [_INSIDE]:
         return run_inside(case, make)
-    print(f"{case['target']}: {case['answer']}", flush=True)
+    say(f"{case['target']}: {case['answer']}")
     crash = case["failure"].startswith("signal ")
     waits = case["timeout"] if case["failure"] == "time-out" else None
     try:
         done = subprocess.run([sys.executable, __file__, _INSIDE], timeout=waits, check=False)
     except subprocess.TimeoutExpired:
-        print(f"TIME-OUT: no answer after {waits} seconds")
+        say(f"TIME-OUT: no answer after {waits} seconds")
         return THERE
     if done.returncode in _ENDINGS:
         return _ENDINGS[done.returncode]
@@ -56,26 +56,29 @@ def main(case: Mapping[str, Any], make: Make) -> int:
     except ValueError:
         how = f"signal exit status {done.returncode}"
     if crash and how == case["failure"]:
-        print(f"CRASHED: {how}")
+        say(f"CRASHED: {how}")
         return THERE
     how = how.replace("signal exit", "exit")
-    print(f"cannot tell: the process that runs the model ended otherwise ({how})")
+    say(f"cannot tell: the process that runs the model ended otherwise ({how})")
     return UNKNOWN
+
+
+def say(text: str) -> None:
+    """Print a line; names and messages cannot move the cursor or pretend to be other lines."""
+    print("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text), flush=True)
 
 
 def run_inside(case: Mapping[str, Any], make: Make) -> int:
     """Run the model, compare, and return the process's exit status."""
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a crash loses nothing of it
     try:
         ending = _judge(case, make)
     except (ImportError, BisectError) as error:
         missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
-        print(f"cannot tell: {str(missing).rstrip('.')}. This needs {case['needs']}.")
+        say(f"cannot tell: {str(missing).rstrip('.')}. This needs {case['needs']}.")
         ending = UNKNOWN
     except Exception as error:  # whatever else it is, it is not this failure
-        print(f"cannot tell: {type(error).__name__}: {error}")
+        say(f"cannot tell: {type(error).__name__}: {error}")
         ending = UNKNOWN
-    sys.stdout.flush()
     return next(code for code, meaning in _ENDINGS.items() if meaning == ending)
 
 
@@ -83,7 +86,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
     folder = pathlib.Path(__file__).resolve().parent
     for name in (case["model"], "inputs.npz", "golden.npz"):
         if not (folder / name).is_file():
-            print(f"cannot tell: {name} is not here; it belongs beside this script")
+            say(f"cannot tell: {name} is not here; it belongs beside this script")
             return UNKNOWN
     inputs, golden = load_arrays(folder / "inputs.npz"), load_arrays(folder / "golden.npz")
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
@@ -91,7 +94,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
     try:
         runner = make(case["settings"])
         package = case["needs"].replace(",", " ").split()[0]
-        print(f"{package} {runner.facts.get('version')}")
+        say(f"{package} {runner.facts.get('version')}")
         hints = {**case["hints"], "names": case["names"]}
         outputs = runner.load(folder / case["model"], inputs, hints, False).run(inputs)
     except (ImportError, BisectError):
@@ -109,9 +112,9 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
             if case["validate"] and not failed:
                 failed, text = holds_no_numbers(outputs[name])
         found = found or failed
-        print(f"{'MISMATCH' if failed else 'match   '} {name}: {text}")
+        say(f"{'MISMATCH' if failed else 'match   '} {name}: {text}")
     if found and broken:
-        print(f"cannot tell: the failure looked for is gone ({case['failure']}), and there is another")
+        say(f"cannot tell: the failure looked for is gone ({case['failure']}), and there is another")
         return UNKNOWN
     return THERE if found else GONE
 
@@ -125,10 +128,10 @@ def _refused(case: Mapping[str, Any], error: Exception) -> int:
         said, seen = f"{type(error).__name__}: {error}", f"run: {type(error).__name__}"
         if seen != case["failure"]:
             raise error
-    print(f"REFUSED: {said}")
+    say(f"REFUSED: {said}")
     if seen == case["failure"]:
         return THERE
-    print(f"cannot tell: that is another failure than the one looked for ({case['failure']})")
+    say(f"cannot tell: that is another failure than the one looked for ({case['failure']})")
     return UNKNOWN
 
 

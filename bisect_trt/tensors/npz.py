@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import os
+import stat
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -194,20 +196,42 @@ class NpzFile(Mapping[str, NDArray[Any]]):
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file beside ``path`` for writing, and move it there once the block ends without an error.
+    """Open a file for writing.
+
+    A regular file appears under its name once the block ends without an error; one that exists keeps its mode, and a symbolic
+    link stays a link. Everything else (a device, a FIFO, standard output) is opened and written.
 
     Raises:
         OSError: If the folder is missing or not writable, or the disk is full.
     """
+    stream = _standard_stream(path)
+    if stream is not None or (path.exists() and not path.is_file()):
+        with path.open("wb") if stream is None else os.fdopen(os.dup(stream), "wb") as file:
+            yield file
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file
         temporary.replace(path)
     finally:
         # Gone already if all went well; never made if its folder is missing.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _standard_stream(path: Path) -> int | None:
+    """The descriptor of standard output or error, if that is what lies there: opened anew, it would be truncated."""
+    with suppress(OSError):
+        known = path.stat()
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            if os.path.samestat(os.fstat(number), known):
+                stream.flush()
+                return number
+    return None
 
 
 @contextmanager

@@ -33,7 +33,8 @@ MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts: the driver's process and a number."""
 _WATCH = f"""
 import glob, os, shutil, signal, socket, sys, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 driver, starting, groups, folders, locks, rest = socket.socket(fileno=0), 0, set(), set(), [], b''
 def kill(group):
     try:

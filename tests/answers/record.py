@@ -79,18 +79,18 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
 
 def _call(words: Sequence[str]) -> tuple[int, str]:
     """The exit status of a command line and all that it prints."""
-    from bisect_trt.cli.app import main
+    from bisect_trt.cli.app import perform
+    from bisect_trt.cli.parser import parse
 
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    argv, stdin = ["bisect-trt", *words], io.TextIOWrapper(io.BytesIO())
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    stdin = io.TextIOWrapper(io.BytesIO())
     with (
-        mock.patch.object(sys, "argv", argv),
         mock.patch.object(sys, "stdin", stdin),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(out),
     ):
         try:
-            main()
+            perform(*parse(words), tuple(words))
         except SystemExit as ending:
             code = ending.code
         except KeyboardInterrupt:

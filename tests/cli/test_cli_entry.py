@@ -147,15 +147,6 @@ def test_negative_numbers_are_values() -> None:
     ]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "bisect_trt", "--help"]
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr == "error: the output cannot be written: No space left on device.\n"
-
-
 def test_bash_completes_options(here: Path) -> None:
     words = "extract model.onnx --inp"
     # What bash's function of --show-completion asks, and as: all words, and the number of the one that is completed.

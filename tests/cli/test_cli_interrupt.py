@@ -1,4 +1,4 @@
-"""Ctrl-C: the best so far is saved, nothing is left running."""
+"""Ctrl-C, SIGTERM and SIGHUP: the best so far is saved, nothing is left running."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
     )
 
 
-def interrupt(process: subprocess.Popen[str], folder: Path, running: int) -> str:
+def interrupt(process: subprocess.Popen[str], folder: Path, running: int, number: int = signal.SIGINT) -> str:
     """Once so many checks hang, do what a terminal does: a signal to the whole foreground group."""
     deadline = time.monotonic() + SECONDS
     while len(pids(folder)) < running and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, out + err
     assert "Traceback" not in out + err
@@ -42,14 +42,17 @@ def interrupt(process: subprocess.Popen[str], folder: Path, running: int) -> str
     return err
 
 
-def test_the_best_so_far_is_saved(here: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_best_so_far_is_saved(here: Path, number: signal.Signals) -> None:
     chain(here / "model.onnx", 64)
     # Answers twice, then hangs in a child of its own.
     count = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n"
     body = f"{count}; test $n -ge 2 && {{ sleep 300 & echo $! >> pids; wait; }}"
     check = script(here / "check", f"{body}; {has('<9>')} && exit 1; exit 0")
     process = start(here, "--json", "r.json", "--workers", "1", "--check", check, "{model}")
-    interrupt(process, here, running=1)
+    err = interrupt(process, here, 1, number)
+    said = "stopped" if number == signal.SIGINT else f"stopped by {number.name}"
+    assert f"error: {said}; go on with: bisect-trt resume" in err
     nodes = node_names(here / "out.onnx")
     assert "<9>" in nodes
     assert len(nodes) < 64

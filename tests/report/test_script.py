@@ -119,13 +119,22 @@ def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: f
     how = settings.target.script(settings, Minimal("model.onnx"))
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
     source = render_script(
-        how, "model.onnx", ["x", "y"], seen, answer="It fails", described="Here", failure=failure, timeout=timeout
+        how,
+        "model.onnx",
+        ["x", "y"],
+        seen,
+        answer="It\x1b[2J fails",
+        described="Here\n",
+        failure=failure,
+        timeout=timeout,
     )
     (folder / "reproduce.py").write_text(source, encoding="utf-8")
     command = [sys.executable, str(folder / "reproduce.py")]
     told = {**os.environ, "PYTHONPATH": str(folder / "installed")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent, env=told)
     assert "Traceback" not in done.stdout + done.stderr
+    assert done.stdout.startswith("Here\\n: It\\x1b[2J fails\n")
+    assert done.stdout.replace("\n", "").isprintable()  # no name and no message moves a cursor
     return done.returncode, done.stdout
 
 
@@ -197,6 +206,7 @@ CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
         ("import os\nos._exit(1)", "mismatch", 2, "cannot tell: "),
         ("raise KeyError('oops')", "run: KeyError", 1, "REFUSED: KeyError: 'oops'"),
         ("raise KeyError('oops')", "run: TypeError", 2, "cannot tell: KeyError"),
+        (r"raise ValueError('\x1b[2J\nmatch')", "run: KeyError", 2, r"cannot tell: ValueError: \x1b[2J\nmatch"),
         ("import time\ntime.sleep(1000)", "time-out", 1, "TIME-OUT"),
     ],
 )
