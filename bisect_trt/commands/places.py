@@ -46,7 +46,7 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
 
             places += slots(word, parts["address"], parts["resource"])
         else:
-            places.append(make_place(_absolute(word), environment))
+            places.append(make_place(word, environment))
     return tuple(places)
 
 
@@ -164,11 +164,3 @@ def _refuse_changed(subject: Subject) -> None:
                     f"{subject.workspace.folder} cannot be continued, because its verdicts were about something else: the "
                     f"{name} of {said} ({value}, now {now.get(said, {}).get(name, 'none')}) changed since; start a new run."
                 )
-
-
-def _absolute(word: str) -> str:
-    """A place whose interpreter is given by its path from here."""
-    kind, _, path = word.partition("=")
-    if kind == "python" and "/" in path:
-        return f"python={Path(path).absolute()}"
-    return word

@@ -167,10 +167,12 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
         UsageError: It is none.
     """
     kind, parts = parse(word)
-    if kind == "python":
-        return Place(kind, word, (parts["python"], "-c", FIRST_LINE))
-    if kind == "env":
-        return Place(kind, word, (environment(parts["env"]), "-c", FIRST_LINE))
+    if kind in ("python", "env"):
+        python = parts["python"] if kind == "python" else environment(parts["env"])
+        if kind == "python" and "/" in python:  # a run may go on in another folder
+            python = str(Path(python).absolute())
+            word = f"python={python}"
+        return Place(kind, word, (python, "-c", FIRST_LINE))
     if kind == "ssh":
         there = shlex.join([parts["python"], "-c", FIRST_LINE])
         return Place(kind, word, ("ssh", *_SSH, parts["host"], there))

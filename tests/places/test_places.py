@@ -28,7 +28,6 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
-from bisect_trt.targets import find, names
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import Runtime
@@ -96,12 +95,6 @@ def test_the_application_imports_only_what_is_in_it(module: str) -> None:
         for name in imported:
             known = name in sent or any(each.startswith(f"{name}.") for each in sent)
             assert known or name.partition(".")[0] in ALLOWED, f"{module} imports {name}"
-
-
-def test_the_application_holds_every_runner_and_little_else() -> None:
-    sent = sent_modules().keys()
-    assert {name for target in names() if not find(target).stays for name in find(target).sent} <= sent
-    assert not any("commands" in name or "onnxlib" in name or "probe" in name for name in sent)
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -64,8 +64,8 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compare:
     return Compare(ORT, model, (Sample(tmp_path / "inputs.npz", tmp_path / "golden.npz"),), ToleranceOptions())
 
 
-def served(request: Compare, **given: Any) -> Compared:
-    reply = Worker(**given).serve(Order(request, Path("log"), Path())).reply
+def served(request: Compare) -> Compared:
+    reply = Worker().serve(Order(request, Path("log"), Path())).reply
     assert isinstance(reply, Compared)
     return reply
 
@@ -98,23 +98,6 @@ def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(compare: Compare, monke
     monkeypatch.setattr(serve, "make_runtime", make)
     answer = pickle.loads(pickle.dumps(Worker().serve(Order(compare, Path("log"), Path()))))
     assert (type(answer.reply), str(answer.reply)) == (UnavailableError, "this is not that")
-
-
-def test_it_is_ready_once_the_runtime_is_there(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    class Noted(Forgetful):
-        def __init__(self, settings: TargetSettings) -> None:
-            order.append("runtime")
-            super().__init__(settings)
-
-        def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Forgetful:
-            order.append("model")
-            return super().load(model, feed)
-
-    monkeypatch.setattr(serve, "make_runtime", Noted)
-    served(compare, ready=lambda: order.append("ready"))
-    assert order == ["runtime", "ready", "model"]
 
 
 @pytest.mark.parametrize(
