@@ -316,7 +316,7 @@ def tell_answer(task: Task) -> None:
 
 
 def tell_safe(result: Result, console: Console, minimality: str) -> None:
-    """Print how the safe set does on fresh samples, and the minimal set where that is smaller.
+    """Print how the written set does on fresh samples, and the minimal set where that is smaller.
 
     ``minimality`` is that of the minimal set: the result's is another answer's where this one is a step of `diagnose`.
     """

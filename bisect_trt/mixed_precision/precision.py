@@ -224,7 +224,7 @@ def _tell_fix(task: Task, answer: PrecisionAnswer, minimum: Minimum, command: st
     tell_kept(result.extra["keep_fp32"], console)
     console.answer(f"  measured on {result.extra['measured_on']}")
     if not minimum.proven:
-        console.answer(f"  {minimum.why}; fewer nodes may do: {command}")
+        console.answer(f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}")
 
 
 def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:

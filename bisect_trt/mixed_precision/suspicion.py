@@ -269,6 +269,25 @@ def _sum_inside(facts: Facts, index: int) -> Iterator[Finding]:
         yield _within(INSIDE, total / FP16_MAX), f"has a sum{squares} of {total:.6g} inside, past {FP16_MAX:.6g}"
 
 
+def _headroom(facts: Facts, index: int) -> Iterator[Finding]:
+    """Exponentials and squares that overflow where the node reads values twice as large."""
+    node, made = facts.network.nodes[index], next(iter(facts.makes(index)), None)
+    result = None if made is None else facts.magnitudes(made)
+    read = facts.magnitudes(node.input[0]) if node.input else None
+    if result is None or read is None or not 0 < result.absmax <= FP16_MAX:
+        return
+    power = None
+    if node.op_type == "Pow":
+        power = facts.value(node.input[1])
+    elif node.op_type == "Mul" and node.input[0] == node.input[1]:
+        power = np.asarray(2.0)
+    doubled = math.exp(min(2 * read.high, 700.0)) if node.op_type == "Exp" else 0.0
+    if power is not None and power.size == 1:
+        doubled = result.absmax * 2.0 ** min(float(power.reshape(())), 64.0)
+    if doubled > FP16_MAX:
+        yield INSIDE, f"makes values up to {result.absmax:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
+
+
 def _axes(facts: Facts, node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
     """The axes that a norm goes over."""
     if node.op_type in ("InstanceNormalization", "GroupNormalization"):
@@ -280,7 +299,13 @@ def _axes(facts: Facts, node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
 
 
 RULES: dict[str, dict[str, Rule]] = {
-    "fp16": {"overflow": _overflow, "underflow": _underflow, "sum inside": _sum_inside, "mask": _mask},
+    "fp16": {
+        "overflow": _overflow,
+        "underflow": _underflow,
+        "sum inside": _sum_inside,
+        "mask": _mask,
+        "headroom": _headroom,
+    },
     "bf16": {},  # it has fp32's range
 }
 

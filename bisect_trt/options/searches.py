@@ -159,11 +159,11 @@ class PrecisionOptions:
         list[str],
         option(
             metavar="FILE[:FUNC]",
-            help="Hold the safe set against these samples, .npz, .json or a Python file, not against made-up ones.",
+            help="Hold sets against these samples, .npz, .json or a Python file, not against made-up ones.",
         ),
     ] = field(default_factory=list)
     fresh_samples: Annotated[
-        int, option(metavar="N", min=0, help="Hold the safe set against N samples that the search has not seen.")
+        int, option(metavar="N", min=0, help="Hold sets against N samples that the search has not seen.")
     ] = FRESH_SAMPLES
     keep_set: Annotated[
         int | None,
