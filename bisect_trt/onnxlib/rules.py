@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -274,10 +275,10 @@ def _power(view: NetworkView, index: int) -> Fragment | None:
     return fragment
 
 
-def _spelled_norm(view: NetworkView, index: int) -> Fragment | None:
-    """``LayerNormalization`` or ``InstanceNormalization`` spelled out, centred before it is squared."""
+def _spelled_norm(op: str, view: NetworkView, index: int) -> Fragment | None:
+    """``LayerNormalization`` or ``InstanceNormalization`` (``op``) spelled out, centred before it is squared."""
     node = view.node(index)
-    shape = view.shape(node.input[0]) if node.op_type.endswith("Normalization") and node.input else None
+    shape = view.shape(node.input[0]) if node.op_type == op and node.input else None
     if shape is None or not view.is_float(node.input[0]):
         return None
     if any(view.network.consumers.get(name) for name in node.output[1:]):
@@ -296,15 +297,6 @@ def _spelled_norm(view: NetworkView, index: int) -> Fragment | None:
     if bias:
         fragment.op("Add", scaled, bias, last=True)
     return fragment
-
-
-def _spelled_layer_norm(view: NetworkView, index: int) -> Fragment | None:
-    return _spelled_norm(view, index) if view.node(index).op_type == "LayerNormalization" else None
-
-
-def _spelled_instance_norm(view: NetworkView, index: int) -> Fragment | None:
-    node = view.node(index)
-    return _spelled_norm(view, index) if node.op_type == "InstanceNormalization" else None
 
 
 def _spelled_softmax(view: NetworkView, index: int) -> Fragment | None:
@@ -349,8 +341,8 @@ RULES: dict[str, Rewrite] = {
     "batch-norm": Rewrite("as Mul and Add", _batch_norm),
     "kernel-shape": Rewrite("with the shape of its kernel written out", _kernel_shape),
     "spelled-softmax": Rewrite("spelled out, its maximum taken out", _spelled_softmax),
-    "spelled-layer-norm": Rewrite("spelled out", _spelled_layer_norm),
-    "spelled-instance-norm": Rewrite("spelled out", _spelled_instance_norm),
+    "spelled-layer-norm": Rewrite("spelled out", partial(_spelled_norm, "LayerNormalization")),
+    "spelled-instance-norm": Rewrite("spelled out", partial(_spelled_norm, "InstanceNormalization")),
 }
 
 

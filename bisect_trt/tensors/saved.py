@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -35,7 +35,7 @@ Values = Mapping[str, NDArray[Any]]
 class Selected(Mapping[str, NDArray[Any]]):
     """Some tensors of a larger mapping, each read when it is asked for."""
 
-    def __init__(self, values: _Readable, names: Sequence[str]) -> None:
+    def __init__(self, values: Values, names: Sequence[str]) -> None:
         """``names`` are among the values."""
         self._values = values
         self._names = names
@@ -50,10 +50,6 @@ class Selected(Mapping[str, NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-class _Readable(Protocol):
-    def __getitem__(self, name: str) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True)
