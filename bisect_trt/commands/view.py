@@ -1,6 +1,6 @@
-"""``view``: runs as pages that follow them in a browser.
+"""``view``: a run as a page that follows it in a browser.
 
-The pages are served on the loopback interface, to whoever knows the random token that every address begins with. So no other
+The page is served on the loopback interface, to whoever knows the random token that every address begins with. So no other
 user of this machine can read them, nor a web page that points its own name to 127.0.0.1 (DNS rebinding).
 """
 
@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -20,12 +20,12 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from markupsafe import Markup
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import KEY_LENGTH
 from bisect_trt.report.console import Console, open_page
@@ -103,11 +103,6 @@ class EarlierRun:
         """Return the folder of a probe's candidate."""
         return self.folder / "candidates" / str(probe["key"])[:KEY_LENGTH]
 
-    @property
-    def link(self) -> str:
-        """The address of its page, without the token."""
-        return f"/run/{quote(self.folder.resolve().name, safe='')}"
-
     @cached_property
     def result(self) -> Json | None:
         """The result; ``None`` while the run is at work, also after it was resumed."""
@@ -131,39 +126,11 @@ class EarlierRun:
         return self.progress if self.result is None else sentence(self.result)
 
 
-def find_runs(folder: Path) -> dict[str, Path]:
-    """Return the folders of runs by name, the newest first: the folder itself if it is a run's, or those in it.
-
-    Raises:
-        UnavailableError: There is none.
-    """
-    inside = folder.iterdir() if folder.is_dir() else ()
-    found = [folder] if _written(folder) else [each for each in inside if _written(each)]
-    if not found:
-        raise UnavailableError(f"no run lies in {folder}; give the folder of a run, or one that holds runs.")
-    found.sort(key=lambda run: (_written(run), run.name), reverse=True)
-    return {run.resolve().name: run for run in found}
-
-
 def _written(run: Path) -> list[float]:
     """Return when the files of a run were written, in seconds since the epoch, that of the start first; none for others."""
     begun = [path for path in (run / RUN_FILE, run / CALL_FILE) if path.exists()]
     later = (run / JOURNAL, run / RESULT_FILE) if begun else ()
     return [path.stat().st_mtime for path in (*begun, *later) if path.exists()]
-
-
-def _readable(folders: Iterable[Path]) -> Iterator[EarlierRun]:
-    """Yield the runs but those that are being written, or are damaged."""
-    for folder in folders:
-        with contextlib.suppress(BisectError, OSError):
-            run = EarlierRun.read(folder)
-            _ = run.result
-            yield run
-
-
-def list_page(runs: Sequence[EarlierRun], root: str = "") -> tuple[str, str]:
-    """Return the page that lists runs, and its content security policy; ``root`` is what all addresses begin with."""
-    return _page("Runs", macro("runs.html", "list", runs, root), root)
 
 
 def run_page(run: EarlierRun, root: str = "") -> tuple[str, str]:
@@ -180,24 +147,24 @@ def run_page(run: EarlierRun, root: str = "") -> tuple[str, str]:
     idle = time.time() - max(written)
     silent = seconds(idle // 60 * 60) if not ended and idle > _IDLE_S else None
     newest = list(reversed(run.probes[-_SHOWN:]))
-    return _page(run.folder.name, macro("runs.html", "run", run, root, facts, silent, newest), root)
+    return _page(run.folder.name, macro("runs.html", "run", run, root, facts, silent, newest))
 
 
-def _page(title: str, main: Markup, root: str) -> tuple[str, str]:
-    foot, links = "Made by bisect-trt from the folders of its runs.", [(f"{root}/", "Runs")]
-    text, policy = frame(title, main, foot, "runs.js", links, extra="connect-src 'self'; form-action 'self'")
+def _page(title: str, main: Markup) -> tuple[str, str]:
+    foot = "Made by bisect-trt from the folder of the run."
+    text, policy = frame(title, main, foot, "runs.js", extra="connect-src 'self'; form-action 'self'")
     return text, f"{policy}; frame-ancestors 'none'; base-uri 'none'"
 
 
 class RunServer(ThreadingHTTPServer):
-    """Serves the pages of some runs on the loopback interface.
+    """Serves the pages of a run on the loopback interface.
 
     Attributes:
         root: What the path of every address begins with: the secret token.
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        """Bind to the port, or to any free one for 0; ``folder`` is a run's, or holds runs.
+        """Bind to the port, or to any free one for 0; ``folder`` is the run's.
 
         Raises:
             UsageError: The port is taken, or needs other rights.
@@ -217,17 +184,11 @@ class RunServer(ThreadingHTTPServer):
             UnavailableError: The run is damaged.
             UsageError: There is no such page.
         """
-        runs = find_runs(self._folder)
-        match parts:
-            case []:
-                return list_page(list(_readable(runs.values())), self.root)
-            case ["run", name] if name in runs:
-                return run_page(EarlierRun.read(runs[name]), self.root)
-            case ["run", name, "report"] if name in runs:
-                result = EarlierRun.read(runs[name]).result
-                if result is None:
-                    raise UsageError(f"run {name} has not ended, so it has no report yet.")
-                return render(result), _REPORT_POLICY
+        run = EarlierRun.read(self._folder)
+        if not parts:
+            return run_page(run, self.root)
+        if parts == ["report"] and run.result is not None:
+            return render(run.result), _REPORT_POLICY
         raise UsageError(f"there is no page /{'/'.join(parts)}.")
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class has them
@@ -237,7 +198,7 @@ class RunServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET for the list, a run and a run's report."""
+    """Answers GET for the run and its report."""
 
     server: RunServer
     timeout = 30
@@ -252,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._send(*self.server.page(parts))
         except BisectError as error:
-            self._send(*_page("not found", macro("runs.html", "message", str(error)), root), HTTPStatus.NOT_FOUND)
+            self._send(*_page("not found", macro("runs.html", "message", str(error))), HTTPStatus.NOT_FOUND)
 
     def _send(self, text: str, policy: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         body = text.encode(errors="backslashreplace")
@@ -270,7 +231,7 @@ def view(folder: Path, console: Console, port: int = 0, *, browser: bool = True)
     """Serve the pages until Ctrl-C.
 
     Args:
-        folder: Of a run, which is shown, or of several, which are listed.
+        folder: The run's.
         console: Prints the address.
         port: 0 for any free one.
         browser: Whether to open one, where there is a display.
@@ -279,10 +240,9 @@ def view(folder: Path, console: Console, port: int = 0, *, browser: bool = True)
         UnavailableError: There is no run.
         UsageError: The port cannot be used.
     """
-    runs = list(find_runs(folder).values())
+    EarlierRun.read(folder)
     with RunServer(folder, port) as server:
-        path = EarlierRun.read(runs[0]).link if len(runs) == 1 else "/"
-        address = f"http://{LOOPBACK}:{server.server_address[1]}{server.root}{path}"
+        address = f"http://{LOOPBACK}:{server.server_address[1]}{server.root}/"
         console.answer(f"{address} (Ctrl-C ends it)")
         sys.stdout.flush()
         if browser:

@@ -189,16 +189,13 @@ class Report:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone.
+    """Show a run in a browser, while it runs and after; on this machine alone.
 
     Examples:
         view
-        view .bisect-trt --no-browser --port 8000
+        view .bisect-trt/reduce-model --no-browser --port 8000
     """
 
-    run: Annotated[
-        Path | None,
-        argument("The folder of a run, or one that holds runs, such as .bisect-trt; the newest run if left out."),
-    ] = None
+    run: RunFolder = None
     port: Annotated[int, option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")] = 0
     no_browser: Annotated[bool, switch("Only say the address; open no browser.")] = False

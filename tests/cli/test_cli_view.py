@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / ".bisect-trt"
 
 
-@pytest.fixture(scope="module")
-def served(runs: Path) -> Iterator[tuple[str, str]]:
-    """The address without a path, and the token, of a server of the runs."""
-    command = [sys.executable, "-m", "bisect_trt", "view", str(runs), "--no-browser"]
+@contextmanager
+def serving(run: Path) -> Iterator[tuple[str, str]]:
+    """The address without a path, and the token, of a server of a run."""
+    command = [sys.executable, "-m", "bisect_trt", "view", str(run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.match(r"(http://127\.0\.0\.1:\d+)/([^/ ]+)/ ", process.stdout.readline())
@@ -64,41 +65,36 @@ def served(runs: Path) -> Iterator[tuple[str, str]]:
         assert process.stderr.read() == ""
 
 
-def named(runs: Path, model: str) -> str:
+def named(runs: Path, model: str) -> Path:
     (run,) = runs.glob(f"*-reduce-{model}")
-    return run.name
+    return run
 
 
-def test_the_list_names_every_run_with_its_answer(runs: Path, served: tuple[str, str]) -> None:
-    status, headers, text = get(*served, "/")
-    assert status == 200
-    assert all(run.name in text for run in runs.iterdir())
-    assert "1 node still fails (1-minimal)" in text
-    assert "running" in text or "at work" in text
-    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+@pytest.fixture(scope="module")
+def served(runs: Path) -> Iterator[tuple[str, str]]:
+    with serving(named(runs, "model")) as address:
+        yield address
 
 
-def test_a_run_that_has_ended(runs: Path, served: tuple[str, str]) -> None:
-    status, _, text = get(*served, f"/run/{named(runs, 'model')}")
-    assert status == 200
-    assert "1 node still fails (1-minimal)" in text
-    status, _, report = get(*served, f"/run/{named(runs, 'model')}/report")
-    assert status == 200
-    assert "1 node still fails" in report
+def test_a_run_that_has_ended(served: tuple[str, str]) -> None:
+    for path in ("/", "/report"):
+        status, headers, text = get(*served, path)
+        assert (status, "1 node still fails" in text) == (200, True)
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
 
 
-def test_a_run_that_is_not_at_its_end_shows_the_best_so_far(runs: Path, served: tuple[str, str]) -> None:
-    _, _, text = get(*served, f"/run/{named(runs, 'long')}")
-    best = re.search(r"<h1>reduce: (\d+) of 40 units still fail</h1>", text)
-    assert best is not None
+def test_a_run_that_is_not_at_its_end_shows_the_best_so_far(runs: Path) -> None:
+    with serving(named(runs, "long")) as address:
+        _, _, text = get(*address, "/")
+        status, _, _ = get(*address, "/report")
+    assert status == 404
+    assert re.search(r"<h1>reduce: (\d+) of 40 units still fail</h1>", text) is not None
     assert re.findall(r'<td class="number">(\d)</td><td><b class="fail">', text)[-1] == "1"  # probes, newest first
-    status, _, text = get(*served, f"/run/{named(runs, 'long')}/report")
-    assert (status, "has not ended" in text) == (404, True)
 
 
-def test_without_the_token_nothing_is_read(runs: Path, served: tuple[str, str]) -> None:
+def test_without_the_token_nothing_is_read(served: tuple[str, str]) -> None:
     for token in ("", "wrong", served[1][:-1], "%C3%A9"):
-        status, _, text = get(served[0], token, f"/run/{named(runs, 'model')}")
+        status, _, text = get(served[0], token, "/")
         assert (status, "still fails" in text) == (403, False)
 
 
