@@ -49,6 +49,12 @@ class InternalError(BisectError):
     code, remedy = "BT9000", "Report it with what -vv shows."
 
 
+class WrongResultError(BisectError):
+    """What was made of the model does not do what the model does."""
+
+    code, remedy = "BT3004", "Report it, and leave out the step that the message names."
+
+
 class UsageError(BisectError):
     """What was asked for cannot be done as asked."""
 
@@ -110,10 +116,10 @@ class UnsuitableModelError(UsageError):
     code, remedy = "BT1009", "Use another command or another model."
 
 
-class ChangedRunError(UsageError):
-    """What a run depends on has changed since it started."""
+class RunStateError(UsageError):
+    """A run is at work, or what it depends on has changed."""
 
-    code, remedy = "BT1010", "Start a new run."
+    code, remedy = "BT1010", "Wait for the run, or start a new one."
 
 
 class CheckCommandError(UsageError):

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import PackageError, UnavailableError
 
 TARGETS, COMMANDS, ORACLES = "bisect_trt.targets", "bisect_trt.commands", "bisect_trt.oracles"
 """The groups of entry points."""
@@ -47,7 +47,7 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # another package: whatever it raises
-        raise UnavailableError(f"'{name}' cannot be used: {place} fails to load: {error!r}.") from error
+        raise PackageError(f"'{name}' cannot be used: {place} fails to load: {error!r}.") from error
 
 
 @cache

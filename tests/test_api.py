@@ -258,7 +258,7 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
     [
         ({"target": "tflite"}, "there is no target 'tflite'"),
         ({"target": None}, "no target is named"),
-        ({"target": None, "onnx": True, "providers": ["cpu"]}, "--providers is an option of a target"),
+        ({"target": None, "providers": ["cpu"]}, "--providers is an option of a target"),
         ({"atoll": 1}, "`run` has no option 'atoll'"),
         ({"timeout": -1}, "^timeout: -1 "),
         ({"iterations": 0}, "^iterations: 0 "),
@@ -411,8 +411,6 @@ def test_values_stand_behind_the_model(here: Path) -> None:
     assert bisect_trt.compare(model, large, "onnxrt", fp16=True).status == "not_reproduced"
     for values in (small, here / "small.npz", "small.npz"):
         assert bisect_trt.compare(model, values, fp16=True).status == "found"
-    beside = bisect_trt.compare(model, target=None, onnx=True).extra["targets"]
-    assert [each["name"] for each in beside] == ["ONNX's reference evaluator"]
     assert not bisect_trt.sweep(model, small, "onnxrt", shapes="x:[{2,3},3]", fp16=True).proven
     with pytest.raises(UsageError, match="did you mean target='onnxrt'"):
         bisect_trt.reduce(model, "onnxrt", fp16=True)

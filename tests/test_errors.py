@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
+from bisect_trt import errors
 from bisect_trt.commands.session import RebuiltPasses
 from bisect_trt.errors import BisectError, CommandLineError, UsageError, kind_of, kinds
 
@@ -25,6 +28,14 @@ def test_a_code_has_a_cause_and_a_remedy(kind: type[BisectError]) -> None:
     assert re.fullmatch(r"BT\d{4}", said["code"])
     assert _SENTENCE.fullmatch(said["cause"])
     assert said["remedy"].endswith(".")
+
+
+def test_errors_are_raised_with_the_code_of_their_kind() -> None:
+    """The classes that only give an exit status have codes for plug-ins; this package says more."""
+    for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        raised = [node.exc for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        names = {call.func.id for call in raised if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+        assert not names & {"BisectError", "UsageError", "UnavailableError"}, path
 
 
 def test_an_error_of_another_process_keeps_its_code_where_it_is_known_here() -> None:

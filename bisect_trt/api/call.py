@@ -14,7 +14,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.commands.record import attempt, leave_record
 from bisect_trt.commands.source import Inputs, Model, Source
-from bisect_trt.errors import BisectError, ExitStatus, UsageError
+from bisect_trt.errors import BisectError, ExitStatus, OutputFileError, UnknownNameError, ValueRefusedError
 from bisect_trt.options.run import Run
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
@@ -71,17 +71,17 @@ def run_call(
         {"model"} if home is None else {"model", "output"}
     )
     for name in given.keys() - known:
-        raise UsageError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.")
+        raise UnknownNameError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.")
     if check is not None and not callable(check):
         if not isinstance(check, Sequence):
-            raise UsageError(f"check: give a function, a command or the list of its words, not {check!r:.60}.")
+            raise ValueRefusedError(f"check: give a function, a command or the list of its words, not {check!r:.60}.")
         given["check"] = [check] if isinstance(check, str) else list(check)
         words.append(f"check={given['check']}")
     source = Source(model, inputs)
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / CALL_FILE).exists()
     if not resumed and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"run: {folder} exists and is no run of a Python function; name another folder.")
+        raise OutputFileError(f"run: {folder} exists and is no run of a Python function; name another folder.")
     given |= {"model": source.named} if any(entry.name == "model" for entry in entries(groups[0])) else {}
     given |= {} if home is None else {"output": folder / home if output is None else output}
     params = Params(groups, given, words=False)
@@ -121,6 +121,6 @@ def _refuse_target(check: object, target: str | None) -> None:
     """
     known = [plugin.name for plugin in selectable()]
     if target is not None and target not in known:
-        raise UsageError(f"there is no target '{target}'; write one of {', '.join(map(repr, known))}.")
+        raise UnknownNameError(f"there is no target '{target}'; write one of {', '.join(map(repr, known))}.")
     if isinstance(check, str) and check in known and shutil.which(check) is None:
-        raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
+        raise ValueRefusedError(f"there is no program '{check}' to check with; did you mean target='{check}'?")

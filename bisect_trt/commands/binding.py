@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from bisect_trt import __version__
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import RunFolderError, RunStateError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.tensors.npz import replacing
@@ -67,10 +67,10 @@ class Binding:
             return cls(tuple(plain["argv"]), plain["cwd"], plain["files"], plain["version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             if name == RUN_FILE and (folder / CALL_FILE).exists():
-                raise UnavailableError(
+                raise RunFolderError(
                     f"{folder} was started from Python; go on with it there: call the same function with run='{folder}'."
                 ) from error
-            raise UnavailableError(
+            raise RunFolderError(
                 f"{folder} is not the folder of a bisect-trt run ({name} is missing or damaged); "
                 "runs lie under .bisect-trt where they were started, and without a name the newest there is taken."
             ) from error
@@ -88,7 +88,7 @@ class Binding:
         if self.version != now.version:
             changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
         if changed:
-            raise UsageError(
+            raise RunStateError(
                 f"{folder} cannot be continued, because its verdicts were about something else: {', '.join(changed)} "
                 "changed since; start a new run."
             )

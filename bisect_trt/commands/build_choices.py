@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.commands.call import Call
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -143,7 +143,7 @@ def gather(
     if len(others) == 2 and not any(sides.values()):
         sides = {True: others[:1], False: others[1:]}
     elif others:
-        raise UsageError(
+        raise MissingOptionError(
             f"whether {others[0]} is of good builds or of bad ones is not said: give two, the good one first, or say it with "
             "--good and --bad."
         )
@@ -153,7 +153,7 @@ def gather(
             builds.setdefault((side, file.resolve()), Build(str(file), side, choices))
         if not any(build.good is side for build in builds.values()):
             where = ", ".join(map(str, found)) or "what was given"
-            raise UnavailableError(
+            raise UnreadableFileError(
                 f"there is no {'good' if side else 'bad'} build in {where} that says what it chose; give {_FILES}."
             )
     return [*builds.values()]
@@ -168,7 +168,7 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
     if not path.is_dir():
         choices = _read_file(path)
         if choices is None:
-            raise UnavailableError(f"{path} says nothing of what a build chose; give {_FILES}.")
+            raise UnreadableFileError(f"{path} says nothing of what a build chose; give {_FILES}.")
         return [(path, choices)]
     files = sorted(each for each in path.rglob("*") if each.is_file())
     records = {file for file in files if file.name.endswith(RECORD)}
@@ -206,11 +206,11 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
         UnavailableError: There is no TensorRT or no GPU, or the engine is not for this one.
     """
     if not path.is_file():
-        raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
+        raise UnreadableFileError(f"{path}: no such file; give the path of a TensorRT engine.")
     with WorkerPool(folder) as workers:
         reply = workers.ask(Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))))
     if isinstance(reply, Failed):
-        raise UnavailableError(
+        raise UnreadableFileError(
             f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
         )
     return reply
@@ -228,7 +228,7 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
     try:
         plain = json.loads(path.read_bytes())
     except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError:  # no JSON, or no text at all
         return None
     if not isinstance(plain, dict):
@@ -269,5 +269,7 @@ def run(call: Call) -> Result:
     """
     own = call[Diff]
     if not (own.paths or own.good or own.bad):
-        raise UsageError("there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files.")
+        raise MissingOptionError(
+            "there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files."
+        )
     return diff_builds(gather(own.paths, own.good, own.bad, call.console.warn), call.console, call.result)

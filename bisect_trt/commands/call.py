@@ -26,7 +26,7 @@ from bisect_trt.commands.settings import (
 )
 from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
@@ -125,7 +125,7 @@ class Call:
         if own.metric is None:
             return None
         if self[CompareOptions] != CompareOptions():
-            raise UsageError(
+            raise ConflictError(
                 "--metric conflicts with --atol, --rtol and the other options that compare outputs; drop one."
             )
         find_metric(own.metric, lower_is_better=own.lower_is_better)  # raises before anything is computed
@@ -155,7 +155,7 @@ class Call:
         if self.source is not None:
             self._refuse_idle(target, used=used)
         if metric is not None and (target is None or own.check or self.function is not None):
-            raise UsageError("--metric scores the outputs of a target; name a target, and no --check.")
+            raise ConflictError("--metric scores the outputs of a target; name a target, and no --check.")
         if own.candidate is not None:
             check_output(own.candidate, overwrite=True)  # whether it is somebody else's file is seen later
         argv = CommandCheck.parse(own.check, away=is_away(self[Places].on)) if own.check else ()
@@ -169,15 +169,15 @@ class Call:
             UsageError: There is neither a check nor a target, or an option has no effect beside the other.
         """
         if not self.has_check and target is None:
-            raise UsageError("there is nothing to check with: give check (a function or a command) or target.")
+            raise MissingOptionError("there is nothing to check with: give check (a function or a command) or target.")
         judged = bool(self[CheckOptions].check) or self.function is not None
         if judged and target is not None and (self.function is not None or not used):
-            raise UsageError(f"target='{target.runtime}' has no effect beside check; leave one out.")
+            raise ConflictError(f"target='{target.runtime}' has no effect beside check; leave one out.")
         idle = changed(self[CompareOptions]) if judged and target is None else {}
         if self.function is not None:
             idle |= {name: 0 for name in changed(self[CheckOptions]) if name not in _FUNCTION_OPTIONS}
         for name in idle:
-            raise UsageError(f"{name} has no effect with this check; leave it out.")
+            raise ConflictError(f"{name} has no effect with this check; leave it out.")
 
     def open(
         self,
@@ -324,6 +324,6 @@ def refuse_repeat(call: Call) -> None:
         UsageError: It is given.
     """
     if call[Search].repeat is not None:
-        raise UsageError(
+        raise ConflictError(
             f"--repeat has no effect in {call.command}, which tries many inputs; `bisect-trt repeat` measures a failure rate."
         )

@@ -15,7 +15,7 @@ from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
@@ -91,7 +91,7 @@ def told_of_switches(check: CheckSettings) -> CheckSettings:
     if check.argv and check.target.target.capabilities.engines:
         return replace(check, by_layer=True)
     what = "a check command" if check.argv else "a check function"
-    raise UsageError(
+    raise ConflictError(
         f"{what} is given models and cannot be told what of {check.target.target.title} is turned; leave it out, so that the "
         "target is compared with the reference, or name a target that makes engines (--trt): a command is given those."
     )
@@ -110,7 +110,7 @@ def make_panel(session: Session, target: TargetSettings, base: Candidate, suspec
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
     switches = target.target.switches(target, Looked(trace, operators, suspects))
     if not switches:
-        raise UsageError(f"{target.target.title} has nothing that can be turned, as it is set up.")
+        raise UnsuitableModelError(f"{target.target.title} has nothing that can be turned, as it is set up.")
     return Panel(switches, base, target)
 
 

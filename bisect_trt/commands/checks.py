@@ -16,7 +16,7 @@ from bisect_trt.commands.places import look_around
 from bisect_trt.commands.preflight import require_fit, require_reference
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, OutputFileError
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
@@ -51,7 +51,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         ignore_fail_code=own.ignore_fail_code,
     )
     for option in written(needs_command)[:1]:
-        raise UsageError(f"{option} needs a --check command.")
+        raise MissingOptionError(f"{option} needs a --check command.")
     if settings.target is not None:
         engine_cache = EngineCache() if settings.by_layer else None
         return BuiltinCheck(
@@ -63,7 +63,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
             engine_cache=engine_cache,
         )
     if not is_interactive():
-        raise UsageError(
+        raise MissingOptionError(
             "there is nothing to check with: give a --check command, or a target such as --onnxrt; without either you are "
             "asked, which needs a terminal."
         )
@@ -87,7 +87,7 @@ def _command_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         workers if workers.places else None,
     )
     if own.artifacts and not all(place.local for place in workers.places):
-        raise UsageError("--artifacts conflicts with --on: they are files that a check leaves here.")
+        raise ConflictError("--artifacts conflicts with --on: they are files that a check leaves here.")
     if settings.by_layer and settings.target is not None:
         return EngineCheck(workers, settings.target, command)
     return command
@@ -127,7 +127,7 @@ class CheckLeavings(Watcher):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(file, target)
         except OSError as error:
-            raise UsageError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
+            raise OutputFileError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
 
 
 def make_prober(
@@ -163,7 +163,7 @@ def make_prober(
             check = metric_check(subject, check, settings.metric, search.confidence)
     elif subject.workers.places:
         if not isinstance(check, CommandCheck | EngineCheck):
-            raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
+            raise ConflictError("--on is where a target or a check command runs, and there is neither; drop it.")
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:

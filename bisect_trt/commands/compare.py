@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import onnx
 
 from bisect_trt.commands.session import Session
-from bisect_trt.errors import UnavailableError, UsageError, quoted
+from bisect_trt.errors import (
+    ConflictError,
+    InputValuesError,
+    MissingOptionError,
+    ModelRefusedError,
+    UnknownNameError,
+    quoted,
+)
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import save_model
@@ -62,7 +69,7 @@ def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
         UsageError: One was; its message is the option and ``why``.
     """
     if given := [name for name in changed(options) if name in names]:
-        raise UsageError(f"--{given[0].replace('_', '-')} {why}")
+        raise ConflictError(f"--{given[0].replace('_', '-')} {why}")
 
 
 def compare(session: Session, settings: CompareSettings) -> Result:
@@ -100,7 +107,7 @@ def compare_saved(
     """
     *runs, right = [run for path in paths for run in load_runs(path)]
     if not runs:
-        raise UsageError(
+        raise MissingOptionError(
             f"{right.name} is one saved result, and comparing takes two; name another after --load-outputs, or a model "
             "and a target to run it on."
         )
@@ -182,7 +189,7 @@ def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], co
     """
     shared = [output for output in wanted if output in sample]
     if not shared:
-        raise UsageError(f"{name} has none of the outputs to compare, {quoted(wanted)}; it has {quoted(sample)}.")
+        raise InputValuesError(f"{name} has none of the outputs to compare, {quoted(wanted)}; it has {quoted(sample)}.")
     if missing := [output for output in wanted if output not in sample]:
         console.warn(f"{name} has no {quoted(missing)}, so that is not compared")
     return shared
@@ -229,7 +236,7 @@ class _Comparing:
             for name, why in left_out.items():
                 self._console.warn(f"'{name}' is not compared: {why}")
             if left_out and not reply.comparisons:
-                raise UnavailableError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
+                raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
             pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(self._outputs, golden, strict=True) if a.exists()]
             self.table.add(reply.comparisons, pairs, prefix)
         if options.save_outputs is not None:
@@ -276,7 +283,7 @@ class _Comparing:
     def _answered(self, reply: T | Failed, role: str) -> T:
         if isinstance(reply, Failed):
             path, fix = self._subject.settings.path, self._subject.renaming
-            raise UnavailableError(f"the {role} cannot run {path}: {reply.message}.{fix}")
+            raise ModelRefusedError(f"the {role} cannot run {path}: {reply.message}.{fix}")
         return reply
 
 
@@ -301,7 +308,7 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
     gone = set(_matching("--onnx-exclude-outputs", excluded, chosen, network))
     left = [name for name in chosen if name not in gone]
     if not left:
-        raise UsageError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
+        raise MissingOptionError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
     return left
 
 
@@ -321,7 +328,7 @@ def _matching(option: str, patterns: Sequence[str], known: Iterable[str], networ
         if not names:
             operators = sorted({f"{OPERATOR}{node.op_type}" for node in network.nodes})
             close = get_close_matches(pattern, operators if pattern.startswith(OPERATOR) else known)
-            raise UsageError(
+            raise UnknownNameError(
                 f"{option}: the model makes no tensor '{pattern}', or it is not among those to compare (all of them: "
                 f"--onnx-outputs mark all).{f' Close to it: {quoted(close)}.' if close else ''}"
             )

@@ -13,7 +13,7 @@ from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError
 from bisect_trt.onnxlib.cleanup import sort_nodes
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model
@@ -50,9 +50,9 @@ def convert_to_onnx(
         UsageError: The output cannot be written, a node to keep does not exist, or the model is too old to be lowered.
     """
     if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
-        raise UsageError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
+        raise ConflictError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
     if target.fp16 == target.bf16:
-        raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
+        raise MissingOptionError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
     precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
     path, low = options.model, LOW_TYPES[precision]
     model = load_model(source.path, source.data.external_data_dir)
@@ -60,7 +60,7 @@ def convert_to_onnx(
     first = {next(iter(node.output), "") for node in model.graph.node}
     for name in target.keep_fp32:
         if name not in first:
-            raise UsageError(
+            raise UnknownNameError(
                 f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {shlex.quote(str(path))} --show layers` "
                 "lists them."
             )
@@ -90,7 +90,7 @@ def convert_to_engine(session: Session, options: Convert, target: TargetSettings
         target = target.target.calibrating(target, samples, options.calibration_cache)
     failed = subject.models.build("convert", subject.network.proto, subject.samples[0], output, target, options.timeout)
     if failed is not None:
-        raise UnavailableError(
+        raise ModelRefusedError(
             f"{asked.describe()} cannot build {subject.settings.path}: {failed.message}; `bisect-trt reduce "
             "--trt` finds the smallest model with that message."
         )
@@ -123,7 +123,7 @@ def extract_model(session: Session, options: Extract, values: Path | None = None
         piece, inputs = extract(subject.network, starts, ends, subject.infos)
         unknown = [name for name in inputs if name not in subject.reference.infos]
         if unknown:
-            raise UnavailableError(
+            raise ModelRefusedError(
                 f"the values of '{unknown[0]}' are not known, because ONNX Runtime cannot run what comes before it; "
                 "start the piece elsewhere."
             )
@@ -177,12 +177,12 @@ def run(call: Call) -> Result:
     own, target = call[Convert], call[Target]
     call.may_write(own.output, overwrite=own.overwrite)
     if own.calibration_cache is not None and not target.int8:
-        raise UsageError("--calibration-cache holds the ranges for INT8; add --int8.")
+        raise MissingOptionError("--calibration-cache holds the ranges for INT8; add --int8.")
     if own.output.suffix in _ONNX_SUFFIXES:
         return convert_to_onnx(ModelSettings(own.model, call[Data]), own, target, call.console, call.result)
     runtime = (target if target.named() else target.but(trt=True)).required()
     if not runtime.target.capabilities.engines:
-        raise UsageError(
+        raise ConflictError(
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
     # What is to be quantized is calibrated there.

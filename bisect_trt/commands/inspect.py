@@ -19,7 +19,7 @@ from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.commands.build_choices import describe_choices, describe_engine
 from bisect_trt.commands.call import Call
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, UnreadableFileError
 from bisect_trt.onnxlib.exported import module_of
 from bisect_trt.onnxlib.external_data import read_weight, tensor_bytes
 from bisect_trt.onnxlib.load import load_model
@@ -89,8 +89,8 @@ def guess_kind(path: Path) -> FileKind:
     if known is not None:
         return known
     if not path.exists():
-        raise UnavailableError(f"{path}: no such file; give the path of a model, an engine or saved values.")
-    raise UsageError(
+        raise UnreadableFileError(f"{path}: no such file; give the path of a model, an engine or saved values.")
+    raise MissingOptionError(
         f"{path} does not show whether it is a model, an engine or saved values; say which: "
         f"`bisect-trt inspect model {shlex.quote(str(path))}`, `inspect engine` or `inspect data`."
     )
@@ -270,9 +270,9 @@ def run(call: Call) -> Result:
     kind, file = read_words(own.said, own.path)
     if kind is not FileKind.MODEL and (own.external_data_dir or own.ignore_external_data):
         flag = "--external-data-dir" if own.external_data_dir else "--ignore-external-data"
-        raise UsageError(f"{flag} is about models, and this is to be read as {kind.value}; leave it out.")
+        raise ConflictError(f"{flag} is about models, and this is to be read as {kind.value}; leave it out.")
     if odd := set(own.show) - _FITTING[kind]:
-        raise UsageError(
+        raise ConflictError(
             f"--show {min(word.value for word in odd)} does not apply to {kind.value}; choose from: "
             f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
         )
@@ -302,11 +302,13 @@ def read_words(said: str | None, path: Path | None) -> tuple[FileKind, Path]:
     """
     kinds = [kind.value for kind in FileKind]
     if said is None:
-        raise UsageError("there is no file to inspect; name one.")
+        raise MissingOptionError("there is no file to inspect; name one.")
     if path is not None:
         if said not in kinds:
-            raise UsageError(f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone.")
+            raise MissingOptionError(
+                f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone."
+            )
         return FileKind(said), path
     if said in kinds and not Path(said).exists():
-        raise UsageError(f"there is no file to inspect as {said}; name one.")
+        raise MissingOptionError(f"there is no file to inspect as {said}; name one.")
     return guess_kind(Path(said)), Path(said)

@@ -17,7 +17,7 @@ from bisect_trt.commands.metric_commands import layerwise_scored
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import ModelRefusedError
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import CompareOptions
@@ -70,7 +70,7 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     original, plain = look.unmarked()
     layers = compare_layers(look, original)
     if layers.refused:
-        raise UnavailableError(
+        raise ModelRefusedError(
             f"the target does not run the model with every tensor marked: {layers.refused}. `diagnose` and `reduce` go "
             "on without marks."
         )

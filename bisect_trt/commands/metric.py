@@ -9,7 +9,7 @@ import onnx
 
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.metric import MetricOptions
@@ -74,7 +74,7 @@ def _run_reference(subject: Subject, data: Evaluation) -> None:
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
         reply = subject.workers.ask(RunEach(subject.models.reference, model, *files), here=True)
         if isinstance(reply, Failed):
-            raise UnavailableError(
+            raise ModelRefusedError(
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Leave out the samples that it "
                 "does not run on."
             )
@@ -89,14 +89,14 @@ def _check_reference(metric: Metric, reference: float, bound: float | None, *, d
     name, worse = f"{metric.name} of the reference", metric.lower_is_better
     if math.isnan(reference):
         fix = "correct the metric" if metric.of_set is not None else "no label of the set counts; correct the loader"
-        raise UsageError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
+        raise UnsuitableModelError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
     if math.isinf(reference) and drop:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{name} is {reference:g}, from which no drop can be measured; give --{'max' if worse else 'min'} instead of "
             "--max-drop."
         )
     if bound is not None and (reference > bound if worse else reference < bound):
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{name} itself is {metric.say(reference)}, which is worse than {metric.say(bound)}; give a weaker bound, or "
             "--max-drop."
         )

@@ -15,7 +15,7 @@ from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import NEUTRAL, make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ModelRefusedError, OutputFileError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.searches import Reduce
@@ -56,7 +56,7 @@ def score(session: Session, settings: CompareSettings, metric: MetricOptions) ->
     console.step(f"{settings.target.describe()}, on all {scale.data.count} samples")
     measured = subject.workers.ask(Score(settings.target, model, scale.scoring(0.0)), settings.options.timeout)
     if isinstance(measured, Failed):
-        raise UnavailableError(f"the target cannot run {subject.settings.path}: {measured.message}.")
+        raise ModelRefusedError(f"the target cannot run {subject.settings.path}: {measured.message}.")
     lost = measured.value - scale.reference  # NaN where both are infinite
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
@@ -167,7 +167,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     try:
         issue.write_text(_issue(session, check.metric, check.target), "utf-8")
     except OSError as error:
-        raise UsageError(f"{issue} cannot be written: {error.strerror or error}; make room.") from error
+        raise OutputFileError(f"{issue} cannot be written: {error.strerror or error}; make room.") from error
     console.answer(f"  {issue}: the command that scores the whole model")
     if settings.archive is not None:
         files = sorted({issue, *settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})

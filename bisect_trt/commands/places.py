@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, ConflictError, PlaceError, RunStateError
 from bisect_trt.options.shared import Places
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -31,7 +31,7 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
         kind, parts = parse(word)
         program = parts["python"] if kind == "python" else "ssh" if kind == "ssh" else None
         if program is not None and shutil.which(program) is None:
-            raise UnavailableError(f"--on {word}: there is no program '{program}' here; check its path.")
+            raise PlaceError(f"--on {word}: there is no program '{program}' here; check its path.")
 
     def environment(packages: str) -> str:
         from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of those alone
@@ -74,7 +74,7 @@ def look_around(subject: Subject, target: TargetSettings | None) -> None:
         request = Look(target or TargetSettings(), packages, start=target is not None)
         reply = subject.workers.ask(request, place=place)
         if isinstance(reply, Failed):
-            raise UnavailableError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
+            raise PlaceError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
         subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
     if subject.seen:
@@ -99,7 +99,7 @@ def look_there(folder: Path, places: Sequence[Place], console: Console, result: 
         for place in dict.fromkeys(places):
             reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
             if isinstance(reply, Failed):
-                raise UnavailableError(f"{place.said} cannot be used: {reply.message}.")
+                raise PlaceError(f"{place.said} cannot be used: {reply.message}.")
             targets = {
                 f"--{plugin.name}": _missing(workers, plugin.name, place) for plugin in selectable() if plugin.sent
             }
@@ -143,7 +143,7 @@ def _refuse_unlike(seen: Sequence[Seen]) -> None:
         unlike = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
         if unlike:
             said = "; ".join(f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}" for name in unlike)
-            raise UsageError(
+            raise ConflictError(
                 f"the places {first.place.said} and {other.place.said} are unlike ({said}), and a search with verdicts of "
                 "both would be about neither; name those that are alike."
             )
@@ -160,7 +160,7 @@ def _refuse_changed(subject: Subject) -> None:
     for said, before in json.loads(file.read_bytes()).items():
         for name, value in before.items():
             if now.get(said, {}).get(name) != value:
-                raise UsageError(
+                raise RunStateError(
                     f"{subject.workspace.folder} cannot be continued, because its verdicts were about something else: the "
                     f"{name} of {said} ({value}, now {now.get(said, {}).get(name, 'none')}) changed since; start a new run."
                 )

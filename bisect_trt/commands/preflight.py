@@ -9,7 +9,7 @@ from typing import Any
 from bisect_trt.commands.places import look_around
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, quoted
+from bisect_trt.errors import ModelRefusedError, RuntimeMissingError, quoted
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -54,7 +54,9 @@ def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
     """
     reply = subject.about(target)
     if isinstance(reply, Failed):
-        raise UnavailableError(f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more.")
+        raise RuntimeMissingError(
+            f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more."
+        )
     return reply
 
 
@@ -72,7 +74,7 @@ def require_reference(subject: Subject) -> None:
                 f" Perhaps that is because {quoted(random)} {'is' if len(random) == 1 else 'are'} random: give real data "
                 "(--load-inputs), or the range of what is valid (--val-range)."
             )
-        raise UnavailableError(
+        raise ModelRefusedError(
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare; "
             "`bisect-trt reduce` with a --check command of your own goes on all the same, and `bisect-trt diagnose --self-check` "
             "compares the target with itself."

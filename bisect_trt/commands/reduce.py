@@ -18,7 +18,7 @@ from bisect_trt.commands.minimal_case import HELD, Suspects, by_blame, extract_s
 from bisect_trt.commands.remaining_failures import check_finds_all, look_for_others
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session, saving_best
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data
@@ -302,9 +302,9 @@ def run(call: Call) -> Result:
     """
     own = call[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
-        raise UsageError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
+        raise ConflictError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
     if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
-        raise UsageError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
+        raise ConflictError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
     call.may_write(*filter(None, (own.output, own.inputs, own.golden, own.min_good)), overwrite=own.overwrite)
     check = call.check(call[Target].settings())
     call.open(check)

@@ -22,7 +22,15 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import (
+    BisectError,
+    ConflictError,
+    MissingOptionError,
+    PlaceError,
+    UnavailableError,
+    UsageError,
+    ValueRefusedError,
+)
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
@@ -143,12 +151,14 @@ def in_releases(
         UsageError: It cannot be run there.
     """
     if isinstance(check, CommandCheck) and not any(PYTHON in word for word in check.argv):
-        raise UsageError(
+        raise MissingOptionError(
             "the --check command does not say {python}, so each release would be asked alike; put {python} where the "
             "interpreter of the release belongs: --check {python} check.py {model}"
         )
     if not isinstance(check, BuiltinCheck | CommandCheck):
-        raise UsageError("releases asks other interpreters: give a target such as --onnxrt, or a --check command.")
+        raise MissingOptionError(
+            "releases asks other interpreters: give a target such as --onnxrt, or a --check command."
+        )
     return ReleaseCheck(check, subject, target, failure)
 
 
@@ -169,9 +179,9 @@ class Range:
         try:
             read = cls(*(Version(text) if text else None for text in (oldest, newest)))
         except InvalidVersion as error:
-            raise UsageError(f"--from or --to: {error}; give a version such as 1.18 or 1.18.1.") from error
+            raise ValueRefusedError(f"--from or --to: {error}; give a version such as 1.18 or 1.18.1.") from error
         if read.oldest is not None and read.newest is not None and not replace(read, oldest=None).has(read.oldest):
-            raise UsageError(f"--from {oldest} is newer than --to {newest}; swap them.")
+            raise ConflictError(f"--from {oldest} is newer than --to {newest}; swap them.")
         return read
 
     def has(self, release: Version) -> bool:
@@ -215,7 +225,7 @@ def list_releases(package: str, wanted: Range) -> dict[str, str]:
     if some := [release for release in ordered if wanted.has(release)]:
         return {str(release): found[release] for release in some}
     there = f"it has {ordered[0]} to {ordered[-1]}" if found else "it has none at all"
-    raise UnavailableError(f"the index has no release of {package}{wanted} for an interpreter here; {there}.")
+    raise PlaceError(f"the index has no release of {package}{wanted} for an interpreter here; {there}.")
 
 
 @dataclass(frozen=True)
@@ -409,10 +419,12 @@ def run(call: Call) -> Result:
             call.options.change(Data, load_inputs=[folder / "inputs.npz"])
     target = call[Target].settings()
     if own.package is not None and not call.has_check:
-        raise UsageError("--package names the releases for a --check command; add one, or name a target instead.")
+        raise MissingOptionError(
+            "--package names the releases for a --check command; add one, or name a target instead."
+        )
     package = Package(own.package) if own.package else None if target is None else target.target.package(target)
     if package is None:
-        raise UsageError(
+        raise MissingOptionError(
             "releases of what? Name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
             "--check command."
         )
@@ -443,7 +455,7 @@ def find_releases(session: Session, own: Releases, package: Package, wanted: Ran
         silent = [row for row in found.rows() if row[1] == Verdict.UNRESOLVED.value]
         said = f"{silent[0][0]} says nothing: {silent[0][2]}" if silent else ""
         if len(silent) == len(found.releases):
-            raise UnavailableError(f"no release of {package.name} says anything of this failure; {said}")
+            raise PlaceError(f"no release of {package.name} says anything of this failure; {said}")
         raise DoesNotReproduce(
             f"no release of {package.name} from {found.releases[0]} to {found.releases[-1]} fails"
             + (f"; {len(silent)} of {len(found.releases)} say nothing ({said})." if silent else ".")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 from bisect_trt.options.choices import Mode
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
@@ -28,7 +28,7 @@ def check_finds_all(session: Session) -> None:
         UsageError: The user would be asked about one failure after the other.
     """
     if isinstance(session.prober.runner.check, PromptCheck):
-        raise UsageError(
+        raise ConflictError(
             "--all asks about each failure, which is too much to answer at a prompt; give a --check command."
         )
 

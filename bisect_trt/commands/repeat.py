@@ -21,7 +21,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Series
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, OutputFileError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
@@ -118,7 +118,7 @@ class Repetition:
                 if target.is_file():
                     left[name.partition(".")[0]] = str(target)
         except OSError as error:
-            raise UsageError(
+            raise OutputFileError(
                 f"what build {number} left cannot be moved to {to}: {error.strerror}; make room, or name another folder "
                 "(--artifacts-dir)."
             ) from error
@@ -334,7 +334,7 @@ def run(call: Call) -> Result:
     """
     own, search, kept = call[Repeat], call[Search], call[CheckOptions]
     if search.repeat is not None:
-        raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
+        raise ConflictError("--repeat measures how often a search's original fails; here say how often with -n.")
     most, until = own.limits()
     check = call.check(call[Target].settings(), used=True)
     call.open(check)

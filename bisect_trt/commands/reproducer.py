@@ -21,7 +21,7 @@ from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.external_data import load_all_inside
 from bisect_trt.onnxlib.network import Network
@@ -66,17 +66,21 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
             link lies in it, through which something else would be written over.
     """
     if folder.is_file():
-        raise UsageError(f"{folder} is a file; name a folder with --output.")
+        raise OutputFileError(f"{folder} is a file; name a folder with --output.")
     full = folder if folder.is_dir() and any(folder.iterdir()) else None
     existing = archive if archive is not None and archive.exists() else full
     if existing is not None and not overwrite:
-        raise UsageError(f"{existing} exists; name another folder with --output, or write over it with --overwrite.")
+        raise OutputFileError(
+            f"{existing} exists; name another folder with --output, or write over it with --overwrite."
+        )
     inside = [path for each in (folder, folder / FILES) if each.is_dir() for path in each.iterdir()]
     for link in (path for path in (*inside, archive) if path is not None and path.is_symlink()):
-        raise UsageError(f"{link} is a link, and its target would be written over; remove it, or name another folder.")
+        raise OutputFileError(
+            f"{link} is a link, and its target would be written over; remove it, or name another folder."
+        )
     ground = next(path for path in folder.absolute().parents if path.exists())
     if not ground.is_dir() or not os.access(ground, os.W_OK):
-        raise UsageError(f"{folder} cannot be made: {ground} is no folder of yours; name another with --output.")
+        raise OutputFileError(f"{folder} cannot be made: {ground} is no folder of yours; name another with --output.")
 
 
 def make_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from bisect_trt.commands.precision_audit import audit_precision
 from bisect_trt.commands.self_consistency import self_check
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import tolerance_options
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
@@ -85,11 +85,13 @@ def _compare_saved(call: Call) -> Result:
     """
     options, result, console = call[RunOptions], call.result, call.console
     if call[Target].settings(engines=True) is not None or not options.load_outputs:
-        raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
+        raise MissingOptionError(
+            "there is no model to run; name one, or two saved results with --load-outputs and no target."
+        )
     why = "needs a model; name one, or drop it."
     refuse_options(options, _NEED_A_MODEL, why)
     if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
-        raise UsageError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
+        raise ConflictError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
     call[MetricOptions].check(bounded=False)
     tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
     return compare_saved(options.load_outputs, tolerance, options, call[Plots], console, result)

@@ -9,7 +9,7 @@ from bisect_trt.commands.binding import RUN_FILE, Binding
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.view import EarlierRun
 from bisect_trt.commands.view import view as show
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import RunFolderError, UnknownNameError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import LogOptions, Report, Resume, ViewOptions
 from bisect_trt.probe.workspace import RUNS_FOLDER
@@ -26,7 +26,7 @@ def newest_run(file: str = RUN_FILE) -> Path:
     """
     folders = [path.parent for path in Path(RUNS_FOLDER).glob(f"*/{file}")]
     if not folders:
-        raise UnavailableError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
+        raise RunFolderError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
     newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
     Console().say(f"the newest run: {newest}")
     return newest
@@ -70,7 +70,7 @@ def _show_probe(run: EarlierRun, number: int, console: Console) -> None:
     """
     entry = next((each for each in run.probes if each["number"] == number), None)
     if entry is None:
-        raise UsageError(f"{run.folder} has no probe {number}; it has {len(run.probes)}.")
+        raise UnknownNameError(f"{run.folder} has no probe {number}; it has {len(run.probes)}.")
     folder = run.candidate(entry)
     inside = folder / "model.onnx"
     model = inside if inside.exists() else folder.with_suffix(".onnx")  # where it shares a file of weights with others
@@ -129,6 +129,6 @@ def resume(call: Call) -> Result:
     try:
         os.chdir(binding.cwd)
     except OSError as error:
-        raise UnavailableError(f"the run was started in {binding.cwd}, which is gone: {error.strerror}.") from error
+        raise RunFolderError(f"the run was started in {binding.cwd}, which is gone: {error.strerror}.") from error
     call.words = binding.argv
     return call.result

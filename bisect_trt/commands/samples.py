@@ -22,7 +22,7 @@ from bisect_trt.commands.fed import Fed, Values, command_on
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
-from bisect_trt.errors import UnavailableError, first_few
+from bisect_trt.errors import ModelRefusedError, first_few
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
@@ -211,7 +211,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         raise
     told = result.extra["samples"]
     if not failing and not told["passing"]:
-        raise UnavailableError(f"no sample says anything: {told['each'][0]['reason']}.")
+        raise ModelRefusedError(f"no sample says anything: {told['each'][0]['reason']}.")
     if not failing:
         raise DoesNotReproduce(f"none of the {total} samples fails.")
     console.answer(f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}.")

@@ -10,7 +10,7 @@ import onnx
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import WrongResultError
 from bisect_trt.onnxlib.cleanup import (
     Folding,
     Removed,
@@ -175,13 +175,13 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
             return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
         reply = models.workers.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
         if isinstance(reply, Failed):
-            raise BisectError(
+            raise WrongResultError(
                 f"ONNX Runtime runs the original and not the sanitized model: {reply.message}. Nothing was written; please "
                 "report it, and leave a step out (--no-fold-constants, --no-cleanup)."
             )
         wrong = next((comparison for comparison in reply.comparisons if not comparison.passed), None)
         if wrong is not None:
-            raise BisectError(
+            raise WrongResultError(
                 f"the sanitized model gives another '{wrong.name}' than the original: {wrong.describe()}. Nothing was "
                 "written; if the model declares a wrong shape inside, add --no-shape-inference, else please report it."
             )

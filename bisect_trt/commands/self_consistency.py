@@ -19,7 +19,7 @@ from bisect_trt.commands.layerwise import tell, to_json
 from bisect_trt.commands.marking import LayerComparison, find_origins, of_samples
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import ModelRefusedError
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.nodes import Draws
 from bisect_trt.onnxlib.shapes import free_dimensions
@@ -250,7 +250,7 @@ def self_check(session: Session, target: TargetSettings, tolerance: ToleranceOpt
     failed = sum(entry["verdict"] == "FAIL" for entry in found)
     tried = sum(entry["verdict"] != "UNRESOLVED" for entry in found)
     if not tried:
-        raise UnavailableError(f"nothing could be compared with itself: {found[0]['why']}.")
+        raise ModelRefusedError(f"nothing could be compared with itself: {found[0]['why']}.")
     result.extra["comparisons"] = [entry["comparison"] for entry in found if entry["comparison"] is not None]
     result.status, result.minimality = "not_reproduced" if failed else "found", "1-minimal"
     differs, agrees = f"contradicts itself in {failed} of {tried} checks", f"agrees with itself in all {tried} checks"

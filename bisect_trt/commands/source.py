@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import InputValuesError, ModelFileError, UnsuitableModelError, ValueRefusedError
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.tensors.info import dtype_from_name
 from bisect_trt.tensors.npz import save_npz
@@ -70,7 +70,7 @@ class Source:
     def __post_init__(self) -> None:
         known = isinstance(self.model, str | os.PathLike | onnx.ModelProto)
         if not (known or _is_graph(self.model) or _is_torch(self.model)):
-            raise UsageError(
+            raise ValueRefusedError(
                 "model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not "
                 f"{type(self.model).__name__}."
             )
@@ -125,7 +125,9 @@ def _as_proto(model: Any) -> onnx.ModelProto:  # noqa: ANN401 - a module without
     try:
         proto: onnx.ModelProto = gs.export_onnx(model)
     except Exception as error:  # whatever a graph of the user's makes it raise
-        raise UsageError(f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}.") from error
+        raise UnsuitableModelError(
+            f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}."
+        ) from error
     if getattr(model, "ir_version", None) is None:  # else it would be the newest, which few runtimes know
         oldest = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
         proto.ir_version = max(oldest, IR_WITHOUT_INITIALIZER_INPUTS)
@@ -145,7 +147,9 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
         return
     samples: object = [inputs] if isinstance(inputs, Mapping) else inputs
     if not isinstance(samples, Sequence) or not all(isinstance(each, Mapping) for each in samples):
-        raise UsageError("inputs: give a dict of arrays by the names of the model's inputs, a list of such, or a file.")
+        raise InputValuesError(
+            "inputs: give a dict of arrays by the names of the model's inputs, a list of such, or a file."
+        )
     for number, sample in enumerate(samples, 1):
         path = folder / f"inputs-{number}.npz"
         save_npz(path, sample)
@@ -154,7 +158,7 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
 
 def _write(model: onnx.ModelProto, path: Path) -> Path:
     if model.ByteSize() > _PROTO_LIMIT_BYTES:
-        raise UsageError("the model is larger than 2 GiB; save it with external data, and give its path.")
+        raise UnsuitableModelError("the model is larger than 2 GiB; save it with external data, and give its path.")
     path.write_bytes(model.SerializeToString(deterministic=True))
     return path
 
@@ -181,7 +185,9 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
     several = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
     samples = [_arguments(torch, model, each) for each in several]
     if not samples:
-        raise UsageError("inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs.")
+        raise InputValuesError(
+            "inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs."
+        )
     is_module = isinstance(model, torch.nn.Module)
     modes = [(each, each.training) for each in model.modules()] if is_module else []
     given = {"args": samples[0][0], "kwargs": samples[0][1] or None} if is_module else {}
@@ -192,7 +198,7 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
             warnings.simplefilter("ignore")
             torch.onnx.export(model, **given, dynamo=True, verbose=False).save(str(path))
     except Exception as error:  # whatever a model of the user's makes it raise
-        raise UnavailableError(
+        raise ModelFileError(
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
             f"{error!s:.300}. Export it to ONNX yourself, and give the file."
         ) from error
@@ -220,7 +226,7 @@ def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dic
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
-        raise UsageError(
+        raise InputValuesError(
             f"inputs: {error} in {type(model).__name__}.forward; give a tensor, a tuple of its arguments or a dict by name."
         ) from error
     return bound.args, bound.kwargs
@@ -234,7 +240,7 @@ def _fed(torch: Any, sample: object, names: Sequence[str]) -> Values:  # noqa: A
     """
     tensors = [each for each in torch.utils._pytree.tree_leaves(sample) if isinstance(each, torch.Tensor)]
     if len(names) != len(tensors):
-        raise UnavailableError(
+        raise ModelFileError(
             f"the exported model has the inputs {', '.join(names)}, and was given {len(tensors)} tensors; export it to ONNX "
             "yourself, and give the file."
         )

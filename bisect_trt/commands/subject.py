@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import ModelFileError, UnavailableError
 from bisect_trt.onnxlib.cut import cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
@@ -127,7 +127,7 @@ class Subject:
         try:
             self.network = Network(proto)
         except UnavailableError as error:
-            raise UnavailableError(f"{settings.path}: {error}") from error
+            raise ModelFileError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
         self.truth = self.network
         self.seen: dict[Place, Seen] = {}

@@ -19,7 +19,15 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, ModelSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError, first_few
+from bisect_trt.errors import (
+    ConflictError,
+    MissingOptionError,
+    ModelRefusedError,
+    UnknownNameError,
+    UsageError,
+    ValueRefusedError,
+    first_few,
+)
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import input_infos
@@ -55,14 +63,14 @@ def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
         UsageError: No dimension has several sizes, an input is named twice, or its shape is ``fixed`` elsewhere.
     """
     if not any(len(each.sizes) > 1 for _, shape in shapes for each in shape):
-        raise UsageError(
+        raise MissingOptionError(
             "there is nothing to sweep: give an input with the sizes of a dimension, such as --shapes "
             "'x:[1..64,3,224,224]'; `bisect-trt inspect model FILE` lists the inputs."
         )
     names = [name for name, _ in shapes]
     for name in names:
         if names.count(name) > 1 or name in fixed:
-            raise UsageError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
+            raise ConflictError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
 
 
 def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> dict[str, tuple[int, ...]]:
@@ -244,7 +252,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     smallest = smallest_failing(seen)
     if smallest is None:
         if Verdict.PASS not in seen.values():
-            raise UnavailableError(f"no size says anything: {told['map'][0]['reason']}.")
+            raise ModelRefusedError(f"no size says anything: {told['map'][0]['reason']}.")
         raise DoesNotReproduce(f"{by} fails at none of the sizes: {told['said']}")
     console.answer(f"It fails {told['said']}")
     for each in told["dimensions"]:
@@ -305,9 +313,11 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     places: dict[str, list[tuple[str, int]]] = {}
     for name, shape in shapes:
         if name not in base:
-            raise UsageError(f"--shapes: the model has no input '{name}'; its inputs are: {', '.join(base) or 'none'}.")
+            raise UnknownNameError(
+                f"--shapes: the model has no input '{name}'; its inputs are: {', '.join(base) or 'none'}."
+            )
         if len(shape) != len(base[name]):
-            raise UsageError(
+            raise ValueRefusedError(
                 f"--shapes: the input '{name}' has {len(base[name])} dimensions, and {len(shape)} are given; give one for each."
             )
         for axis, each in enumerate(shape):
@@ -315,7 +325,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
             if len(each.sizes) == 1 and called not in sizes and not each.name:
                 continue
             if sizes.setdefault(called, each.sizes) != each.sizes:
-                raise UsageError(
+                raise ValueRefusedError(
                     f"--shapes: the dimension '{called}' has other sizes in '{name}' than before; give the same."
                 )
             places.setdefault(called, []).append((name, axis))

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 from markupsafe import Markup
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, OutputFileError, UnknownNameError
 from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import KEY_LENGTH
 from bisect_trt.report.console import Console, open_page
@@ -173,7 +173,7 @@ class RunServer(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise UsageError(
+            raise OutputFileError(
                 f"port {port} cannot be used: {error}; leave out --port, and a free one is taken."
             ) from error
 
@@ -189,7 +189,7 @@ class RunServer(ThreadingHTTPServer):
             return run_page(run, self.root)
         if parts == ["report"] and run.result is not None:
             return render(run.result), _REPORT_POLICY
-        raise UsageError(f"there is no page /{'/'.join(parts)}.")
+        raise UnknownNameError(f"there is no page /{'/'.join(parts)}.")
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class has them
         """Print the traceback of an error, unless the browser closed the connection."""

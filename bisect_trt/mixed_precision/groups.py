@@ -13,7 +13,7 @@ import onnx
 from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit, usual_ratio
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
@@ -372,20 +372,20 @@ def _chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSe
     if types:
         found = set().union(*types.values())
         flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & found)
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{path} has nothing quantized that {asked} is about, but {', '.join(sorted(found))}; give {flags}."
         )
     operators = _integer_operators(subject)
     if operators:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
             "cannot be taken back one by one; quantize in QDQ format (onnxruntime.quantization.quantize_static: "
             "quant_format=QuantFormat.QDQ) and give that model."
         )
     left = next(iter(quantized.left.values()), None)
     if left is not None:
-        raise UsageError(f"{path} has no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}.")
-    raise UsageError(
+        raise UnsuitableModelError(f"{path} has no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}.")
+    raise UnsuitableModelError(
         f"{path} has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back; quantize it first, for "
         "example by onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that "
         f"model, with --reference {path}."

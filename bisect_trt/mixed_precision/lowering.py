@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameError, UnsuitableModelError
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.onnxlib.emulation import emulate
 from bisect_trt.onnxlib.load import load_model
@@ -204,12 +204,12 @@ class LayerLowering(Lowering):
             try:
                 shutil.copyfile(built, engine)
             except OSError as error:
-                raise UsageError(f"{engine} cannot be written: {error.strerror}; name another file.") from error
+                raise OutputFileError(f"{engine} cannot be written: {error.strerror}; name another file.") from error
             return
         target = replace(self._target, keep=self._names(keep))
         failed = subject.models.build("answer", subject.network.proto, subject.reference.inputs, engine, target)
         if failed is not None:
-            raise UnavailableError(f"the engine of the answer cannot be built: {failed.message}.")
+            raise ModelRefusedError(f"the engine of the answer cannot be built: {failed.message}.")
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """The engine that was written: TensorRT may build another one of the same candidate."""
@@ -300,7 +300,7 @@ def refuse_lowered(network: Network, name: str) -> None:
     """
     quantized = [index for index, node in enumerate(network.nodes) if node.op_type in _QUANTIZED]
     if quantized:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{name} is quantized ({network.describe(quantized[0])}; {len(quantized)} such nodes in all), so what it "
             "computes in fp32 is not known; give the model from before quantization."
         )
@@ -308,7 +308,7 @@ def refuse_lowered(network: Network, name: str) -> None:
     lowered = [tensor for tensor, element in types.items() if element in LOW_TYPES.values()]
     if lowered:
         kind = TensorProto.DataType.Name(types[lowered[0]]).lower()
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{name} is in low precision already ('{lowered[0]}' is {kind}; {len(lowered)} such tensors in all), so what "
             "it computes in fp32 is not known; give the fp32 model that it was made from."
         )
@@ -338,7 +338,7 @@ def lowerable_units(
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
     units = [unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
     if not units:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"{subject.settings.path} has no node that computes in fp32 and can be lowered to {precision}, so there is "
             "nothing to search."
         )
@@ -346,7 +346,7 @@ def lowerable_units(
     unwanted = _matching(network, "--exclude", exclude)
     chosen = [unit for unit in units if (index := network.order[unit]) in wanted and index not in unwanted]
     if not chosen:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"--include and --exclude leave none of the {len(units)} nodes that can be lowered to {precision}; widen the "
             "patterns."
         )
@@ -359,7 +359,7 @@ def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collect
     for pattern in patterns:
         matched = [index for index, node in enumerate(network.nodes) if _matches(node, pattern)]
         if not matched:
-            raise UsageError(
+            raise UnknownNameError(
                 f"{option} '{pattern}' matches no node of the model; a pattern is a glob over the names of nodes, or with "
                 "op: before it over operators (op:Softmax)."
             )

@@ -12,7 +12,7 @@ import numpy as np
 from bisect_trt.commands.preflight import lowers_by, require_target
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ConflictError, ModelRefusedError, UnsuitableModelError, ValueRefusedError
 from bisect_trt.mixed_precision.lowering import (
     ENGINES,
     CastLowering,
@@ -176,7 +176,7 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
         if lowers_by(subject, target) == "layer":
             return True
     if settings.options.calibration_cache is not None:
-        raise UsageError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
+        raise ConflictError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
     return False
 
 
@@ -190,11 +190,11 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     target, output = settings.target, settings.output
     assert target is not None  # or nothing would be calibrated
     if settings.rungs:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"--ladder: {subject.settings.path} has no Q/DQ to take out, and TensorRT chooses among the types itself; drop it."
         )
     if output.suffix not in ENGINES:
-        raise UsageError(
+        raise ValueRefusedError(
             f"-o {output}: INT8 by calibration is in no ONNX model, so the answer is an engine; name it "
             f"{output.with_suffix('.engine')}."
         )
@@ -215,6 +215,6 @@ def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
     engine.unlink(missing_ok=True)
     if failed is not None or not cache.is_file():
         why = "it leaves no ranges" if failed is None else failed.message
-        raise UnavailableError(
+        raise ModelRefusedError(
             f"{target.describe()} cannot calibrate {subject.settings.path}: {why}; `bisect-trt convert --int8` is that step."
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.targets.options import Target
@@ -106,13 +106,15 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
     asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
     bits = tuple(each for each in BITS if asked[each])
     if own.calibration_cache is not None and "int8" not in bits:
-        raise UsageError(f"--calibration-cache: {UNUSED_RANGES}; drop it.")
+        raise ConflictError(f"--calibration-cache: {UNUSED_RANGES}; drop it.")
     if not bits:
         runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
         if own.reference is not None:
-            raise UsageError("--reference is the model before quantization: use it with --int8, --fp8 or --int4.")
+            raise ValueRefusedError(
+                "--reference is the model before quantization: use it with --int8, --fp8 or --int4."
+            )
         if target.fp16 == target.bf16:
-            raise UsageError(
+            raise MissingOptionError(
                 "precision needs exactly one of --fp16 and --bf16; for a quantized model --int8, --fp8 or --int4."
             )
         return ("fp16" if target.fp16 else "bf16",), runtime
@@ -122,7 +124,7 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
     if not able or not able[0].capabilities.lowers_layers:
         for flag in ("fp16", "bf16"):
             if getattr(target, flag):
-                raise UsageError(
+                raise ConflictError(
                     f"--{flag} and --{bits[0]} are two searches for this target: drop --{flag}, and search for it in the "
                     f"model that is written, or use --ladder {bits[0]},{flag},fp32."
                 )
@@ -138,7 +140,7 @@ def _on_ladder(target: Target, own: PrecisionOptions, ladder: Sequence[str]) -> 
     flags = {name: getattr(target, name) for name in ("fp16", "bf16", "int8", "fp8")} | {"int4": own.int4}
     beside = next((name for name, given in flags.items() if given and name not in ladder), None)
     if beside is not None:
-        raise UsageError(
+        raise ConflictError(
             f"--{beside} is not among the precisions of --ladder {','.join(ladder)}; drop it, or name it there."
         )
     first = [name for name in ladder if name in BITS] or ladder[:1]

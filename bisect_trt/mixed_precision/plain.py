@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
 from bisect_trt.mixed_precision.grid import Grid
 from bisect_trt.onnxlib.external_data import load_all_inside, read_weight
 from bisect_trt.onnxlib.load import load_model
@@ -136,7 +136,7 @@ def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProt
     """
     made = _computed(subject, names, subject.network) if names else {}
     if isinstance(made, Failed):
-        raise UnavailableError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
+        raise ModelRefusedError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
     return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
 
 
@@ -167,12 +167,12 @@ def _original(subject: Subject, path: Path) -> Network:
     load_all_inside(proto, path.parent)
     own = subject.network
     if has_quantized(proto):
-        raise UsageError(f"--reference: {path} is quantized itself; give the model from before quantization.")
+        raise UnsuitableModelError(f"--reference: {path} is quantized itself; give the model from before quantization.")
     _rename_outputs(proto, own)
     network = Network(proto)
     for what, mine, theirs in (("inputs", own.inputs, network.inputs), ("outputs", own.outputs, network.outputs)):
         if set(mine) != set(theirs):
-            raise UsageError(
+            raise UnsuitableModelError(
                 f"--reference: {path} has the {what} {sorted(theirs)} and the quantized model {sorted(mine)}; give the "
                 "model that it was quantized from."
             )

@@ -12,7 +12,7 @@ from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, UnavailableError, ValueRefusedError
 from bisect_trt.mixed_precision.answer import (
     deliver,
     leave_best,
@@ -80,7 +80,7 @@ def _write_set(task: Task, progress: Progress, count: int) -> Result:
     chosen = next((point for point in last["curve"] if point["nodes"] == count), None)
     if chosen is None:
         sizes = ", ".join(str(point["nodes"]) for point in last["curve"])
-        raise UsageError(
+        raise ValueRefusedError(
             f"--keep-set {count}: the curve of the last run has sets of {sizes} {task.space.noun}s; give one of these."
         )
     needed = [node["outputs"] for node in last["minimal"]]
@@ -119,7 +119,7 @@ def _last_curve(task: Task) -> dict[str, Any]:
         )
         if same and last.get("curve") and last["command"] == "precision":
             return last
-    raise UsageError(
+    raise ValueRefusedError(
         f"--keep-set: no run under {RUNS_FOLDER} has a curve for this model in {task.settings.low}; run the same command "
         "without it."
     )

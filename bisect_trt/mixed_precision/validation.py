@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.lowering import with_metadata
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
@@ -168,7 +168,7 @@ def refuse_validation(task: Task) -> None:
         UsageError: It does not fit the model, or there is nothing to compare on it.
     """
     if task.settings.options.validation_data and not isinstance(task.prober.runner.check, BuiltinCheck):
-        raise UsageError(
+        raise ConflictError(
             "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, and "
             "use these samples there."
         )

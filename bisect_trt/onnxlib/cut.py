@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx.helper import make_tensor_value_info
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import UnknownNameError, UsageError, quoted
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.network import Network, model_bytes
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, keep_only, rename_reads
@@ -319,22 +319,24 @@ def _check_names(network: Network, inputs: Sequence[str], outputs: Sequence[str]
                 raise _no_tensor(network, option, name, known)
     for name in outputs:
         if name in inputs or name not in network.producer:
-            raise UsageError(f"--outputs: '{name}' is not computed from the inputs, so there is nothing to extract.")
+            raise UnknownNameError(
+                f"--outputs: '{name}' is not computed from the inputs, so there is nothing to extract."
+            )
     if not outputs:
-        raise UsageError("--outputs: no node computes an output of the model; name a tensor that one computes.")
+        raise UnknownNameError("--outputs: no node computes an output of the model; name a tensor that one computes.")
 
 
 def _no_tensor(network: Network, option: str, name: str, known: Collection[str]) -> UsageError:
     """Why a name is no tensor: it is a node's, or a misspelt one."""
     for index, node in enumerate(network.nodes):
         if node.name == name:
-            return UsageError(
+            return UnknownNameError(
                 f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name what it makes: "
                 f"{quoted(network.made(index))}."
             )
     close = difflib.get_close_matches(name, known)
     near = f"; close to it: {quoted(close)}" if close else ""
-    return UsageError(
+    return UnknownNameError(
         f"{option}: the model has no tensor '{name}'{near}. `bisect-trt inspect model FILE --show layers` lists all."
     )
 
@@ -343,9 +345,9 @@ def _check_inputs(network: Network, inputs: Sequence[str], chosen: set[int], rea
     for name in inputs:
         maker = network.producer.get(name)
         if maker in chosen:
-            raise UsageError(
+            raise UnknownNameError(
                 f"--inputs: {network.describe(maker)}, which makes '{name}', is needed for what else it makes; "
                 "name that too."
             )
         if name not in reached:
-            raise UsageError(f"--inputs: no output depends on '{name}'; leave it out.")
+            raise UnknownNameError(f"--inputs: no output depends on '{name}'; leave it out.")

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.external_data import inner_bytes, model_tensors, read_weight
 from bisect_trt.onnxlib.lower import Rewriter, element_of, lower_fp16
 from bisect_trt.onnxlib.lower_plan import check_opset
@@ -105,7 +105,7 @@ class _Emulation(Rewriter):
         self._shared: dict[str, str] = {}
         opset = check_opset(model, low)
         if self._arithmetic and opset is not None and opset < _OPSET_WITH_ROUND:
-            raise UsageError(
+            raise UnsuitableModelError(
                 f"The model has opset {opset}; rounding to fp16 by arithmetic needs {_OPSET_WITH_ROUND} or later: "
                 "convert it with onnx.version_converter first."
             )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ModelFileError, OutputFileError
 from bisect_trt.onnxlib.nodes import all_nodes, bodies, clone
 from bisect_trt.tensors.npz import written_whole
 
@@ -164,7 +164,7 @@ def external_files(model: onnx.ModelProto) -> dict[str, int]:
         except (KeyError, TypeError, ValueError):
             location = ""
         if not location or min(place.offset, place.length) < 0 or location == "." or "\0" in location:
-            raise UnavailableError(
+            raise ModelFileError(
                 f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
             )
         files[location] = max(files.get(location, 0), place.offset + place.length)
@@ -211,7 +211,7 @@ def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: P
                 for tensor in embedded:
                     move_out(tensor, file, name)
     except OSError as error:
-        raise UsageError(
+        raise OutputFileError(
             f"the weights of {source} cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
         ) from error
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 from onnx.helper import find_min_ir_version_for
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ModelFileError, UnavailableError, UnsuitableModelError
 from bisect_trt.onnxlib.external_data import element_bits, external_files, model_tensors, tensor_bytes
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, inner_nodes, label
 
@@ -46,25 +46,25 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
         UsageError: Its weights lie outside its folder.
     """
     if not path.exists():
-        raise UnavailableError(f"{path}: no such file; give the path of an ONNX model.")
+        raise ModelFileError(f"{path}: no such file; give the path of an ONNX model.")
     if path.is_dir():
-        raise UnavailableError(f"{path} is a folder; give the path of an ONNX model file.")
+        raise ModelFileError(f"{path} is a folder; give the path of an ONNX model file.")
     model = _read(path)
     # A text file can by chance parse as an empty message, and a cut file as one without a graph.
     if not model.HasField("graph") or not model.ir_version:
-        raise UnavailableError(
+        raise ModelFileError(
             f"{path} holds no ONNX graph: it is another kind of file or was cut short; export or copy it again."
         )
     if model.ir_version >= _IR_WITH_OPSETS and not model.opset_import:
-        raise UnavailableError(
+        raise ModelFileError(
             f"{path} names no operator set, which stands at the end of a model: it was cut short; copy it again."
         )
     if not model.graph.node:
-        raise UnavailableError(f"{path} has no nodes, so there is nothing to search.")
+        raise ModelFileError(f"{path} has no nodes, so there is nothing to search.")
     try:
         check_model(model)
     except UnavailableError as error:
-        raise UnavailableError(f"{path}: {error}") from error
+        raise ModelFileError(f"{path}: {error}") from error
     if not structure:
         check_external_files(model, path, weights)
     return model
@@ -73,17 +73,15 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
 def _read(path: Path) -> ModelProto:
     try:
         if path.stat().st_size == 0:
-            raise UnavailableError(f"{path} is empty; export the model again.")
+            raise ModelFileError(f"{path} is empty; export the model again.")
         return onnx.load(str(path), load_external_data=False)
     except UnavailableError:
         raise
     except OSError as error:
-        raise UnavailableError(
-            f"{path} cannot be read: {error.strerror}; check the path and its permissions."
-        ) from error
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}; check the path and its permissions.") from error
     except Exception as error:  # each of ONNX's formats (binary, JSON, text) raises its own
         reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
-        raise UnavailableError(
+        raise ModelFileError(
             f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or was cut short; "
             "export or copy it again."
         ) from error
@@ -97,13 +95,13 @@ def check_external_files(model: ModelProto, path: Path, weights: Path | None = N
         UsageError: One lies outside the model's folder, by its name or through a link, which ONNX forbids.
     """
     if weights is not None and not weights.is_dir():
-        raise UnavailableError(
+        raise ModelFileError(
             f"--external-data-dir: there is no folder {weights}; name the one with the model's weights."
         )
     try:
         files = external_files(model)
     except UnavailableError as error:
-        raise UnavailableError(f"{path}: {error}") from error
+        raise ModelFileError(f"{path}: {error}") from error
     # A model that is a link itself may have its weights beside the file that it leads to.
     folders = [(weights or path.parent).resolve(), path.resolve().parent]
     for location, needed in files.items():
@@ -111,19 +109,19 @@ def check_external_files(model: ModelProto, path: Path, weights: Path | None = N
         try:
             real, size = file.resolve(), file.stat().st_size if file.is_file() else None
         except (OSError, RuntimeError) as error:  # too long a name, or a loop of links
-            raise UnavailableError(f"{keeps}, which cannot be read: {error}.") from error
+            raise ModelFileError(f"{keeps}, which cannot be read: {error}.") from error
         plain = not Path(location).is_absolute() and ".." not in Path(location).parts
         if not plain or not any(map(real.is_relative_to, folders)):
-            raise UsageError(
+            raise UnsuitableModelError(
                 f"{keeps}, outside its own folder ({real}), which ONNX forbids; move them beside the model."
             )
         if size is None:
-            raise UnavailableError(
+            raise ModelFileError(
                 f"{path} keeps weights in {file}, which does not exist; copy it there, or name the folder that has it with "
                 "--external-data-dir."
             )
         if size < needed:
-            raise UnavailableError(
+            raise ModelFileError(
                 f"{path} keeps weights in {file}, which has {size} bytes where {needed} are needed; copy it again."
             )
 
@@ -159,14 +157,14 @@ def _check_nodes(model: ModelProto) -> None:
         for attribute in node.attribute:
             # A reference to the caller's attribute means something inside functions only.
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
-                raise UnavailableError(
+                raise ModelFileError(
                     f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
                     " of a type that is known, so the model is not valid ONNX or newer than this version of it."
                 )
 
 
 def _invalid(what: str) -> UnavailableError:
-    return UnavailableError(f"{what}, so the model is not valid ONNX; export it again.")
+    return ModelFileError(f"{what}, so the model is not valid ONNX; export it again.")
 
 
 def _texts(model: ModelProto) -> Iterator[tuple[str, Iterable[object]]]:
@@ -209,7 +207,7 @@ def _check_functions(model: ModelProto) -> None:
     whole = sum(sizes.get(call, 1) for call in _calls(model.graph.node))
     if calls and whole > EXPANDED_NODES:
         amount = f"{whole:,}" if whole < 10**12 else f"about 1e{len(str(whole)) - 1}"
-        raise UnavailableError(
+        raise ModelFileError(
             f"its functions, written out where they are called, make {amount} nodes, more than the {EXPANDED_NODES:,} "
             "that are read; export it without nested functions."
         )
@@ -226,7 +224,7 @@ def _overload(message: NodeProto | FunctionProto) -> str:
 
 def _check_rank(what: str, dims: Sequence[object]) -> None:
     if len(dims) > _MOST_DIMENSIONS:
-        raise UnavailableError(
+        raise ModelFileError(
             f"{what} has {len(dims)} dimensions, more than the {_MOST_DIMENSIONS} that NumPy has; export it again."
         )
 
@@ -237,13 +235,13 @@ def _check_tensor(tensor: TensorProto) -> None:
     if not tensor.data_type:
         raise _invalid(f"{where} has no element type")
     if tensor.HasField("segment"):
-        raise UnavailableError(f"{where} is stored in segments, which no runtime reads; export the model again.")
+        raise ModelFileError(f"{where} is stored in segments, which no runtime reads; export the model again.")
     _check_rank(where, tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
         raise _invalid(f"{where} has the shape {list(tensor.dims)}")
     stored = _stored(tensor)
     if stored is not None and stored[0] != stored[1]:
-        raise UnavailableError(
+        raise ModelFileError(
             f"{where} holds {stored[0]} {stored[2]} where its shape {list(tensor.dims)} needs {stored[1]}: the model was cut "
             "short or is not valid ONNX; export it again."
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
@@ -52,7 +52,7 @@ def check_opset(model: ModelProto, low: int) -> int | None:
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     opset = opsets.get("", opsets.get("ai.onnx"))
     if opset is not None and opset < FIRST_OPSET[low]:
-        raise UsageError(
+        raise UnsuitableModelError(
             f"The model has opset {opset}; {LOW_NAMES[low]} lowering needs {FIRST_OPSET[low]} or later: convert it with "
             "onnx.version_converter first."
         )

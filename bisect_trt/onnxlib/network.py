@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import onnx
 from google.protobuf.message import Message
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.exported import describe_module, module_of
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.nodes import Draws, captured_names, label, reads
@@ -181,7 +181,7 @@ class Network:
         self._check_dangling()
         self.order = depth_first_order(len(self.nodes), self.parents)
         if len(self.order) < len(self.nodes):
-            raise UnavailableError(
+            raise ModelFileError(
                 f"the graph has a cycle through {self.describe(self._on_cycle())}, so the model is not valid ONNX."
             )
         self.rank = array("L", bytes(len(self.nodes) * array("L").itemsize))
@@ -196,7 +196,7 @@ class Network:
         """Find who makes and who reads each tensor."""
         if len(self.inputs) > len(self._fed):
             name = next(name for name in self.inputs if self.inputs.count(name) > 1)
-            raise UnavailableError(f"the graph has two inputs named '{name}', so the model is not valid ONNX.")
+            raise ModelFileError(f"the graph has two inputs named '{name}', so the model is not valid ONNX.")
         several: dict[str, list[int]] = {}
         for index in range(len(self.nodes)):
             alone = (index,)  # one for all that this node alone reads
@@ -205,9 +205,9 @@ class Network:
                     several.setdefault(name, [*first]).append(index)
             for name in self.made(index):
                 if name in self.producer:
-                    raise UnavailableError(f"the tensor '{name}' is made by two nodes, so the model is not valid ONNX.")
+                    raise ModelFileError(f"the tensor '{name}' is made by two nodes, so the model is not valid ONNX.")
                 if name in self._fed or self._is_stored(name):
-                    raise UnavailableError(
+                    raise ModelFileError(
                         f"{self.describe(index)} makes '{name}', which is an input or an initializer too, "
                         "so the model is not valid ONNX."
                     )
@@ -228,13 +228,13 @@ class Network:
         for index, names in enumerate(self.reads):
             for name in names:
                 if name not in self.producer and name not in self._fed and not self._is_stored(name):
-                    raise UnavailableError(
+                    raise ModelFileError(
                         f"{self.describe(index)} reads '{name}', which no node, input or initializer makes, "
                         "so the model is not valid ONNX."
                     )
         for name in self.outputs:
             if name not in self.producer and name not in self._fed and not self._is_stored(name):
-                raise UnavailableError(f"nothing makes the output '{name}', so the model is not valid ONNX.")
+                raise ModelFileError(f"nothing makes the output '{name}', so the model is not valid ONNX.")
 
     def _find_constants(self) -> list[bool]:
         random = Draws(self.proto, {}, unsure=True)  # they depend on no input, and are no constants

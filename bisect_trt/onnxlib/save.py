@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import OutputFileError, ValueRefusedError, quoted
 from bisect_trt.onnxlib.external_data import (
     ALIGNMENT,
     SHARED_TENSOR_BYTES,
@@ -45,17 +45,17 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
         UsageError: It, or the file for weights beside it, exists, or its folder does not or is not writable.
     """
     if read_back and path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no regular file, and what is written is read back; name another file.")
+        raise ValueRefusedError(f"{path} is no regular file, and what is written is read back; name another file.")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file to write.")
+        raise OutputFileError(f"{path} is a folder; name a file to write.")
     for file in (path, data_file(path)):
         if file.is_file() and not overwrite:  # a device or FIFO is written to
-            raise UsageError(f"{file} exists; name another file, or write over it with --overwrite.")
+            raise OutputFileError(f"{file} exists; name another file, or write over it with --overwrite.")
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {folder}; make it first.")
+        raise OutputFileError(f"{path} cannot be written: there is no folder {folder}; make it first.")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"{path} cannot be written: permission denied; name a file in a folder of yours.")
+        raise OutputFileError(f"{path} cannot be written: permission denied; name a file in a folder of yours.")
 
 
 def data_file(path: Path) -> Path:
@@ -91,7 +91,7 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
         instead = "make room or name another file"
         if beside and error.errno == errno.ENOSPC:
             instead = f"make room, or name a file in {weights}, where the weights need no copy"
-        raise UsageError(f"{path} cannot be written: {error.strerror}; {instead}.") from error
+        raise OutputFileError(f"{path} cannot be written: {error.strerror}; {instead}.") from error
 
 
 def said_beside(path: Path) -> str | None:

@@ -17,7 +17,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import (
+    ModelFileError,
+    UnavailableError,
+    UnknownNameError,
+    UnsuitableModelError,
+    ValueRefusedError,
+)
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, keep_only
 from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_string
 
@@ -55,7 +61,7 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
             np.dtype(helper.tensor_dtype_to_np_dtype(element_type)) if extension is None else dtype_from_name(extension)
         )
     except (KeyError, ValueError) as error:
-        raise UnavailableError(
+        raise ModelFileError(
             f"the element type {element_type} is not known to ONNX {onnx.__version__}; update the package."
         ) from error
 
@@ -219,14 +225,14 @@ def input_infos(network: Network) -> list[TensorInfo]:
     for name in network.inputs:
         value = network.declared.get(name)
         if value is None:
-            raise UnavailableError(
+            raise ModelFileError(
                 f"the input '{name}' declares no type, so the model is not valid ONNX; export it again."
             )
         info = to_info(value)
         if info is None:
             if value.type.tensor_type.elem_type:
                 element_dtype(value.type.tensor_type.elem_type)  # raises, with the reason
-            raise UsageError(f"the input '{name}' is not a plain tensor, which bisect-trt cannot feed.")
+            raise UnsuitableModelError(f"the input '{name}' is not a plain tensor, which bisect-trt cannot feed.")
         infos.append(info)
     return infos
 
@@ -265,7 +271,7 @@ def fix_input_shapes(
     infos = {name: info for name, value in inputs.items() if (info := to_info(value)) is not None}
     for name in shapes:
         if name not in inputs:
-            raise UsageError(f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.")
+            raise UnknownNameError(f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.")
     sizes = _named_sizes(infos, shapes)
     assumed: dict[str, tuple[int | str | None, ...]] = {}
     contradicted = False
@@ -294,7 +300,7 @@ def _named_sizes(infos: Mapping[str, TensorInfo], shapes: Mapping[str, Sequence[
         if given is None or info.shape is None:
             continue
         if len(given) != len(info.shape):
-            raise UsageError(
+            raise ValueRefusedError(
                 f"the input '{name}' has {len(info.shape)} dimensions, but the shape {list(given)} has {len(given)}."
             )
         for dim, size in zip(info.shape, given, strict=True):

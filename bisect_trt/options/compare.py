@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 from bisect_trt.options.spec import Option, option, switch
@@ -101,15 +101,15 @@ class CompareOptions:
             UsageError: One is of a comparison or a statistic that is not asked for.
         """
         if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
-            raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
+            raise MissingOptionError("--index-tolerance says how to compare indices; add --compare indices.")
         measures = self.compare_as.measures
         if measures and self.check_error_stat:
-            raise UsageError(
+            raise ConflictError(
                 f"--compare {self.compare_as.value} is a statistic of its own; drop --check-error-stat, or --compare."
             )
         for stat, flag in THRESHOLDS.items():
             if self.thresholds(stat) and stat not in {*measures, *self.check_error_stat.values()}:
-                raise UsageError(
+                raise MissingOptionError(
                     f"{flag} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
                 )
 
@@ -129,6 +129,6 @@ class CompareOptions:
             UsageError: They are not.
         """
         for flag in self.other_ways():
-            raise UsageError(
+            raise ConflictError(
                 f"{flag} is for outputs, and `diagnose` compares every tensor inside; use it with `run` or `reduce`."
             )

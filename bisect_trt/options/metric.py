@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, UnsuitableModelError
 from bisect_trt.options.reading import number
 from bisect_trt.options.spec import option, switch
 
@@ -80,12 +80,12 @@ class MetricOptions:
         if self.metric is None:
             beside = given[0] if given else "--lower-is-better" if self.lower_is_better else None
             if beside is not None:
-                raise UsageError(f"{beside} is about a metric, and there is none; add --metric.")
+                raise MissingOptionError(f"{beside} is about a metric, and there is none; add --metric.")
             return
         if len(given) > 1:
-            raise UsageError(f"{given[0]} and {given[1]} both say how good the metric has to be; give one.")
+            raise ConflictError(f"{given[0]} and {given[1]} both say how good the metric has to be; give one.")
         if bounded and not given:
-            raise UsageError(
+            raise MissingOptionError(
                 "--metric needs to know what is too bad: add --max-drop 0.5%, or --min or --max with the number itself."
             )
 
@@ -96,13 +96,13 @@ class MetricOptions:
             UsageError: It is said for a metric of the other direction, or as a part of nothing.
         """
         if self.min is not None and lower_is_better:
-            raise UsageError(f"--min {self.min:g}: of this metric less is better; say --max.")
+            raise ConflictError(f"--min {self.min:g}: of this metric less is better; say --max.")
         if self.max is not None and not lower_is_better:
-            raise UsageError(f"--max {self.max:g}: of this metric more is better; say --min, or --lower-is-better.")
+            raise ConflictError(f"--max {self.max:g}: of this metric more is better; say --min, or --lower-is-better.")
         if self.max_drop is None:
             return self.max if lower_is_better else self.min
         if self.max_drop.relative and not reference:
-            raise UsageError(
+            raise UnsuitableModelError(
                 f"--max-drop {self.max_drop}: the reference's own number is 0, of which there are no parts; give an absolute "
                 "drop, such as 0.01."
             )

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE | re.ASCII)
 _SHAPE = "a shape such as [1,3,224,224], of whole numbers from 0 up"
@@ -241,7 +241,7 @@ def once(flag: str) -> Callable[[Any], Any]:
     def check(pairs: Any) -> Any:  # noqa: ANN401 - a tuple of pairs
         names = [name for name, _ in pairs]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(f"{flag} is given twice for {twice!r}; give it once.")
+            raise ConflictError(f"{flag} is given twice for {twice!r}; give it once.")
         return pairs
 
     return check

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import FindAll, Model, time_out, to_file
@@ -274,7 +274,7 @@ class Repeat:
         """
         if self.until is not None and str(self.until).isdecimal():
             if self.number is not None:
-                raise UsageError("-n and --until with a number both say how many; drop one.")
+                raise ConflictError("-n and --until with a number both say how many; drop one.")
             return int(self.until), None
         most = RUNS if self.until is None else MOST_RUNS
         return (most if self.number is None else self.number), self.until

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import OutputFileError
 from bisect_trt.options.reading import regex, shape, size, value_range
 from bisect_trt.options.spec import Option, argument, option, seconds
 
@@ -34,7 +34,7 @@ def _named(path: Path) -> Path:
         UsageError: It is ``.`` or the root.
     """
     if not path.name:
-        raise UsageError(f"{path} is a folder; name a file to write.")
+        raise OutputFileError(f"{path} is a folder; name a file to write.")
     return path
 
 

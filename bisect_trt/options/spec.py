@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 
 Group = TypeVar("Group")
 
@@ -266,9 +266,9 @@ def _reader(entry: Entry, called: str) -> Callable[[Any], Any]:
             wanted: object = error
             if isinstance(convert, type) and issubclass(convert, Enum):
                 wanted = f"one of {', '.join(each.value for each in convert)}"
-            raise UsageError(f"{called} {value!s:.60}: give {wanted}.") from error
+            raise ValueRefusedError(f"{called} {value!s:.60}: give {wanted}.") from error
         if isinstance(found, int | float) and (complaint := out_of_range(entry, found)):
-            raise UsageError(f"{called} {complaint}")
+            raise ValueRefusedError(f"{called} {complaint}")
         return _usable(called, found) if entry.kind is Path and isinstance(found, Path) else found
 
     return read
@@ -290,9 +290,11 @@ def _named(entry: Entry, called: str, value: Any, read: Callable[[Any], Any]) ->
     for word in words:
         name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
         if entry.option.need_name and not colon:
-            raise UsageError(f"{called} {word!s:.60}: the {entry.option.about} is missing; give {entry.placeholder}.")
+            raise MissingOptionError(
+                f"{called} {word!s:.60}: the {entry.option.about} is missing; give {entry.placeholder}."
+            )
         if name in found:
-            raise UsageError(f"{called} is given twice for {f'{name!r}' if name else f'all {entry.option.about}s'}.")
+            raise ConflictError(f"{called} is given twice for {f'{name!r}' if name else f'all {entry.option.about}s'}.")
         found[name] = read(text)
     return found
 
@@ -313,9 +315,9 @@ def _usable(called: str, path: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        raise UsageError(f"{called} {path!s:.60}: {error.strerror}; give another path.") from error
+        raise ValueRefusedError(f"{called} {path!s:.60}: {error.strerror}; give another path.") from error
     except ValueError as error:
-        raise UsageError(f"{called} {error} in {str(path)!r:.60}; give another path.") from error
+        raise ValueRefusedError(f"{called} {error} in {str(path)!r:.60}; give another path.") from error
     return path.absolute() if str(path).startswith("-") else path
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import RunStateError
 from bisect_trt.worker.guard import guard
 
 _LOCK = "run.lock"
@@ -87,7 +87,7 @@ def _lock(path: Path, taken: str) -> int | None:
         except BlockingIOError:
             holder = os.pread(file, 100, 0).decode(errors="replace")
             os.close(file)
-            raise UsageError(taken.replace("{}", holder or "unknown", 1)) from None
+            raise RunStateError(taken.replace("{}", holder or "unknown", 1)) from None
         except FileNotFoundError:  # its holder removed it just now
             pass
         except OSError:  # no locks there, or a full disk

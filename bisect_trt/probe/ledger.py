@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, OutputFileError, ResourceError, RunFolderError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Outcome
 from bisect_trt.search.oracle import Verdict
@@ -156,7 +156,7 @@ class Ledger:
             # A last line that a crash cut short goes, or the next entry would become a part of it.
             self._file.truncate(self._file.read().rfind(b"\n") + 1)
         except OSError as error:
-            raise UsageError(f"the journal {self._path} cannot be written: {error.strerror}.") from error
+            raise OutputFileError(f"the journal {self._path} cannot be written: {error.strerror}.") from error
 
     def restart(self) -> None:
         """Start the story over; what is known stays known."""
@@ -251,7 +251,7 @@ class Ledger:
             return record
         record = self._record(candidate, outcome, verdict)
         if record.number == 1 and record.signature in _OUT_OF_MEMORY:
-            raise UnavailableError(
+            raise ResourceError(
                 f"the original model does not fit: {outcome.reason}; free the GPU, feed less at a time (--input-shapes), or "
                 "allow less scratch space (--pool-limit workspace:1G)."
             )
@@ -303,7 +303,9 @@ class Ledger:
                 if forced:
                     os.fsync(self._file.fileno())
         except OSError as error:
-            raise UsageError(f"the journal {self._path} cannot be written: {error.strerror}; make room.") from error
+            raise OutputFileError(
+                f"the journal {self._path} cannot be written: {error.strerror}; make room."
+            ) from error
 
     def close(self) -> None:
         """Close the journal."""
@@ -329,7 +331,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     yield json.loads(line)
                 except ValueError as error:
-                    raise UnavailableError(
+                    raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
                         "start a new run."
                     ) from error

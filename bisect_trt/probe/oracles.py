@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import OutputFileError
 from bisect_trt.options.choices import OutputStat
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -348,5 +348,7 @@ class EngineCheck:
             try:
                 shutil.copyfile(files.engine, fixed)
             except OSError as error:
-                raise UsageError(f"{fixed} cannot be written: {error.strerror}; run where you can write.") from error
+                raise OutputFileError(
+                    f"{fixed} cannot be written: {error.strerror}; run where you can write."
+                ) from error
         return self.command.run(files, cancel)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
+from bisect_trt.errors import BisectError, ExitStatus, ResourceError
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.metric_check import MetricCheck
@@ -133,7 +133,7 @@ class Runner:
         """
         outcome = self.check.run(files)
         if outcome.signature == LOST:
-            raise UnavailableError(
+            raise ResourceError(
                 f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
             )
         return outcome

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
@@ -96,9 +96,9 @@ class Models:
         asked = self._reference_once if target is None else target
         reply = self.workers.ask(Collect(asked, model, inputs, to, append), here=target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
-            raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
+            raise ModelRefusedError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":
-            raise UnavailableError(
+            raise ResourceError(
                 f"{settings.describe()} could not run a model: {reply.message}. Free memory, or run fewer probes at a time "
                 "(--workers 1), and start again."
             )
@@ -158,7 +158,7 @@ class Constants:
         nodes = self._units.to_nodes(self._units.with_weights([maker]))
         made = self._models.run("constant", cut(network, nodes, {}, self.value, [name]).proto, {})
         if isinstance(made, Failed):
-            raise UnavailableError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
+            raise ModelRefusedError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
         return numpy_helper.from_array(made[name], name)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, CheckCommandError, ScriptError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
@@ -110,11 +110,11 @@ class CommandCheck:
         try:
             argv = shlex.split(words[0]) if len(words) == 1 else list(words)
         except ValueError as error:
-            raise UsageError(f"--check {words[0]}: {error}; mend the quotes.") from error
+            raise CheckCommandError(f"--check {words[0]}: {error}; mend the quotes.") from error
         if not argv:
-            raise UsageError("--check needs a command after it.")
+            raise CheckCommandError("--check needs a command after it.")
         if argv[0] != PYTHON and not away and shutil.which(argv[0]) is None:
-            raise UsageError(
+            raise CheckCommandError(
                 f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
             )
         return tuple(argv)
@@ -171,7 +171,7 @@ class CommandCheck:
                     memory_limit=self.memory_limit,
                 )
             except OSError as error:
-                raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
+                raise CheckCommandError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
         gate.saw_children()
         if end.timed_out or end.cancelled or end.over_memory:
             return end, False
@@ -349,7 +349,7 @@ class FunctionCheck:
             return said
         if said is None or isinstance(said, bool | np.bool_):
             return Verdict.FAIL if said else Verdict.PASS
-        raise UsageError(
+        raise ScriptError(
             f"the check {_name(self.function)} returns a {type(said).__name__}; return True if the model fails, "
             "False if not, or a bisect_trt.Verdict."
         )

@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import OutputFileError, UsageError
 from bisect_trt.onnxlib.external_data import (
     EMBED_LIMIT_BYTES,
     copy_file,
@@ -215,7 +215,7 @@ class Workspace:
                 if self.fixed_path is not None:
                     self._write_fixed(candidate, self.fixed_path)
             except OSError as error:
-                raise UsageError(
+                raise OutputFileError(
                     f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
                 ) from error
 
@@ -246,7 +246,7 @@ class Workspace:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(source, target)
             elif not filecmp.cmp(source, target, shallow=False):
-                raise UsageError(
+                raise OutputFileError(
                     f"{target} exists and holds other weights than the model's, which have to lie there for candidates at "
                     f"{path}; move it away, or put {{model}} into the check command."
                 )
@@ -278,7 +278,9 @@ class Workspace:
 
 
 def _cannot_make(folder: Path, error: OSError) -> UsageError:
-    return UsageError(f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to.")
+    return OutputFileError(
+        f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to."
+    )
 
 
 def _said_shapes(inputs: Values) -> str:
@@ -295,7 +297,7 @@ def _refuse_foreign(path: Path) -> None:
     except Exception:
         ours = False
     if not ours:
-        raise UsageError(
+        raise OutputFileError(
             f"{path} exists and was not written by bisect-trt, which would write each candidate over it; "
             "move it away, name another with --candidate, or put {model} into the check command."
         )
@@ -377,7 +379,7 @@ class Weights:
             temporary.write_bytes(b"\0".join(map(os.fsencode, homes)))
             temporary.replace(note)
         except OSError as error:
-            raise UsageError(f"{note} cannot be written: {error.strerror}; make room.") from error
+            raise OutputFileError(f"{note} cannot be written: {error.strerror}; make room.") from error
 
     def bring(self, model: onnx.ModelProto | Path) -> None:
         """Copy the files that a candidate refers to, and that are not beside the candidates yet.
@@ -404,7 +406,7 @@ class Weights:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     copy_file(home / location, place)
                 except OSError as error:
-                    raise UsageError(
+                    raise OutputFileError(
                         f"the weights in {home} cannot be copied to {self._folder}: {error.strerror}; make room, or run "
                         "elsewhere."
                     ) from error

@@ -21,7 +21,7 @@ import jinja2
 import jinja2.bccache
 from markupsafe import Markup, escape
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import RunFolderError
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.report import charts
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
@@ -342,7 +342,7 @@ def render(result: Json) -> str:
         main = Markup("").join(section for _, _, section in sections)
         return frame(sentence(result), main, foot, "report.js", links, extra="img-src data:")[0]
     except _DAMAGED as error:
-        raise UnavailableError(
+        raise RunFolderError(
             f"the result is damaged ({type(error).__name__}: {error}); run the command again."
         ) from error
 

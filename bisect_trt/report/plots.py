@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import OutputFileError, PackageError
 from bisect_trt.options.shared import Plots
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -44,11 +44,11 @@ def check_plots(options: Plots) -> None:
     for entry in (each for each in fields(options) if getattr(options, each.name)):
         flag, value = f"--{entry.name.replace('_', '-')}", getattr(options, entry.name)
         if find_spec("matplotlib") is None:
-            raise UnavailableError(
+            raise PackageError(
                 f"{flag} draws with matplotlib, which is not installed; run: pip install 'bisect-trt[plots]'"
             )
         if isinstance(value, Path) and value.exists() and not value.is_dir():
-            raise UsageError(f"{flag} {value} is a file; name a folder.")
+            raise OutputFileError(f"{flag} {value} is a file; name a folder.")
 
 
 def draw_plots(
@@ -205,5 +205,5 @@ def _save(figure: Figure, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     except OSError as error:
-        raise UsageError(f"the plot {path} cannot be written: {error.strerror}; name another place.") from error
+        raise OutputFileError(f"the plot {path} cannot be written: {error.strerror}; name another place.") from error
     return path

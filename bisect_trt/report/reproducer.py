@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import printer
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.report.page import templates
@@ -358,7 +358,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(
+        raise OutputFileError(
             f"{path} cannot be written: {error.strerror or error}; make room, or name another folder with --output."
         ) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt import __version__
-from bisect_trt.errors import BisectError, ExitStatus, InternalError, UnavailableError
+from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.host import facts
 
@@ -154,17 +154,17 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         plain = json.loads(file.read_bytes())
     except OSError as error:
-        raise UnavailableError(
+        raise RunFolderError(
             f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or what --json wrote."
         ) from error
     except ValueError as error:
-        raise UnavailableError(
+        raise RunFolderError(
             f"{file} is damaged or no result of bisect-trt ({error}); run the command again."
         ) from error
     if not isinstance(plain, dict) or "schema" not in plain:
-        raise UnavailableError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
+        raise RunFolderError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
     if plain["schema"] != SCHEMA:
-        raise UnavailableError(
+        raise RunFolderError(
             f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
             "use the version that wrote it."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import PackageError, UnavailableError
 from bisect_trt.plugins import TARGETS, installed, load
 from bisect_trt.targets.base import Target
 
@@ -27,15 +27,15 @@ def find(name: str) -> Target:
     """
     place = _BUILT_IN.get(name) or installed(TARGETS).get(name)
     if place is None:
-        raise UnavailableError(f"there is no target '{name}' here; install the package that has it.")
+        raise PackageError(f"there is no target '{name}' here; install the package that has it.")
     try:
         target = load(place, name)()
     except UnavailableError:
         raise
     except Exception as error:  # another package: whatever it raises
-        raise UnavailableError(f"the target '{name}' cannot be used: {place} fails: {error!r}.") from error
+        raise PackageError(f"the target '{name}' cannot be used: {place} fails: {error!r}.") from error
     if not isinstance(target, Target) or target.name != name:
-        raise UnavailableError(f"the target '{name}' cannot be used: {place} is no target of that name.")
+        raise PackageError(f"the target '{name}' cannot be used: {place} is no target of that name.")
     return target
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import ConflictError, MissingOptionError, UnavailableError
 from bisect_trt.options.spec import changed, entries, option, switch
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import OwnSettings
@@ -58,17 +58,17 @@ class TargetOptions:
         given, plugins = self.given(), self.named()
         if not plugins:
             if given:
-                raise UsageError(f"{given[0]} is an option of a target, and none is named; add {any_flag()}.")
+                raise MissingOptionError(f"{given[0]} is an option of a target, and none is named; add {any_flag()}.")
             return None
         # ONNX Runtime beside another changes nothing: the reference is that too.
         plugin, *more = [each for each in plugins if each.name != "onnxrt"] or plugins
         if more:
-            raise UsageError(f"--{plugin.name} and --{more[0].name} are two targets; name one.")
+            raise ConflictError(f"--{plugin.name} and --{more[0].name} are two targets; name one.")
         for flag in given:
             owner = _owner(flag, plugin)
             if owner is not None:
                 what = f"use --{owner.name}" if plugin.name == "onnxrt" else "drop one"
-                raise UsageError(f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {what}.")
+                raise ConflictError(f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {what}.")
         precisions: dict[str, bool] = {name: getattr(self, name) for name in PRECISIONS}
         own = self.own(plugin).checked(self, engines=engines)
         return TargetSettings(plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=own)
@@ -85,7 +85,7 @@ class TargetOptions:
         """
         settings = self.settings(engines=engines)
         if settings is None:
-            raise UsageError(
+            raise MissingOptionError(
                 f"no target is named, so there is nothing to compare with the reference; add {any_flag()}."
             )
         return settings

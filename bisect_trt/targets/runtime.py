@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 from bisect_trt.targets.messages import BuildError
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
@@ -176,7 +176,7 @@ class Runtime:
 
     def _need_engines(self, verb: str) -> None:
         if not self._target.capabilities.engines:
-            raise UsageError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
+            raise ConflictError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import ConflictError, ScriptError, quoted
 from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.reading import TopK
@@ -174,7 +174,7 @@ def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
     if is_string(values.dtype) or not -values.ndim <= wanted.axis < values.ndim:
         if name in options.postprocess:
             kind = "holds strings" if is_string(values.dtype) else f"of shape {list(values.shape)} has no such axis"
-            raise UsageError(
+            raise ConflictError(
                 f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' {kind}; leave it out"
             )
         return values
@@ -500,12 +500,12 @@ def compare_by_script(
         compare = script_attribute(path, function, _KIND)
         verdicts = compare(Outputs(target, "target"), Outputs(reference, "reference"))
         if not isinstance(verdicts, Mapping) or not verdicts:
-            raise UsageError(
+            raise ScriptError(
                 f"'{function}' of {path} gives {verdicts!r:.60}; it must return a dict of output name to whether it matches"
             )
         judged = {str(name): bool(verdict) for name, verdict in verdicts.items()}
     if unknown := [name for name in judged if name not in reference]:
-        raise UsageError(f"'{function}' of {path} judges {quoted(unknown)}; the outputs are {quoted(reference)}")
+        raise ScriptError(f"'{function}' of {path} judges {quoted(unknown)}; the outputs are {quoted(reference)}")
     return [
         TensorComparison(
             name=name,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import PackageError
 
 
 def is_string(dtype: np.dtype[Any]) -> bool:
@@ -50,11 +50,11 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     try:
         extension: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except ImportError as err:
-        raise UnavailableError(
+        raise PackageError(
             f"A tensor of type {name} needs the package ml_dtypes, which is not installed; run: pip install ml_dtypes"
         ) from err
     except AttributeError as err:
-        raise UnavailableError(
+        raise PackageError(
             f"The element type '{name}' is not known to numpy {np.__version__} or the installed ml_dtypes; "
             "update both packages"
         ) from err

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import ConflictError, InputValuesError, ScriptError, UnknownNameError, ValueRefusedError, quoted
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
 from bisect_trt.tensors.kernel import free_bytes
@@ -68,7 +68,7 @@ def labelled_inputs(infos: Sequence[TensorInfo], data: Data) -> Iterator[tuple[S
 
 def _refuse_both(data: Data) -> None:
     if data.data_loader_script is not None and data.load_inputs:
-        raise UsageError("--data-loader-script and --load-inputs both give the inputs; use one of them")
+        raise ConflictError("--data-loader-script and --load-inputs both give the inputs; use one of them")
 
 
 def _every_sample(infos: Sequence[TensorInfo], data: Data, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
@@ -85,7 +85,7 @@ def _every_sample(infos: Sequence[TensorInfo], data: Data, *, whole: bool) -> It
             )
     elif data.load_inputs:
         if data.iterations is not None:
-            raise UsageError(
+            raise ConflictError(
                 "--iterations says how many samples to make, and --load-inputs gives them; use one of them"
             )
         yield from _load_samples(infos, data.load_inputs)
@@ -129,7 +129,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
             checked[name] = values = _from_raw_bytes(sample[name], info.dtype)
             problems += _misfit(info, values)
     if problems:
-        raise UsageError(f"{source} does not fit the model: {'; '.join(problems)}")
+        raise InputValuesError(f"{source} does not fit the model: {'; '.join(problems)}")
     return checked
 
 
@@ -211,11 +211,11 @@ def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
 def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
     names = [info.name for info in infos]
     if unknown := [name for name in data.val_range if name and name not in names]:
-        raise UsageError(f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}")
+        raise UnknownNameError(f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}")
     if free := [f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static]:
-        raise UsageError(f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes")
+        raise InputValuesError(f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes")
     if data.seed < 0:
-        raise UsageError(f"The seed {data.seed} is negative; give a number from 0 up")
+        raise ValueRefusedError(f"The seed {data.seed} is negative; give a number from 0 up")
     _check_memory(infos, data.iterations or 1)
     rng = np.random.default_rng(data.seed)
     default = data.val_range.get("", (0.0, 1.0))
@@ -232,7 +232,7 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
     free = _UNSAID if (known := free_bytes()) is None else known
     if needed > free:
         shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
-        raise UsageError(
+        raise InputValuesError(
             f"{samples} samples of random values for {shapes} take {needed / (1 << 30):,.1f} GiB, and {free / (1 << 30):,.1f} "
             "are free; give smaller --input-shapes, or fewer --iterations"
         )
@@ -260,7 +260,7 @@ def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high:
 def _check_range(info: TensorInfo, low: float, high: float) -> None:
     if low > high:
         kind = "string of a whole number" if is_string(info.dtype) else f"{info.dtype.name} number"
-        raise UsageError(f"Input '{info.name}': its value range holds no {kind}; give another with --val-range")
+        raise ValueRefusedError(f"Input '{info.name}': its value range holds no {kind}; give another with --val-range")
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -295,7 +295,7 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str
         loader = script_attribute(path, function, _LOADER_KIND)
         given = loader() if callable(loader) else loader
         if isinstance(given, Mapping) or not hasattr(given, "__iter__"):
-            raise UsageError(
+            raise ScriptError(
                 f"'{function}' of {path} gives a {type(given).__name__}; it must yield or return a list of samples, "
                 "each a dict of input name to array"
             )
@@ -303,7 +303,7 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str
             pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], Mapping)
             sample, labels = entry if pair else (entry, None)
             if not isinstance(sample, Mapping):
-                raise UsageError(
+                raise ScriptError(
                     f"'{function}' of {path} gives a {type(sample).__name__} as sample {number}; "
                     "each must be a dict of input name to array"
                 )
@@ -312,7 +312,7 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str
             if number == most:
                 break
     if not number:
-        raise UsageError(f"'{function}' of {path} gives no sample; it must yield at least one")
+        raise ScriptError(f"'{function}' of {path} gives no sample; it must yield at least one")
 
 
 def _as_labels(labels: Any) -> Any:  # noqa: ANN401 - whatever the script gives

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import (
+    ConflictError,
+    InputValuesError,
+    ScriptError,
+    UnknownNameError,
+    UnsuitableModelError,
+    UsageError,
+    ValueRefusedError,
+    quoted,
+)
 from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.scripts import Outputs as NamedOutputs
@@ -117,9 +126,11 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
         signal = partial(_worst_signal, name, output or None, measure, most)
         metric = Metric(name, of_sample=signal, low=-most, high=most, unit=unit)
     else:
-        raise UsageError(f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC].")
+        raise UnknownNameError(
+            f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
+        )
     if lower_is_better:
-        raise UsageError(f"--lower-is-better applies to a metric of your own; of {name} more is better. Drop it.")
+        raise ConflictError(f"--lower-is-better applies to a metric of your own; of {name} more is better. Drop it.")
     return metric
 
 
@@ -142,7 +153,7 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
     ours, theirs = reference[name], seen.get(name)
     rows = to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1) if is_floating(ours) else None
     if rows is not None and k >= rows.shape[1]:
-        raise UsageError(
+        raise ValueRefusedError(
             f"--metric {what}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
             "another output, or a smaller K."
         )
@@ -153,7 +164,7 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
         truth = _classes(given, ours.size if rows is None else len(rows))
     counted = truth != _IGNORED
     if rows is not None and ((truth[counted] < 0) | (truth[counted] >= rows.shape[1])).any():
-        raise UsageError(
+        raise ValueRefusedError(
             f"--metric {what}: a label is no class of '{name}', which has {rows.shape[1]}; correct the loader."
         )
     weight = float(np.count_nonzero(counted))
@@ -167,9 +178,9 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
 def _classes(labels: object, rows: int) -> NDArray[np.int64]:
     given = np.asarray(labels)
     if given.dtype.kind not in "biuf":
-        raise UsageError(f"the labels of a sample are of type {given.dtype.name}; give a class for each row.")
+        raise InputValuesError(f"the labels of a sample are of type {given.dtype.name}; give a class for each row.")
     if given.size != rows:
-        raise UsageError(
+        raise InputValuesError(
             f"a sample has {given.size} labels, and {rows} rows to be labelled; give a class for each row."
         )
     return given.reshape(-1).astype(np.int64)
@@ -217,12 +228,14 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
     """
     if name is not None:
         if name not in reference:
-            raise UsageError(f"--metric {what}:{name}: there is no such output; the outputs are {quoted(reference)}.")
+            raise UnknownNameError(
+                f"--metric {what}:{name}: there is no such output; the outputs are {quoted(reference)}."
+            )
         return name
     for each, values in reference.items():
         if not floating or (is_floating(values) and values.ndim and not is_string(values.dtype)):
             return each
-    raise UsageError(
+    raise UnsuitableModelError(
         f"--metric {what} needs an output of floating-point numbers, and there is none among {quoted(reference)}; name "
         "another metric, or give a function of your own (--metric SCRIPT.py)."
     )
@@ -242,7 +255,7 @@ def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
         module = import_script(path, _KIND)
     function, ends = getattr(module, name, None), getattr(module, RANGE, None)
     if not callable(function):
-        raise UsageError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
+        raise ScriptError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
     call = partial(_call, function, path, _parameters(function, path, name))
     known = Metric(f"{path.name}:{name}", lower_is_better)
     if ends is None:
@@ -252,7 +265,7 @@ def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
         if not low < high:
             raise ValueError
     except (TypeError, ValueError) as error:
-        raise UsageError(
+        raise ScriptError(
             f"{RANGE} of {path} is {ends!r:.60}; it must be the lowest and the highest number of a sample."
         ) from error
 
@@ -260,7 +273,7 @@ def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
         made = call([seen], [reference], [labels])
         value = float(np.mean(made))
         if value < low or value > high or not (np.ndim(made) or math.isnan(value)):
-            raise UsageError(
+            raise ScriptError(
                 f"'{name}' of {path} gives {value:g} for a sample; with {RANGE} it must return a list with a number within that "
                 f"range for each sample. Correct it, or remove {RANGE}."
             )
@@ -282,7 +295,7 @@ def _parameters(function: Callable[..., object], path: Path, name: str) -> list[
     except (TypeError, ValueError):
         taken = []
     if not taken:
-        raise UsageError(
+        raise ScriptError(
             f"'{name}' of {path} must take lists with an entry a sample, by these names or some of them: "
             f"def {name}({', '.join(PARAMETERS)})."
         )
@@ -312,7 +325,7 @@ def _call(
             raise
         return math.nan
     if made.dtype.kind not in "biuf" or made.shape not in ((), (len(seen),)):
-        raise UsageError(
+        raise ScriptError(
             f"{path} returns {made!s:.60}; a metric must return a number, or one for each of the {len(seen)} samples."
         )
     return made.astype(np.float64)
@@ -359,7 +372,7 @@ class Evaluation:
         count, labelled = 0, False
         for inputs, labels in samples:
             if count and labelled is (labels is None):
-                raise UsageError(
+                raise InputValuesError(
                     f"sample {count} and those before it differ in having labels; give all of them labels, or none."
                 )
             save_npz(folder / f"given-{count}.npz", inputs)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, UsageError
 from bisect_trt.tensors.info import dtype_from_name, is_extension, is_string
 
 _KINDS = "biufcSUV"
@@ -154,18 +154,20 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise UsageError(f"Cannot read {path}: {err.strerror or err}; give an .npz file as numpy.savez writes") from err
+        raise InputValuesError(
+            f"Cannot read {path}: {err.strerror or err}; give an .npz file as numpy.savez writes"
+        ) from err
     except zipfile.BadZipFile as err:
-        raise UsageError(
+        raise InputValuesError(
             f"Cannot read {path}: it is not an .npz file or it is damaged ({err}); write it again"
         ) from err
     except BisectError:
         raise
     except MemoryError as err:
-        raise UsageError(f"Cannot read {path}: it needs more memory than there is; write fewer values") from err
+        raise InputValuesError(f"Cannot read {path}: it needs more memory than there is; write fewer values") from err
     except Exception as err:  # each way to compress has errors of its own, and a damaged archive can lead to any
         reason = str(err) or type(err).__name__
-        raise UsageError(
+        raise InputValuesError(
             f"Cannot read {path}: {reason}; write it with numpy.savez, arrays of numbers or strings only"
         ) from err
 
@@ -250,7 +252,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def cannot_write(path: Path, err: OSError) -> UsageError:
     """The sentence for a path that cannot be written."""
-    return UsageError(
+    return OutputFileError(
         f"Cannot write {path}: {err.strerror or err}; choose a folder that exists, is writable and has space"
     )
 
@@ -259,7 +261,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name + _SUFFIX)
     # A zip entry's name ends at a NUL, is UTF-8, and its length a 16-bit number.
     if entry.filename != name + _SUFFIX or len(entry.filename.encode(errors="replace")) > 0xFFFF or not _is_utf8(name):
-        raise UsageError(
+        raise OutputFileError(
             f"Cannot write the tensor {name[:80]!r} to an .npz file, which cannot have this name in it; "
             "rename the tensor in the model"
         )
@@ -283,7 +285,7 @@ def fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
     fixed = np.array(texts, dtype=np.str_)
     # Fixed-width strings drop NULs at their end, and str() would quietly be taken of any other object.
     if fixed.tolist() != texts:
-        raise UsageError(
+        raise OutputFileError(
             f"Cannot write the tensor '{name}' to an .npz file: it holds an element that is not a string, or a string "
             "that ends in NUL; leave it out"
         )

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.errors import BisectError, InputValuesError
 from bisect_trt.tensors.info import dtype_from_name, is_extension, is_string
 from bisect_trt.tensors.npz import NpzFile, fixed_width, read_npy, replacing, save_npz, viewed
 
@@ -77,7 +77,7 @@ def load_runs(path: Path) -> list[SavedRun]:
     if path.is_dir():
         parts = [load_runs(file) for file in files_of(path)]
         if not parts:
-            raise UsageError(f"{path} is a folder without .json or .npz files; name a file of saved values")
+            raise InputValuesError(f"{path} is a folder without .json or .npz files; name a file of saved values")
         sides = zip(*parts, strict=False)
         return [SavedRun(str(path), [sample for run in side for sample in run.samples]) for side in sides]
     if path.suffix == ".json":
@@ -108,7 +108,7 @@ def same_samples(run: SavedRun, number: int, other: str) -> None:
         UsageError: It does not.
     """
     if len(run.samples) != number:
-        raise UsageError(
+        raise InputValuesError(
             f"{run.name} holds {len(run.samples)} sample(s) where {other} {number}; save both from the same inputs."
         )
 
@@ -147,15 +147,15 @@ def read_json(path: Path) -> Runs:
     try:
         runs = _runs(path, json.loads(path.read_bytes(), object_hook=_decode))
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves") from error
+        raise InputValuesError(f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves") from error
     except BisectError:
         raise
     except Exception as error:  # what is nested too deep, and what has other types than it should
-        raise UsageError(
+        raise InputValuesError(
             f"Cannot read {path}: it is not JSON as polygraphy run saves it, or it is damaged ({error!r:.80}); save it again"
         ) from error
     if not runs or not all(samples for _, samples in runs):
-        raise UsageError(f"{path} holds no values; save it again")
+        raise InputValuesError(f"{path} holds no values; save it again")
     return runs
 
 
@@ -233,7 +233,7 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
 
 def _sample(path: Path, sample: object) -> Sample:
     if not isinstance(sample, dict) or not sample or not all(isinstance(v, np.ndarray) for v in sample.values()):
-        raise UsageError(f"{path} holds something else than arrays by tensor name; save it with polygraphy run")
+        raise InputValuesError(f"{path} holds something else than arrays by tensor name; save it with polygraphy run")
     for name in sample:
         name.encode()  # JSON can hold halves of surrogate pairs, which are no text
     return sample

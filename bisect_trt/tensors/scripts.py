@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ScriptError, UsageError
 
 
 def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:
@@ -35,7 +35,7 @@ def split_script(script: str, default_function: str, kind: str) -> tuple[Path, s
     else:
         path, function = Path(script), default_function
     if not os.path.isfile(path):  # noqa: PTH113 - as above
-        raise UsageError(f"The {kind} script {path} does not exist; give FILE or FILE:FUNCTION")
+        raise ScriptError(f"The {kind} script {path} does not exist; give FILE or FILE:FUNCTION")
     return path, function
 
 
@@ -65,7 +65,7 @@ def script_attribute(path: Path, name: str, kind: str) -> Any:  # noqa: ANN401 -
     """
     value = getattr(import_script(path, kind), name, None)
     if value is None:
-        raise UsageError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
+        raise ScriptError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
     return value
 
 
@@ -87,7 +87,7 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
         frames = [frame for frame in traceback.extract_tb(err.__traceback__) if frame.filename == str(path)]
         line = err.lineno if isinstance(err, SyntaxError) else frames[-1].lineno if frames else None
         where = f"{path}, line {line}" if line else str(path)
-        raise UsageError(f"The {kind} script {where} raised {type(err).__name__}: {err}; correct the script") from err
+        raise ScriptError(f"The {kind} script {where} raised {type(err).__name__}: {err}; correct the script") from err
     finally:
         if folder in sys.path:
             sys.path.remove(folder)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import RunFolderError
 from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
 from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.npz import cannot_write, replacing
@@ -186,7 +186,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         try:
             index = json.loads((folder / _INDEX).read_bytes())
             if index["schema"] != _SCHEMA:
-                raise UnavailableError(
+                raise RunFolderError(
                     f"The activations in {folder} were written by another version of bisect-trt; delete the folder"
                 )
             size = (folder / _DATA).stat().st_size
@@ -194,11 +194,11 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
                 raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
             return cls(folder, index, os.open(folder / _DATA, os.O_RDONLY))
         except OSError as err:
-            raise UnavailableError(
+            raise RunFolderError(
                 f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
             ) from err
         except (ValueError, KeyError, TypeError) as err:
-            raise UnavailableError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
+            raise RunFolderError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
 
     def _look(self) -> tuple[int, int]:
         seen = os.fstat(self._file)
@@ -207,7 +207,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
     def _check_unchanged(self) -> None:
         """Reading what has been cut off is not an error but the end of the process."""
         if self._look() != self._seen:
-            raise UnavailableError(
+            raise RunFolderError(
                 f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
                 "elsewhere, and start again"
             )

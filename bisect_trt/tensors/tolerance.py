@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.options.choices import ErrorStat, OutputStat
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.tensors.info import is_extension
@@ -206,7 +206,7 @@ class ToleranceOptions(CompareOptions):
         given = dict.fromkeys(name for values in by_name for name in values)
         unknown = [name for name in given if name and name not in names]
         if unknown:
-            raise UsageError(
+            raise UnknownNameError(
                 f"A tolerance or error statistic is given for {quoted(unknown)}, which is not compared; "
                 f"the outputs are {quoted(names)}"
             )

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import PlaceError
 from bisect_trt.worker.channel import write_all
 from bisect_trt.worker.place import FIRST_LINE, Place
 from bisect_trt.worker.process import module_command
@@ -40,24 +40,24 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
         UnavailableError: Ray, the cluster, or the resource is not there.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UnavailableError(f"--on {word}: that takes Ray, which is not installed here; install bisect-trt[ray].")
+        raise PlaceError(f"--on {word}: that takes Ray, which is not installed here; install bisect-trt[ray].")
     command = module_command(__name__, address, resource)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(
+        raise PlaceError(
             f"--on {word}: no Ray cluster answers at {address} within {_LOOK_SECONDS} s; check its address, and `ray status`."
         ) from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        raise UnavailableError(
+        raise PlaceError(
             f"--on {word}: there is no Ray cluster: {said[-1] if said else 'it does not answer'}; start one with "
             "`ray start --head`."
         )
     nodes: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     if not nodes:
         more = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"
-        raise UnavailableError(f"--on {word}: the Ray cluster has no {resource}{more}.")
+        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{more}.")
     relays = ((number, (*command, node)) for node, number in nodes.items())
     return tuple(Place("ray", word, relay) for number, relay in relays for _ in range(number))
 

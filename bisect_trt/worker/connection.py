@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from bisect_trt.errors import UnavailableError, kind_of
+from bisect_trt.errors import PlaceError, kind_of
 from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.worker.channel import Buffer, Closed, ConnectionLost, Message, ProcessDied, receive, send, write_all
@@ -196,9 +196,7 @@ class Connection:
             )
         except OSError as error:
             self.close()
-            raise UnavailableError(
-                f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}."
-            ) from error
+            raise PlaceError(f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}.") from error
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._in, self._out = process, process.stdin.fileno(), process.stdout.fileno()
@@ -208,7 +206,7 @@ class Connection:
         version = self._first_words()
         if version < OLDEST:
             self.close()
-            raise UnavailableError(
+            raise PlaceError(
                 f"the place {place.said} has Python {'.'.join(map(str, version))}, and a worker needs "
                 f"{'.'.join(map(str, OLDEST))} or later; name another interpreter."
             )

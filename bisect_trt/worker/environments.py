@@ -25,7 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import PlaceError, ResourceError, UnavailableError, ValueRefusedError
 from bisect_trt.targets import find, names
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import Cancel, run_to_end
@@ -84,7 +84,7 @@ class Environment:
             if not wanted or len(pythons) > 1:
                 raise ValueError("it names no package" if len(pythons) < 2 else "it names two interpreters")
         except (ValueError, InvalidRequirement) as error:
-            raise UsageError(
+            raise ValueRefusedError(
                 f"env='{text}' is no list of packages ({error.args[0]}); write them as pip takes them: "
                 "env='onnxruntime==1.20.1 numpy<2', with python=3.11 before them for another interpreter. Indexes are named in "
                 "the settings of pip or uv."
@@ -123,7 +123,7 @@ def with_numpy(requirements: Sequence[str]) -> tuple[str, ...]:
     return (*requirements, "numpy")
 
 
-class NoSuchRelease(UnavailableError):  # noqa: N818 - an ending, not an error
+class NoSuchRelease(PlaceError):  # noqa: N818 - an ending, not an error
     """The index has no such release for an interpreter."""
 
 
@@ -188,7 +188,7 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: 
             finally:
                 shutil.rmtree(making, ignore_errors=True)
     except OSError as error:
-        raise UnavailableError(
+        raise ResourceError(
             f"the environment {place} cannot be written: {error.strerror}; name another folder in {FOLDER}."
         ) from error
     return made
@@ -209,7 +209,7 @@ def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) 
                 raise NoSuchRelease(
                     f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
                 )
-            raise UnavailableError(f"{sentence}. Is the index reachable, and is there room on the disk?")
+            raise PlaceError(f"{sentence}. Is the index reachable, and is there room on the disk?")
 
 
 def _is_missing(said: str) -> bool:
@@ -229,7 +229,7 @@ def folder() -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnavailableError(
+        raise PlaceError(
             f"environments cannot be kept in {root}: {error.strerror}; name another folder in {FOLDER}."
         ) from error
     return root.absolute()
@@ -251,7 +251,7 @@ def find_python(asked: str) -> str:
     if "/" in asked:
         if os.access(asked, os.X_OK):
             return asked
-        raise UnavailableError(f"there is no interpreter {asked}.")
+        raise PlaceError(f"there is no interpreter {asked}.")
     return _found_python(asked, os.environ.get("PATH", ""))
 
 
@@ -266,7 +266,7 @@ def _found_python(asked: str, path: str) -> str:
         [uv(), "python", "find", "--no-project", "--system", asked], {"PATH": os.pathsep.join([*folders, path])}
     )
     if status:
-        raise UnavailableError(f"there is no Python {asked} here; install it, as with: uv python install {asked}.")
+        raise PlaceError(f"there is no Python {asked} here; install it, as with: uv python install {asked}.")
     return said.splitlines()[-1].strip()
 
 
@@ -292,7 +292,7 @@ def _listed(package: str, options: Sequence[str]) -> list[str]:
     if status != 0 or listed is None:
         if _is_missing(said):
             return []
-        raise UnavailableError(
+        raise PlaceError(
             f"the releases of {package} cannot be listed: pip says: {_last_lines(said)}. Is the index reachable, and named "
             "in pip's settings?"
         )
@@ -319,7 +319,7 @@ def uv() -> str:
     beside = str(Path(sys.executable).parent)
     found = shutil.which("uv", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if found is None:
-        raise UnavailableError("environments are made by uv, which is not installed; pip install uv.")
+        raise PlaceError("environments are made by uv, which is not installed; pip install uv.")
     return found
 
 
@@ -350,10 +350,10 @@ def run_tool(
                 argv, log=log, environment={"UV_PROJECT": empty, **told}, timeout=_SECONDS, cancel=cancel
             )
         except OSError as error:
-            raise UnavailableError(f"{argv[0]} cannot be started: {error.strerror}.") from error
+            raise PlaceError(f"{argv[0]} cannot be started: {error.strerror}.") from error
         said = log.read_text(encoding="utf-8", errors="replace")
     if ended.timed_out or ended.cancelled:
-        raise UnavailableError(f"{shlex.join(argv[:4])} has not ended after {ended.seconds:.0f} s.")
+        raise PlaceError(f"{shlex.join(argv[:4])} has not ended after {ended.seconds:.0f} s.")
     return ended.code, said
 
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.errors import BisectError, CheckCommandError, PlaceError
 from bisect_trt.targets.messages import RuntimeFailure
 from bisect_trt.tensors.kernel import (
     adopt_orphans,
@@ -230,7 +230,7 @@ class Host:
             importlib.import_module("numpy")
         except ImportError as error:
             need = "which a worker needs beside the runtime's own package; install it there"
-            raise UnavailableError(f"{sys.executable} has no NumPy, {need}") from error
+            raise PlaceError(f"{sys.executable} has no NumPy, {need}") from error
         return {"facts": dict(self._runtime(call).facts)}, b""
 
     def load(self, call: dict[str, Any], payload: bytearray) -> Reply:
@@ -299,7 +299,7 @@ class Host:
         try:
             code = subprocess.call(argv, stdin=subprocess.DEVNULL, env=environment, cwd=call["cwd"] or folder)
         except OSError as error:
-            raise UsageError(f"'{argv[0]}' cannot be run there: {error.strerror or error}") from error
+            raise CheckCommandError(f"'{argv[0]}' cannot be run there: {error.strerror or error}") from error
         return {"code": code}, b""
 
     def _file(self, digest: str) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ValueRefusedError
 
 Kind = Literal["python", "env", "ssh", "command", "ray"]
 _DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
@@ -119,14 +119,14 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
     """
     kind, equals, rest = word.partition("=")
     if not equals or kind not in ("python", "env", "ssh", "command", "ray") or not rest.strip():
-        raise UsageError(
+        raise ValueRefusedError(
             f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH, "
             "command='... python3 -' or ray=auto."
         )
     if kind == "ray":
         address, _, what = rest.partition(",")
         if not address.strip() or what not in ("", "cpus", "gpus"):
-            raise UsageError(
+            raise ValueRefusedError(
                 f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores."
             )
         return "ray", {"address": address, "resource": "CPU" if what == "cpus" else "GPU"}
@@ -134,15 +134,15 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
         host, _, python = rest.partition(",")
         name, _, path = python.partition("=")
         if not host or host.startswith("-") or (python and (name != "python" or not path)):
-            raise UsageError(f"--on {word}: write it as ssh=HOST,python=PATH.")
+            raise ValueRefusedError(f"--on {word}: write it as ssh=HOST,python=PATH.")
         return "ssh", {"host": host, "python": path or "python3"}
     if kind == "command":
         try:
             words = shlex.split(rest)
         except ValueError as error:
-            raise UsageError(f"--on {word}: {error}; mend the quotes.") from error
+            raise ValueRefusedError(f"--on {word}: {error}; mend the quotes.") from error
         if not words:
-            raise UsageError(f"--on {word}: there is no command.")
+            raise ValueRefusedError(f"--on {word}: there is no command.")
     return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ValueRefusedError
 from bisect_trt.tensors.kernel import free_bytes, holds_more, total_bytes
 from bisect_trt.worker.guard import guard
 
@@ -62,7 +62,7 @@ def workers_within(wanted: int | None, default: int) -> int:
     fit = max((hard - _FILES) // _FILES_OF_ONE, 1)
     if wanted is None:
         return fit
-    raise UsageError(
+    raise ValueRefusedError(
         f"--workers {workers} takes {needed} open files, and the limit here is {hard}; raise it (ulimit -n {needed}), or give "
         f"--workers {fit}."
     )

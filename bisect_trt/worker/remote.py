@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, OutputFileError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.targets.base import Arrays
@@ -45,7 +45,7 @@ class RemoteRunner:
         """
         target = settings.target
         if not target.sent:
-            raise UsageError(f"{target.title} cannot run in a place: it has no runner module; drop --on.")
+            raise ConflictError(f"{target.title} cannot run in a place: it has no runner module; drop --on.")
         self._connection = connection
         self._back: dict[str, Path] = {}
         self._known = {"module": target.sent[-1], "settings": self._sent_settings(settings)}
@@ -131,7 +131,7 @@ def _write(path: Path, content: bytes | bytearray) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 class RemoteModel:

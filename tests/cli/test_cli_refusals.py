@@ -1,4 +1,4 @@
-"""Bad options, files and models: an exit status and one sentence with the word that matters, before anything is probed."""
+"""Bad options, files and models: a code and one sentence that names the thing, before anything is probed."""
 
 from __future__ import annotations
 
@@ -87,264 +87,264 @@ def write_files(folder: Path) -> None:
 
 
 REFUSALS = """
-2 --no-such-option | diagnose m.onnx T --no-such-option
-2 -x               | run m.onnx T -x
-2 --reference      | diagnose m.onnx T --reference float.onnx
-2 no-such-command  | no-such-command
-2 MODEL            | reduce
-2 -o               | reduce m.onnx T
-2 another.onnx     | run m.onnx another.onnx T
-2 --onnxrt         | run m.onnx --providers cpu
-2 --onnxrt         | layerwise m.onnx --fp16
-2 --onnxrt         | diagnose m.onnx
-2 --check          | reduce m.onnx -o o.onnx
-2 nothing          | repeat m.onnx
-2 --fp16           | reduce m.onnx -o o.onnx --fp16 --check false {model}
-4 NoSuchProvider   | run m.onnx T --providers NoSuchProvider
-4 NoSuchProvider   | reduce m.onnx -o o.onnx T --providers NoSuchProvider
+1001 --no-such-option | diagnose m.onnx T --no-such-option
+1001 -x | run m.onnx T -x
+1001 --reference | diagnose m.onnx T --reference float.onnx
+1001 no-such-command | no-such-command
+1001 MODEL | reduce
+1001 -o | reduce m.onnx T
+1001 another.onnx | run m.onnx another.onnx T
+1004 --onnxrt | run m.onnx --providers cpu
+1004 --onnxrt | layerwise m.onnx --fp16
+1004 --onnxrt | diagnose m.onnx
+1004 --check | reduce m.onnx -o o.onnx
+1004 nothing | repeat m.onnx
+1004 --fp16 | reduce m.onnx -o o.onnx --fp16 --check false {model}
+2003 NoSuchProvider | run m.onnx T --providers NoSuchProvider
+2003 NoSuchProvider | reduce m.onnx -o o.onnx T --providers NoSuchProvider
 
 # values
-2 --atol             | run m.onnx T --atol x
-2 --atol             | run m.onnx T --atol -1
-2 --atol             | run m.onnx T --atol nan
-2 --rtol             | run m.onnx T --rtol big_out:
-2 nobody             | run m.onnx T --atol nobody:1
-2 --check-error-stat | run m.onnx T --check-error-stat worst
-2 --seed             | run m.onnx T --seed x
-2 seed               | run m.onnx T --seed -1
-2 --val-range        | run m.onnx T --val-range [1]
-2 --val-range        | run m.onnx T --val-range [2,1]
-2 'y'                | run m.onnx T --val-range y:[0,1]
-2 --input-shapes     | run m.onnx T --input-shapes x
-2 --input-shapes     | run m.onnx T --input-shapes x:[a]
-2 'x'                | run m.onnx T --input-shapes x:[2]
-2 'y'                | run m.onnx T --input-shapes y:[2]
-2 --timeout          | run m.onnx T --timeout 0
-2 --timeout          | run m.onnx T --timeout soon
-2 --timeout          | reduce m.onnx -o o.onnx T --timeout nan
-2 --timeout          | reduce m.onnx -o o.onnx T --timeout inf
-2 --timeout          | reduce m.onnx -o o.onnx T --timeout -1
-2 --max-time         | reduce m.onnx -o o.onnx T --max-time nan
-2 --max-probes       | reduce m.onnx -o o.onnx T --max-probes 0
-2 --workers          | reduce m.onnx -o o.onnx T --workers 0
-2 --repeat           | reduce m.onnx -o o.onnx T --repeat -1
-2 --confidence       | reduce m.onnx -o o.onnx T --confidence 1
-2 --confidence       | reduce m.onnx -o o.onnx T --confidence nan
-2 --mode             | reduce m.onnx -o o.onnx T --mode quick
-2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --no-reduce-inputs --no-reduce-outputs
-2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-inputs
-2 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-outputs
-2 --repeat           | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
-2 --repeat           | samples m.onnx T --repeat 5 --iterations 2
-2 --fail-code        | reduce m.onnx -o o.onnx --fail-code x --check false
-2 --fail-regex       | reduce m.onnx -o o.onnx --fail-regex ( --check false
-2 --fail-regex       | reduce m.onnx -o o.onnx T --fail-regex x
-2 --fail-code        | reduce m.onnx -o o.onnx T --fail-code 1
-2 --ignore-fail-code | reduce m.onnx -o o.onnx T --ignore-fail-code 1
-2 --check            | reduce m.onnx -o o.onnx --check
-2 --check            | reduce m.onnx -o o.onnx --check ""
-2 --check            | reduce m.onnx -o o.onnx --check "'an open quote"
-2 no-such            | reduce m.onnx -o o.onnx --check no-such {model}
-2 ./no/such          | reduce m.onnx -o o.onnx --check "./no/such {model}"
-2 ./m.onnx           | reduce m.onnx -o o.onnx --check ./m.onnx {model}
-2 nowhere            | reduce m.onnx -o o.onnx --candidate nowhere/m.onnx --check false
-2 m.onnx             | reduce m.onnx -o o.onnx --candidate m.onnx --check false
-2 releases           | releases m.onnx
-2 --from             | releases m.onnx --onnxrt --from new
-2 --from --to        | releases m.onnx --onnxrt --from 1.2 --to 1.1
-2 --package          | releases m.onnx --package brittle
-2 {python}           | releases m.onnx --onnxrt --check true {model}
-2 --until            | repeat m.onnx -n 3 --until 4
-2 --until            | repeat m.onnx --until soon
-2 -n                 | repeat m.onnx --repeat 3
-2 `diagnose`         | diagnose m.onnx T --postprocess top-1
-2 `diagnose`         | diagnose m.onnx T --compare indices
+1002 --atol | run m.onnx T --atol x
+1002 --atol | run m.onnx T --atol -1
+1002 --atol | run m.onnx T --atol nan
+1002 --rtol | run m.onnx T --rtol big_out:
+1005 nobody | run m.onnx T --atol nobody:1
+1002 --check-error-stat | run m.onnx T --check-error-stat worst
+1001 --seed | run m.onnx T --seed x
+1002 seed | run m.onnx T --seed -1
+1002 --val-range | run m.onnx T --val-range [1]
+1002 --val-range | run m.onnx T --val-range [2,1]
+1005 'y' | run m.onnx T --val-range y:[0,1]
+1004 --input-shapes | run m.onnx T --input-shapes x
+1002 --input-shapes | run m.onnx T --input-shapes x:[a]
+1002 'x' | run m.onnx T --input-shapes x:[2]
+1005 'y' | run m.onnx T --input-shapes y:[2]
+1002 --timeout | run m.onnx T --timeout 0
+1001 --timeout | run m.onnx T --timeout soon
+1002 --timeout | reduce m.onnx -o o.onnx T --timeout nan
+1002 --timeout | reduce m.onnx -o o.onnx T --timeout inf
+1002 --timeout | reduce m.onnx -o o.onnx T --timeout -1
+1002 --max-time | reduce m.onnx -o o.onnx T --max-time nan
+1001 --max-probes | reduce m.onnx -o o.onnx T --max-probes 0
+1001 --workers | reduce m.onnx -o o.onnx T --workers 0
+1001 --repeat | reduce m.onnx -o o.onnx T --repeat -1
+1002 --confidence | reduce m.onnx -o o.onnx T --confidence 1
+1002 --confidence | reduce m.onnx -o o.onnx T --confidence nan
+1001 --mode | reduce m.onnx -o o.onnx T --mode quick
+1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --no-reduce-inputs --no-reduce-outputs
+1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-inputs
+1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-outputs
+1003 --repeat | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
+1003 --repeat | samples m.onnx T --repeat 5 --iterations 2
+1001 --fail-code | reduce m.onnx -o o.onnx --fail-code x --check false
+1002 --fail-regex | reduce m.onnx -o o.onnx --fail-regex ( --check false
+1004 --fail-regex | reduce m.onnx -o o.onnx T --fail-regex x
+1004 --fail-code | reduce m.onnx -o o.onnx T --fail-code 1
+1004 --ignore-fail-code | reduce m.onnx -o o.onnx T --ignore-fail-code 1
+1011 --check | reduce m.onnx -o o.onnx --check
+1011 --check | reduce m.onnx -o o.onnx --check ""
+1011 --check | reduce m.onnx -o o.onnx --check "'an open quote"
+1011 no-such | reduce m.onnx -o o.onnx --check no-such {model}
+1011 ./no/such | reduce m.onnx -o o.onnx --check "./no/such {model}"
+1011 ./m.onnx | reduce m.onnx -o o.onnx --check ./m.onnx {model}
+1006 nowhere | reduce m.onnx -o o.onnx --candidate nowhere/m.onnx --check false
+1006 m.onnx | reduce m.onnx -o o.onnx --candidate m.onnx --check false
+1004 releases | releases m.onnx
+1002 --from | releases m.onnx --onnxrt --from new
+1003 --from --to | releases m.onnx --onnxrt --from 1.2 --to 1.1
+1004 --package | releases m.onnx --package brittle
+1004 {python} | releases m.onnx --onnxrt --check true {model}
+1003 --until | repeat m.onnx -n 3 --until 4
+1002 --until | repeat m.onnx --until soon
+1003 -n | repeat m.onnx --repeat 3
+1003 `diagnose` | diagnose m.onnx T --postprocess top-1
+1003 `diagnose` | diagnose m.onnx T --compare indices
 
 # names of tensors, nodes and samples
-2 't22' 't2'        | extract chain.onnx -o o.onnx --inputs t22
-2 '<2>' 't2'        | extract chain.onnx -o o.onnx --outputs <2>
-2 'nobody' inspect  | extract chain.onnx -o o.onnx --inputs nobody
-2 t0:auto:float32   | extract chain.onnx -o o.onnx --inputs t0:auto:float32
-2 --inputs big_out  | extract m.onnx -o o.onnx --inputs big_out --outputs a0_out
-2 x                 | extract m.onnx -o o.onnx --outputs x
-2 't22' 't2'        | run chain.onnx --onnxrt --onnx-outputs t22
-2 'op:add' 'op:Add' | run chain.onnx --onnxrt --onnx-outputs op:add
-2 'nope*'           | run chain.onnx --onnxrt --onnx-outputs nope*
-2 t0                | run chain.onnx --onnxrt --onnx-exclude-outputs t0
-2 --onnx-exclude    | run chain.onnx --onnxrt --onnx-exclude-outputs *
-2 'nope'            | convert m.onnx -o o.onnx --fp16 --keep-fp32 nope
-2 'nope'            | sanitize m.onnx -o o.onnx --override-input-shapes nope:[7]
-2 nothing           | sweep free.onnx --onnxrt
-2 x:[9..1,8]        | sweep free.onnx --onnxrt --shapes x:[9..1,8]
-2 x:[a,8]           | sweep free.onnx --onnxrt --shapes x:[a,8]
-2 'z'               | sweep free.onnx --onnxrt --shapes z:[1..4,8]
-2 'x'               | sweep free.onnx --onnxrt --shapes x:[1..4]
-2 twice             | sweep free.onnx --onnxrt --shapes x:[1..4,8] --input-shapes x:[1,8]
-2 'n'               | sweep free.onnx --onnxrt --shapes x:[n=1..4,n=7..8]
+1005 't22' 't2' | extract chain.onnx -o o.onnx --inputs t22
+1005 '<2>' 't2' | extract chain.onnx -o o.onnx --outputs <2>
+1005 'nobody' inspect | extract chain.onnx -o o.onnx --inputs nobody
+1005 t0:auto:float32 | extract chain.onnx -o o.onnx --inputs t0:auto:float32
+1005 --inputs big_out | extract m.onnx -o o.onnx --inputs big_out --outputs a0_out
+1005 x | extract m.onnx -o o.onnx --outputs x
+1005 't22' 't2' | run chain.onnx --onnxrt --onnx-outputs t22
+1005 'op:add' 'op:Add' | run chain.onnx --onnxrt --onnx-outputs op:add
+1005 'nope*' | run chain.onnx --onnxrt --onnx-outputs nope*
+1005 t0 | run chain.onnx --onnxrt --onnx-exclude-outputs t0
+1004 --onnx-exclude | run chain.onnx --onnxrt --onnx-exclude-outputs *
+1005 'nope' | convert m.onnx -o o.onnx --fp16 --keep-fp32 nope
+1005 'nope' | sanitize m.onnx -o o.onnx --override-input-shapes nope:[7]
+1004 nothing | sweep free.onnx --onnxrt
+1002 x:[9..1,8] | sweep free.onnx --onnxrt --shapes x:[9..1,8]
+1002 x:[a,8] | sweep free.onnx --onnxrt --shapes x:[a,8]
+1005 'z' | sweep free.onnx --onnxrt --shapes z:[1..4,8]
+1002 'x' | sweep free.onnx --onnxrt --shapes x:[1..4]
+1003 twice | sweep free.onnx --onnxrt --shapes x:[1..4,8] --input-shapes x:[1,8]
+1002 'n' | sweep free.onnx --onnxrt --shapes x:[n=1..4,n=7..8]
 
 # what a command cannot work on
-2 quantized.onnx 'quantize'  | precision quantized.onnx -o o.onnx T
-2 half.onnx                 | precision half.onnx -o o.onnx T
-2 integers.onnx             | precision integers.onnx -o o.onnx T
-2 nothing*                  | precision m.onnx -o o.onnx T --include nothing*
-2 'op:Conv'                 | precision m.onnx -o o.onnx T --exclude op:Conv
-2 none                      | precision m.onnx -o o.onnx T --exclude *
-2 --fp16 --bf16             | precision m.onnx -o o.onnx --onnxrt
-2 one                       | precision m.onnx -o o.onnx --onnxrt --fp16 --bf16
-2 --ladder                  | precision m.onnx -o o.onnx --onnxrt --fp16 --int8
-2 --validation-data         | precision m.onnx -o o.onnx --fp16 --validation-data x.npz --check false {model}
-2 'x' 'y'                   | precision m.onnx -o o.onnx T --validation-data y.npz
-2 no.py                     | precision m.onnx -o o.onnx T --validation-data no.py
-2 --fp16 --bf16             | convert m.onnx -o o.onnx
-2 --fp16 --bf16             | convert m.onnx -o o.onnx --fp16 --bf16
-2 ONNX                      | convert m.onnx -o o.onnx --fp16 --trt
-2 engines                   | convert m.onnx -o o.engine --onnxrt
-2 --int8                    | convert m.onnx -o o.engine --calibration-cache c
-4 a.npz                     | inspect model a.npz
-2 m.onnx                    | inspect data m.onnx
-4 engine                    | inspect engine nope.engine
-2 --show                    | inspect model m.onnx --show values
-2 --show                    | inspect data a.npz --show layers
-2 --ignore-external-data    | inspect data a.npz --ignore-external-data
-2 --external-data-dir       | inspect data a.npz --external-data-dir folder
-2 model, engine             | inspect modle m.onnx
-2 file                      | inspect
-2 model                     | inspect model
-2 notes                     | inspect notes
-4 nope                      | inspect nope
+1009 quantized.onnx 'quantize' | precision quantized.onnx -o o.onnx T
+1009 half.onnx | precision half.onnx -o o.onnx T
+1009 integers.onnx | precision integers.onnx -o o.onnx T
+1005 nothing* | precision m.onnx -o o.onnx T --include nothing*
+1005 'op:Conv' | precision m.onnx -o o.onnx T --exclude op:Conv
+1009 none | precision m.onnx -o o.onnx T --exclude *
+1004 --fp16 --bf16 | precision m.onnx -o o.onnx --onnxrt
+1004 one | precision m.onnx -o o.onnx --onnxrt --fp16 --bf16
+1003 --ladder | precision m.onnx -o o.onnx --onnxrt --fp16 --int8
+1003 --validation-data | precision m.onnx -o o.onnx --fp16 --validation-data x.npz --check false {model}
+1007 'x' 'y' | precision m.onnx -o o.onnx T --validation-data y.npz
+1008 no.py | precision m.onnx -o o.onnx T --validation-data no.py
+1004 --fp16 --bf16 | convert m.onnx -o o.onnx
+1004 --fp16 --bf16 | convert m.onnx -o o.onnx --fp16 --bf16
+1003 ONNX | convert m.onnx -o o.onnx --fp16 --trt
+1003 engines | convert m.onnx -o o.engine --onnxrt
+1004 --int8 | convert m.onnx -o o.engine --calibration-cache c
+2001 a.npz | inspect model a.npz
+1007 m.onnx | inspect data m.onnx
+2002 engine | inspect engine nope.engine
+1003 --show | inspect model m.onnx --show values
+1003 --show | inspect data a.npz --show layers
+1003 --ignore-external-data | inspect data a.npz --ignore-external-data
+1003 --external-data-dir | inspect data a.npz --external-data-dir folder
+1004 model, engine | inspect modle m.onnx
+1004 file | inspect
+1004 model | inspect model
+1004 notes | inspect notes
+2002 nope | inspect nope
 
 # metrics
-2 --max-drop         | reduce m.onnx -o o.onnx T --max-drop 1%
-2 --metric           | reduce m.onnx -o o.onnx T --metric top-1
-2 metric             | reduce m.onnx -o o.onnx T --metric top-1 --min 0.5 --max-drop 1%
-2 --min              | reduce m.onnx -o o.onnx T --metric top-1 --max 0.5
-2 --max              | reduce m.onnx -o o.onnx T --metric whole.py --lower-is-better --min 0.5
-2 2                  | reduce m.onnx -o o.onnx T --metric top-1 --min 2
-2 --max-drop         | reduce m.onnx -o o.onnx T --metric top-1 --max-drop much
-2 one                | reduce m.onnx -o o.onnx T --metric top-1 --max-drop 1% --atol 1
-2 --min              | reduce m.onnx -o o.onnx T --metric whole.py --min nan
-2 metric             | reduce m.onnx -o o.onnx T --metric nobody --min 1
-2 --save-outputs     | run m.onnx T --metric top-1 --save-outputs o.npz
-2 NaN                | run m.onnx T --metric nan.py
+1004 --max-drop | reduce m.onnx -o o.onnx T --max-drop 1%
+1004 --metric | reduce m.onnx -o o.onnx T --metric top-1
+1003 metric | reduce m.onnx -o o.onnx T --metric top-1 --min 0.5 --max-drop 1%
+1003 --min | reduce m.onnx -o o.onnx T --metric top-1 --max 0.5
+1003 --max | reduce m.onnx -o o.onnx T --metric whole.py --lower-is-better --min 0.5
+1009 2 | reduce m.onnx -o o.onnx T --metric top-1 --min 2
+1002 --max-drop | reduce m.onnx -o o.onnx T --metric top-1 --max-drop much
+1003 one | reduce m.onnx -o o.onnx T --metric top-1 --max-drop 1% --atol 1
+1002 --min | reduce m.onnx -o o.onnx T --metric whole.py --min nan
+1005 metric | reduce m.onnx -o o.onnx T --metric nobody --min 1
+1003 --save-outputs | run m.onnx T --metric top-1 --save-outputs o.npz
+1009 NaN | run m.onnx T --metric nan.py
 
 # values from files
-2 'x' 'y'                     | run m.onnx T --load-inputs y.npz
-2 xy.npz 'y'                  | layerwise m.onnx T --load-inputs xy.npz
-2 wide.npz 'x' [2,_4] [2,_3]  | reduce m.onnx -o o.onnx T --load-inputs wide.npz
-2 flat.npz [6] [2,_3]         | precision m.onnx -o o.onnx T --load-inputs flat.npz
-2 double.npz float64 float32  | extract m.onnx -o o.onnx --load-inputs double.npz
-2 none.npz 'x'                | diagnose m.onnx T --load-inputs none.npz
-2 missing.npz                 | run m.onnx T --load-inputs missing.npz
-2 empty.npz                   | run m.onnx T --load-inputs empty.npz
-2 text.npz                    | run m.onnx T --load-inputs text.npz
-2 cut.npz                     | run m.onnx T --load-inputs cut.npz
-2 bad.json                    | run m.onnx T --load-inputs bad.json
-2 shapes.json 'x' [5,_3]      | run m.onnx T --load-inputs shapes.json
-2 int32 float32               | run m.onnx T --load-inputs types.json
-2 --iterations                | run m.onnx T --load-inputs x.npz --iterations 2
-2 raises.py 1 ZeroDivision    | run m.onnx T --data-loader-script raises.py
-2 syntax.py SyntaxError       | run m.onnx T --data-loader-script syntax.py
-2 void.py load_data           | run m.onnx T --data-loader-script void.py
-2 void.py 'f'                 | run m.onnx T --data-loader-script void.py:f
-2 no_sample.py                | run m.onnx T --data-loader-script no_sample.py
-2 leaves.py SystemExit        | run m.onnx T --data-loader-script leaves.py
-2 other.py 'y'                | run m.onnx T --data-loader-script other.py
-2 model                       | run
-2 model                       | run --onnxrt
-2 model                       | run --onnxrt --load-outputs a.npz a.npz
-2 a.npz                       | run --load-outputs a.npz
-2 gone.npz                    | run --load-outputs a.npz gone.npz
-2 gone.npz                    | run m.onnx T --load-outputs gone.npz
-2 'y'                         | run --load-outputs a.npz x.npz
-2 two.json 2                  | run --load-outputs a.npz two.json
-2 bad.json                    | run --load-outputs a.npz bad.json
-2 odd.json                    | run --load-outputs a.npz odd.json
-2 nothing.json                | run --load-outputs a.npz nothing.json
-2 PyTorch                     | run --load-outputs a.npz torch.json
-2 empty                       | run --load-outputs a.npz empty
-2 'q'                         | run --load-outputs a.npz a.npz --atol q:1
-2 'q'                         | run --load-outputs a.npz a.npz --onnx-outputs q
-2 --compare                   | run --load-outputs a.npz a.npz --index-tolerance 1
-2 no.py                       | run --load-outputs a.npz a.npz --compare-func-script no.py
-2 --save-onnx                 | run --load-outputs a.npz a.npz --save-onnx o.onnx
+1007 'x' 'y' | run m.onnx T --load-inputs y.npz
+1007 xy.npz 'y' | layerwise m.onnx T --load-inputs xy.npz
+1007 wide.npz 'x' [2,_4] [2,_3] | reduce m.onnx -o o.onnx T --load-inputs wide.npz
+1007 flat.npz [6] [2,_3] | precision m.onnx -o o.onnx T --load-inputs flat.npz
+1007 double.npz float64 float32 | extract m.onnx -o o.onnx --load-inputs double.npz
+1007 none.npz 'x' | diagnose m.onnx T --load-inputs none.npz
+1007 missing.npz | run m.onnx T --load-inputs missing.npz
+1007 empty.npz | run m.onnx T --load-inputs empty.npz
+1007 text.npz | run m.onnx T --load-inputs text.npz
+1007 cut.npz | run m.onnx T --load-inputs cut.npz
+1007 bad.json | run m.onnx T --load-inputs bad.json
+1007 shapes.json 'x' [5,_3] | run m.onnx T --load-inputs shapes.json
+1007 int32 float32 | run m.onnx T --load-inputs types.json
+1003 --iterations | run m.onnx T --load-inputs x.npz --iterations 2
+1008 raises.py 1 ZeroDivision | run m.onnx T --data-loader-script raises.py
+1008 syntax.py SyntaxError | run m.onnx T --data-loader-script syntax.py
+1008 void.py load_data | run m.onnx T --data-loader-script void.py
+1008 void.py 'f' | run m.onnx T --data-loader-script void.py:f
+1008 no_sample.py | run m.onnx T --data-loader-script no_sample.py
+1008 leaves.py SystemExit | run m.onnx T --data-loader-script leaves.py
+1007 other.py 'y' | run m.onnx T --data-loader-script other.py
+1004 model | run
+1004 model | run --onnxrt
+1004 model | run --onnxrt --load-outputs a.npz a.npz
+1004 a.npz | run --load-outputs a.npz
+1007 gone.npz | run --load-outputs a.npz gone.npz
+1007 gone.npz | run m.onnx T --load-outputs gone.npz
+1007 'y' | run --load-outputs a.npz x.npz
+1007 two.json 2 | run --load-outputs a.npz two.json
+1007 bad.json | run --load-outputs a.npz bad.json
+1007 odd.json | run --load-outputs a.npz odd.json
+1007 nothing.json | run --load-outputs a.npz nothing.json
+1007 PyTorch | run --load-outputs a.npz torch.json
+1007 empty | run --load-outputs a.npz empty
+1005 'q' | run --load-outputs a.npz a.npz --atol q:1
+1007 'q' | run --load-outputs a.npz a.npz --onnx-outputs q
+1004 --compare | run --load-outputs a.npz a.npz --index-tolerance 1
+1008 no.py | run --load-outputs a.npz a.npz --compare-func-script no.py
+1003 --save-onnx | run --load-outputs a.npz a.npz --save-onnx o.onnx
 
 # where an answer cannot be written, and what is not written over
-2 nowhere/o.json           | run m.onnx T --json nowhere/o.json
-2 folder                   | extract m.onnx -o o.onnx --json folder
-2 m.onnx/o.json            | layerwise m.onnx T --json m.onnx/o.json
-2 nowhere/o.onnx           | reduce m.onnx T -o nowhere/o.onnx
-2 folder                   | extract m.onnx -o folder
-2 m.onnx/o.onnx            | precision m.onnx T -o m.onnx/o.onnx
-2 nowhere/g.onnx           | reduce m.onnx T -o o.onnx --min-good nowhere/g.onnx
-2 nowhere/x.npz            | run m.onnx T --save-inputs nowhere/x.npz
-2 folder                   | run m.onnx T --save-outputs folder
-2 nowhere                  | run m.onnx T --report nowhere/r.html
-2 nowhere                  | run m.onnx T --save-onnx nowhere/o.onnx
-2 m.onnx/o                 | diagnose m.onnx T -o m.onnx/o
-2 m.onnx                   | diagnose m.onnx T -o m.onnx
-2 m.onnx                   | convert chain.onnx -o m.onnx --fp16
-2 there.onnx --overwrite   | reduce m.onnx T -o there.onnx
-2 there.onnx --overwrite   | reduce m.onnx T -o o.onnx --min-good there.onnx
-2 there.onnx --overwrite   | extract m.onnx -o there.onnx
-2 there --overwrite        | diagnose m.onnx T -o there
-2 taken.zip                | diagnose m.onnx T -o taken --zip
-2 a.b.zip                  | diagnose m.onnx T -o a.b --zip
-2 x.npz                    | samples m.onnx T --load-inputs x.npz -o x.npz
+1006 nowhere/o.json | run m.onnx T --json nowhere/o.json
+1006 folder | extract m.onnx -o o.onnx --json folder
+1006 m.onnx/o.json | layerwise m.onnx T --json m.onnx/o.json
+1006 nowhere/o.onnx | reduce m.onnx T -o nowhere/o.onnx
+1006 folder | extract m.onnx -o folder
+1006 m.onnx/o.onnx | precision m.onnx T -o m.onnx/o.onnx
+1006 nowhere/g.onnx | reduce m.onnx T -o o.onnx --min-good nowhere/g.onnx
+1006 nowhere/x.npz | run m.onnx T --save-inputs nowhere/x.npz
+1006 folder | run m.onnx T --save-outputs folder
+1006 nowhere | run m.onnx T --report nowhere/r.html
+1006 nowhere | run m.onnx T --save-onnx nowhere/o.onnx
+1006 m.onnx/o | diagnose m.onnx T -o m.onnx/o
+1006 m.onnx | diagnose m.onnx T -o m.onnx
+1006 m.onnx | convert chain.onnx -o m.onnx --fp16
+1006 there.onnx --overwrite | reduce m.onnx T -o there.onnx
+1006 there.onnx --overwrite | reduce m.onnx T -o o.onnx --min-good there.onnx
+1006 there.onnx --overwrite | extract m.onnx -o there.onnx
+1006 there --overwrite | diagnose m.onnx T -o there
+1006 taken.zip | diagnose m.onnx T -o taken --zip
+1006 a.b.zip | diagnose m.onnx T -o a.b --zip
+1006 x.npz | samples m.onnx T --load-inputs x.npz -o x.npz
 
 # targets
-2 --trt                    | run m.onnx --onnxrt --tf32
-2 --trt                    | run m.onnx --onnxrt --int8
-2 --pool-limit             | run m.onnx --pool-limit a:1
-2 --providers              | run m.onnx --trt --providers cuda
-2 --session-option         | run m.onnx --onnxrt --session-option a
-2 --session-option         | run m.onnx --onnxrt --session-option a:1 a:2
-2 no.so                    | run m.onnx --onnxrt --custom-op-library no.so
-2 most basic               | run m.onnx --onnxrt --graph-optimization-level most
-2 --pool-limit             | run m.onnx --trt --pool-limit 4G
-2 --pool-limit             | run m.onnx --trt --pool-limit workspace:lots
-2 no.so                    | layerwise m.onnx --trt --plugins no.so
-2 --load-timing-cache      | run m.onnx --trt --load-timing-cache no
-2 --trt-max-shapes         | run m.onnx --trt --trt-min-shapes x:[1]
-2 --trt-opt-shapes         | run m.onnx --trt --trt-min-shapes x:[1] --trt-max-shapes x:[1] --trt-opt-shapes y:[1]
-2 --trt-min-shapes         | run m.onnx --trt --trt-min-shapes [1]
-2 --layer-precisions       | run m.onnx --trt --layer-precisions fp32
-2 'y' 'x'                  | layerwise m.onnx --trt --trt-min-shapes y:[1] --trt-max-shapes y:[2]
-2 [2,_3] [3,_3]            | reduce m.onnx -o o.onnx --trt --trt-min-shapes x:[3,3] --trt-max-shapes x:[8,3]
-2 --builder-optimization-level | run m.onnx --trt --builder-optimization-level 6
-2 --load-engine            | reduce m.onnx -o o.onnx --trt --load-engine notes
-2 --save-engine            | diagnose m.onnx -o o --trt --save-engine notes
-2 --save-engine            | layerwise m.onnx --trt --save-engine notes
-2 no.plan                  | run m.onnx --trt --load-engine no.plan
-2 --strongly-typed         | run m.onnx --trt --fp16 --load-engine notes --strongly-typed
-2 --save-engine            | run m.onnx --trt --fp16 --load-engine notes --save-engine e
-2 --builder-optimization-level | run m.onnx --trt --load-engine notes --builder-optimization-level 3
-2 --through {out}          | run m.onnx --through "cp {model}"
-2 --through {model}        | run m.onnx --through ""
-2 --through quot           | run m.onnx --through "cp 'a {model} {out}"
-2 nosuchtool               | run m.onnx --through "nosuchtool {model} {out}"
+1003 --trt | run m.onnx --onnxrt --tf32
+1003 --trt | run m.onnx --onnxrt --int8
+1004 --pool-limit | run m.onnx --pool-limit a:1
+1003 --providers | run m.onnx --trt --providers cuda
+1002 --session-option | run m.onnx --onnxrt --session-option a
+1003 --session-option | run m.onnx --onnxrt --session-option a:1 a:2
+1002 no.so | run m.onnx --onnxrt --custom-op-library no.so
+1002 most basic | run m.onnx --onnxrt --graph-optimization-level most
+1002 --pool-limit | run m.onnx --trt --pool-limit 4G
+1002 --pool-limit | run m.onnx --trt --pool-limit workspace:lots
+1002 no.so | layerwise m.onnx --trt --plugins no.so
+1002 --load-timing-cache | run m.onnx --trt --load-timing-cache no
+1005 --trt-max-shapes | run m.onnx --trt --trt-min-shapes x:[1]
+1005 --trt-opt-shapes | run m.onnx --trt --trt-min-shapes x:[1] --trt-max-shapes x:[1] --trt-opt-shapes y:[1]
+1004 --trt-min-shapes | run m.onnx --trt --trt-min-shapes [1]
+1001 --layer-precisions | run m.onnx --trt --layer-precisions fp32
+1005 'y' 'x' | layerwise m.onnx --trt --trt-min-shapes y:[1] --trt-max-shapes y:[2]
+1002 [2,_3] [3,_3] | reduce m.onnx -o o.onnx --trt --trt-min-shapes x:[3,3] --trt-max-shapes x:[8,3]
+1001 --builder-optimization-level | run m.onnx --trt --builder-optimization-level 6
+1003 --load-engine | reduce m.onnx -o o.onnx --trt --load-engine notes
+1003 --save-engine | diagnose m.onnx -o o --trt --save-engine notes
+1003 --save-engine | layerwise m.onnx --trt --save-engine notes
+1002 no.plan | run m.onnx --trt --load-engine no.plan
+1003 --strongly-typed | run m.onnx --trt --fp16 --load-engine notes --strongly-typed
+1003 --save-engine | run m.onnx --trt --fp16 --load-engine notes --save-engine e
+1003 --builder-optimization-level | run m.onnx --trt --load-engine notes --builder-optimization-level 3
+1004 --through {out} | run m.onnx --through "cp {model}"
+1004 --through {model} | run m.onnx --through ""
+1002 --through quot | run m.onnx --through "cp 'a {model} {out}"
+1002 nosuchtool | run m.onnx --through "nosuchtool {model} {out}"
 
 # runs and builds
-4 gone                     | view gone
-4 empty                    | view empty
-4 .bisect-trt              | log
-4 .bisect-trt              | resume
-4 .bisect-trt              | report
-4 gone                     | report gone
-4 notes                    | report notes
-4 bad.json                 | report bad.json
-4 nothing.json             | report nothing.json
-4 odd.json                 | report odd.json
-4 99                       | report later.json
-4 damaged                  | report part.json
-4 gone                     | log gone
-4 gone                     | resume gone
-4 good                     | diff folder empty
-2 builds                   | diff
-2 odd.json                 | diff odd.json
-4 odd.json                 | diff odd.json bad.json
-4 gone.json                | diff gone.json odd.json
+2006 gone | view gone
+2006 empty | view empty
+2006 .bisect-trt | log
+2006 .bisect-trt | resume
+2006 .bisect-trt | report
+2006 gone | report gone
+2006 notes | report notes
+2006 bad.json | report bad.json
+2006 nothing.json | report nothing.json
+2006 odd.json | report odd.json
+2006 99 | report later.json
+2006 damaged | report part.json
+2006 gone | log gone
+2006 gone | resume gone
+2002 good | diff folder empty
+1004 builds | diff
+1004 odd.json | diff odd.json
+2002 odd.json | diff odd.json bad.json
+2002 gone.json | diff gone.json odd.json
 """
-"""The exit status, words of the error (``,_`` is a comma and a space), and the command line; ``T`` is a target."""
+"""The code of an error, words that name the thing (``,_`` is a comma and a space), and the command line; ``T`` is a target."""
 
 
 def rows() -> Iterator[Any]:
@@ -352,9 +352,9 @@ def rows() -> Iterator[Any]:
     for row in filter(None, REFUSALS.splitlines()):
         if not row.startswith("#"):
             said, _, line = row.partition(" | ")
-            status, *words = said.split()
+            code, *words = said.split()
             yield pytest.param(
-                int(status), [word.replace("_", " ") if "," in word else word for word in words], line, id=line
+                f"BT{code}", [word.replace("_", " ") if "," in word else word for word in words], line, id=line
             )
 
 
@@ -366,13 +366,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("status", "words", "line"), list(rows()))
-def test_it_is_refused(cli: CommandLine, files: Path, status: int, words: list[str], line: str) -> None:
+@pytest.mark.parametrize(("code", "words", "line"), list(rows()))
+def test_it_is_refused(cli: CommandLine, files: Path, code: str, words: list[str], line: str) -> None:
     shutil.copytree(files, ".", dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     argv = [each for word in shlex.split(line) for each in (TARGET if word == "T" else [word])]
     ran = cli(*argv)
-    assert ran.status == status, ran.out + ran.err
+    assert (ran.code, ran.status) == (code, {"1": USAGE, "2": UNAVAILABLE}[code[2]]), ran.out + ran.err
     assert all(word in ran.error for word in words), ran.error
     assert "probe 1 " not in ran.out
     left = {

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import (
+    ConflictError,
+    RuntimeMissingError,
+    UnavailableError,
+    UnknownNameError,
+    UnreadableFileError,
+    ValueRefusedError,
+)
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message, set_option
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, storage_dtype
 
@@ -87,7 +94,7 @@ class OrtRunner:
             except BuildError as error:
                 pairs = [*settings["provider_options"], *settings["session_options"]]
                 given = ", ".join(f"{name}:{value}" for name, value in pairs)
-                raise UsageError(
+                raise ConflictError(
                     f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; mend or drop it."
                 ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
@@ -158,7 +165,7 @@ make = OrtRunner
 
 
 def _unusable(providers: Sequence[str]) -> UnavailableError:
-    return UnavailableError(
+    return RuntimeMissingError(
         f"ONNX Runtime cannot use {', '.join(providers)} here: no GPU, no driver, or libraries of another version."
     )
 
@@ -172,7 +179,7 @@ def load_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise UnavailableError(
+        raise RuntimeMissingError(
             f"ONNX Runtime cannot be loaded by {sys.executable}: {error!r}; install it there: "
             "pip install onnxruntime, or onnxruntime-gpu where there is an NVIDIA GPU."
         ) from error
@@ -261,7 +268,7 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
         try:
             options.register_custom_ops_library(existing(path))
         except Exception as error:  # its exceptions have no common base
-            raise UnavailableError(
+            raise RuntimeMissingError(
                 f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
             ) from error
     names = find_providers(settings["providers"] or ["cpu"])
@@ -285,12 +292,12 @@ def set_entry(options: Any, name: str, value: str) -> None:
         set_option(options, name, value)
     except AttributeError as error:
         known = [each for each in dir(options) if not each.startswith("_") and not callable(getattr(options, each))]
-        raise UsageError(
+        raise UnknownNameError(
             f"ONNX Runtime has no session option '{name}'; it has: {', '.join(known)}, and entries of its configuration, "
             "whose names have dots (session.disable_prepacking)."
         ) from error
     except ValueError as error:
-        raise UsageError(f"the session option {name} takes no '{value}'; it takes {error}.") from error
+        raise ValueRefusedError(f"the session option {name} takes no '{value}'; it takes {error}.") from error
 
 
 def existing(path: str) -> str:
@@ -300,7 +307,7 @@ def existing(path: str) -> str:
         UnavailableError: It is not there.
     """
     if not pathlib.Path(path).is_file():
-        raise UnavailableError(f"there is no file {path}.")
+        raise UnreadableFileError(f"there is no file {path}.")
     return str(pathlib.Path(path).absolute())
 
 
@@ -315,7 +322,7 @@ def find_providers(asked: Any) -> list[str]:
     for name in asked:
         if short_name(name) not in short:
             known = ", ".join(sorted(short))
-            raise UnavailableError(f"ONNX Runtime has no execution provider '{name}' here; it has: {known}.")
+            raise RuntimeMissingError(f"ONNX Runtime has no execution provider '{name}' here; it has: {known}.")
     return list(dict.fromkeys(short[short_name(name)] for name in asked))
 
 
@@ -338,7 +345,9 @@ def share_options(names: list[str], pairs: Any) -> dict[str, dict[str, str]]:
         mine = dot and short_name(owner) in short
         name = short[short_name(owner)] if mine else names[0]
         if name == "CPU" + EXECUTION_PROVIDER:
-            raise UsageError(f"the provider option {key} is given, and ONNX Runtime's CPU provider has no options.")
+            raise UnknownNameError(
+                f"the provider option {key} is given, and ONNX Runtime's CPU provider has no options."
+            )
         given[name][rest if mine else key] = value
     return given
 

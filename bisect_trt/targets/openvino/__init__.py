@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import Minimal, OwnSettings, Package, Script, Target
@@ -69,9 +69,9 @@ class OpenVinoSettings(OwnSettings):
         """
         low = next((f"--{name}" for name in ("fp16", "bf16") if getattr(common, name)), None)
         if low is not None and HINT in dict(self.properties):
-            raise UsageError(f"{low} and --openvino-property {HINT} both say in which precision to run; drop one.")
+            raise ConflictError(f"{low} and --openvino-property {HINT} both say in which precision to run; drop one.")
         if common.fp16 and common.bf16:
-            raise UsageError("--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them.")
+            raise ConflictError("--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them.")
         return self
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import RuntimeMissingError, UnavailableError, ValueRefusedError
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
@@ -88,14 +88,14 @@ class OpenVinoRunner:
             message = said(error)
             if _NO_DEVICE.search(message):
                 known = ", ".join(self._core.available_devices)
-                raise UnavailableError(
+                raise RuntimeMissingError(
                     f"OpenVINO has no device '{device}' here; it has: {known}. It says: {message}."
                 ) from error
             if not properties:
-                raise UnavailableError(f"OpenVINO's device {device} does not start: {message}.") from error
+                raise RuntimeMissingError(f"OpenVINO's device {device} does not start: {message}.") from error
             given = ", ".join(f"{name}:{value}" for name, value in properties)
             settable = ", ".join(sorted(self._settable()))
-            raise UsageError(
+            raise ValueRefusedError(
                 f"OpenVINO {version} does not take {given} for {device}: {message}. Its properties are: {settable}."
             ) from error
 
@@ -168,7 +168,7 @@ def require_openvino() -> Any:
     try:
         import openvino
     except ImportError as error:
-        raise UnavailableError(
+        raise RuntimeMissingError(
             f"OpenVINO cannot be loaded by {sys.executable}: {error!r}; install it there (pip install openvino)."
         ) from error
     return openvino

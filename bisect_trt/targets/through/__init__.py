@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import Minimal, OwnSettings, Script, Target
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -33,12 +33,14 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--through {text}: {error}; mend the quotes.") from error
+        raise ValueRefusedError(f"--through {text}: {error}; mend the quotes.") from error
     for placeholder, what in ((MODEL, "the model that the tool reads"), (OUT, "where it writes its own")):
         if not any(placeholder in word for word in words):
-            raise UsageError(f"--through {text}: {placeholder} is missing, {what}; write 'onnxsim {{model}} {{out}}'.")
+            raise MissingOptionError(
+                f"--through {text}: {placeholder} is missing, {what}; write 'onnxsim {{model}} {{out}}'."
+            )
     if shutil.which(words[0]) is None:
-        raise UsageError(
+        raise ValueRefusedError(
             f"--through: there is no program '{words[0]}' (or it is not executable); give its path or mend PATH."
         )
     return text

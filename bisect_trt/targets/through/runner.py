@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import RuntimeMissingError
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.runner import OrtRunner, OrtSession
 
@@ -51,7 +51,9 @@ class ThroughRunner:
             try:
                 written = run_tool(path, pathlib.Path(folder), self._settings)
             except OSError as error:
-                raise UnavailableError(f"the tool cannot be run: {error.strerror or error}; check its path.") from error
+                raise RuntimeMissingError(
+                    f"the tool cannot be run: {error.strerror or error}; check its path."
+                ) from error
             try:
                 session = self._reference.load(written, feed, {}, False)
             except BuildError as error:

@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bisect_trt.errors import UsageError, quoted
+from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import (
     Capabilities,
     Minimal,
@@ -218,7 +218,7 @@ class TensorRtTarget(Target):
         own = settings.of(TrtSettings)
         known = own.calibration_data or own.calibration_cache or own.load_engine
         if settings.int8 and not known and not _QUANTIZED.intersection(operators):
-            raise UsageError(
+            raise UnsuitableModelError(
                 "--int8: the model has no QuantizeLinear or DequantizeLinear node, and no ranges are given, so TensorRT would "
                 "build nothing in INT8; drop it, quantize the model first, or calibrate: `bisect-trt convert --int8` makes the "
                 "engine (`bisect-trt run --load-engine` runs it), `bisect-trt precision --int8` finds what must leave it."
@@ -234,13 +234,13 @@ class TensorRtTarget(Target):
         highs = dict(own.max_shapes)
         for name, low in own.min_shapes:
             if name not in shapes:
-                raise UsageError(
+                raise UnknownNameError(
                     f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}."
                 )
             shape, high = shapes[name], highs[name]
             fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
             if len(low) == len(shape) and not fits:
-                raise UsageError(
+                raise ValueRefusedError(
                     f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
                     f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
                 )
@@ -285,7 +285,7 @@ def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
         dims = value.type.tensor_type.shape.dim
         low, high = lows[value.name], highs[value.name]
         if len(low) != len(dims):
-            raise UsageError(
+            raise ValueRefusedError(
                 f"--trt-min-shapes: the input '{value.name}' has {len(dims)} dimensions, but {list(low)} has {len(low)}; give "
                 "one number for each."
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, UnknownNameError, ValueRefusedError
 from bisect_trt.targets.messages import set_option
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
@@ -86,7 +86,7 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     known = {key.lower(): value for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()}
     if name.lower() not in known:
         has = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"{option}: {describe(trt)} has no '{name}'; it has: {has}.")
+        raise UnknownNameError(f"{option}: {describe(trt)} has no '{name}'; it has: {has}.")
     return known[name.lower()]
 
 
@@ -99,20 +99,20 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
     have, api = f"this is {describe(trt)}", APIS[settings["runtime"]]
     for name in () if api.times_tactics else _OF_TACTICS:
         if settings[name]:
-            raise UsageError(
+            raise ConflictError(
                 f"--{name.replace('_', '-')}: {api.title} chooses kernels when an engine runs, not when it is built; leave it "
                 "out."
             )
     strong = is_strongly_typed(trt, settings)
     if settings["strongly_typed"] and not strong:
-        raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
+        raise ConflictError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
     if settings["fp16"] and settings["bf16"] and strong:
-        raise UsageError("--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them.")
+        raise ConflictError("--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them.")
     for name in low_precisions(settings):
         written = strong and name in ("fp16", "bf16")  # into the graph
         if not written and not (hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)):
             instead = "quantize the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
-            raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
+            raise ValueRefusedError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
     builder_flags(trt, settings)
 
 
@@ -127,7 +127,7 @@ def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], lis
     for name in names:
         if name not in builders and name not in parsers:
             has = ", ".join(sorted({*builders, *parsers}))
-            raise UsageError(f"--builder-flag: {describe(trt)} has no '{name}'; it has: {has}.")
+            raise UnknownNameError(f"--builder-flag: {describe(trt)} has no '{name}'; it has: {has}.")
     ours = [builders[name] for name in names if name in builders]
     return ours, [parsers[name] for name in names if name not in builders]
 
@@ -202,12 +202,12 @@ def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
     try:
         set_option(config, name, value)
     except AttributeError as error:
-        raise UsageError(
+        raise UnknownNameError(
             f"{option}: the builder configuration of {describe(trt)} has no such attribute; see IBuilderConfig in "
             "TensorRT's documentation."
         ) from error
     except ValueError as error:
-        raise UsageError(f"{option}: it takes {error}, not '{value}'.") from error
+        raise ValueRefusedError(f"{option}: it takes {error}, not '{value}'.") from error
 
 
 def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, Any], feed: Mapping[str, Any]) -> None:
@@ -230,7 +230,7 @@ def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, 
         elif name in feed:
             ranges = (feed[name].shape,) * 3
         else:
-            raise UsageError(
+            raise ValueRefusedError(
                 f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."
             )
         profile.set_shape(name, *map(tuple, ranges))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import RuntimeMissingError
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.trt.log import OUT_OF_MEMORY
 
@@ -82,7 +82,7 @@ class Cuda:
             UnavailableError: There is no GPU, or none that this driver and this CUDA can use together.
         """
         if not self.device_count():
-            raise UnavailableError(NO_GPU)
+            raise RuntimeMissingError(NO_GPU)
         self.stream = self._call("cudaStreamCreate")[0]
 
     def device_count(self) -> int:
@@ -103,7 +103,7 @@ class Cuda:
                 )
             else:
                 why = f"CUDA cannot use the GPU: {error.message}; `nvidia-smi` says more."
-            raise UnavailableError(why) from error
+            raise RuntimeMissingError(why) from error
 
     def versions(self) -> tuple[int, int]:
         """Return the CUDA version that the driver supports, and the runtime's; 12040 is 12.4."""
@@ -157,7 +157,7 @@ def load_cuda() -> Cuda:
             return Cuda(ctypes.CDLL(place), place)
         except OSError:
             continue
-    raise UnavailableError(
+    raise RuntimeMissingError(
         "the CUDA runtime (libcudart.so) is not found; install it with `pip install nvidia-cuda-runtime-cu12`, or add its "
         "folder to LD_LIBRARY_PATH."
     )

@@ -15,7 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import (
+    OutputFileError,
+    RuntimeMissingError,
+    UnavailableError,
+    UnreadableFileError,
+    ValueRefusedError,
+)
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
@@ -58,17 +64,17 @@ def load_package(api: Api) -> Any:
         trt = importlib.import_module(api.module)
     except (ImportError, OSError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == api.module:
-            raise UnavailableError(
+            raise RuntimeMissingError(
                 f"{api.title} is not installed for {sys.executable}; install it there ({api.install}), or on a Jetson use a "
                 "Python that sees the system's packages."
             ) from error
-        raise UnavailableError(
+        raise RuntimeMissingError(
             f"{api.title} is installed and cannot be loaded: {error}. Install that library ({api.install} brings its own), or "
             "add its folder to LD_LIBRARY_PATH."
         ) from error
     if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
         oldest = ".".join(map(str, api.oldest[:2]))
-        raise UnavailableError(f"{describe(trt)} is too old; install {oldest} or later.")
+        raise RuntimeMissingError(f"{describe(trt)} is too old; install {oldest} or later.")
     return trt
 
 
@@ -121,7 +127,7 @@ def tensorrt(name: str = "trt") -> TensorRt:
         builder, runtime = trt.Builder(logger), trt.Runtime(logger) if cuda is not None else None
     except Exception as error:  # its log alone has the reason
         why = clean_message([str(error), *log.warnings, *log.errors][-1])
-        raise UnavailableError(
+        raise RuntimeMissingError(
             f"{describe(trt)} cannot use this GPU: {why}; update the driver, or install the release that was made for it."
         ) from error
     return TensorRt(trt, log, logger, builder, runtime, cuda)
@@ -246,7 +252,7 @@ class TrtRunner:
         self._settings, self._process = settings, tensorrt(settings["runtime"])
         trt = self._process.trt
         if self._process.cuda is None and not settings["build_only"]:
-            raise UnavailableError(
+            raise RuntimeMissingError(
                 f"{describe(trt)} runs no model here, because there is no NVIDIA GPU that CUDA may use; add --build-only to see "
                 "whether it parses and builds them."
             )
@@ -259,7 +265,7 @@ class TrtRunner:
             try:
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
-                raise UsageError(
+                raise ValueRefusedError(
                     f"--plugins: {library} cannot be loaded: {error}; build it for this TensorRT, or add the folder of what it "
                     "needs to LD_LIBRARY_PATH."
                 ) from error
@@ -353,7 +359,7 @@ class TrtRunner:
         except RunError as error:
             if is_out_of_memory([error.message]):
                 raise
-            raise UnavailableError(
+            raise UnreadableFileError(
                 f"{describe(self._process.trt)} cannot load the engine {path}: {error.message}; an engine runs on "
                 "the version and the kind of GPU that it was built for, so build it again here."
             ) from error
@@ -373,7 +379,7 @@ class TrtRunner:
         try:
             write_choices(to / RECORD, choices_of_layers(session.layers()))
         except OSError as error:
-            raise UsageError(f"{to / RECORD} cannot be written: {error.strerror}; make room.") from error
+            raise OutputFileError(f"{to / RECORD} cannot be written: {error.strerror}; make room.") from error
         return session
 
     def _save(self, built: Built) -> None:
@@ -393,7 +399,7 @@ def read_file(path: str) -> bytes:
     try:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def write_file(path: str | pathlib.Path, content: bytes) -> None:
@@ -405,7 +411,7 @@ def write_file(path: str | pathlib.Path, content: bytes) -> None:
     try:
         pathlib.Path(path).write_bytes(content)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 make = TrtRunner

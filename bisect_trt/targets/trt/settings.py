@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ConflictError, UnknownNameError
 from bisect_trt.options.reading import absolute, assignment, existing_file, once, pool_limit, shape
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnSettings
@@ -35,7 +35,7 @@ def _source_names(names: Sequence[str]) -> tuple[str, ...]:
 def _attributes(pairs: Pairs) -> Pairs:
     for name, _ in once("--builder-set")(pairs):
         if name in OWN_OPTIONS:
-            raise UsageError(f"--builder-set {name}: use --{name.replace('_', '-')}.")
+            raise ConflictError(f"--builder-set {name}: use --{name.replace('_', '-')}.")
     return pairs
 
 
@@ -141,15 +141,19 @@ class TrtSettings(OwnSettings):
         ]
         for flag, given in zip(("--trt-min-shapes", "--trt-opt-shapes"), ranks, strict=False):
             if given != ranks[-1]:
-                raise UsageError(f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each.")
+                raise UnknownNameError(
+                    f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each."
+                )
         for flag in common.given():
             if flag in ("--load-engine", "--save-engine") and not engines:
-                raise UsageError(
+                raise ConflictError(
                     f"{flag} is for `run` alone: other commands build engines of other models too; drop it, or save "
                     "timings instead (--save-timing-cache)."
                 )
             if self.load_engine is not None and flag[2:] not in _WITH_AN_ENGINE:
-                raise UsageError(f"{flag} says how an engine is built, and --load-engine brings one that is; drop it.")
+                raise ConflictError(
+                    f"{flag} says how an engine is built, and --load-engine brings one that is; drop it."
+                )
         return self
 
 

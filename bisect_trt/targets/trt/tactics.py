@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnknownNameError
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.trt.config import APIS, describe
 
@@ -53,7 +53,7 @@ def tactic_chooser(trt: Any, settings: Mapping[str, Any], *, record: bool = Fals
         return TimingEditor(trt, avoided, pinned)
     if avoided or pinned:
         flag = "--avoid-tactic" if avoided else "--pin-tactic"
-        raise UsageError(
+        raise UnknownNameError(
             f"{flag}: {describe(trt)} has no algorithm selector, so it takes tactics as LAYER=0xKEY:0xTACTIC "
             "alone, as `bisect-trt repeat` reports them."
         )
