@@ -45,7 +45,7 @@ test-slow: $(STAMP)  ## Corpora and whole stories: the pages followed, real netw
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
 
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py tests/truth/builds.py
 
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; properties on examples that no test had; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz

@@ -10,6 +10,8 @@ from bisect_trt.commands.session import Case, Session
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.choices import Mode
 from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict
@@ -56,7 +58,7 @@ def look_for_others(
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
     failures = [first | {"reduced": result.artifacts["reduced"]}]
     result.extra |= {"failures": failures, "more_failures": None}
-    taken = case.minimum.units
+    taken = searched_of(session, case.minimum.units)
     try:
         while rest := failing_rest(session, case, taken, sure=deliver is not None):
             if deliver is None or len(failures) == MOST_FAILURES:
@@ -68,12 +70,17 @@ def look_for_others(
             if other is None:
                 return
             failures.append(deliver(other, len(failures) + 1))
-            taken |= other.minimum.units
+            taken |= searched_of(session, other.minimum.units)
     except BudgetSpent:
         if deliver is not None:
             raise
     if deliver is not None and result.extra["more_failures"] is False:
         console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def searched_of(session: Session, units: Subset) -> Subset:
+    """Return the units that a search walks; those that make weights where there are no others, for then they are guilty."""
+    return units.intersection(session.subject.units.searched) or units
 
 
 def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
@@ -83,8 +90,7 @@ def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> 
     probes where it has to be ``sure``.
     """
     subject, extra = session.subject, session.result.extra
-    searched = taken.intersection(subject.units.searched)
-    rest = [unit for unit in subject.units.searched if searched.isdisjoint(subject.units.with_weights({unit}))]
+    rest = [unit for unit in subject.units.searched if taken.isdisjoint(subject.units.with_weights({unit}))]
     extra["more_failures"] = None if rest else False
     if not rest:
         return ()
@@ -93,6 +99,12 @@ def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> 
     record = session.prober.probe(candidate)
     if sure and record.verdict is Verdict.PASS:
         record = reconfirm(session.prober, subject.original, candidate).record
+    check, outcome = session.prober.runner.check, session.outcome(record)
+    builds = isinstance(check, BuiltinCheck) and check.target.build_only
+    if sure and builds and record.verdict is Verdict.UNRESOLVED and outcome.ending is Ending.BROKEN:
+        session.console.say("  it cannot be built for another reason, which is searched for now")
+        session.prober.ledger.follow(outcome)
+        record = session.prober.probe(candidate)
     if record.verdict is not Verdict.UNRESOLVED:
         extra["more_failures"] = record.verdict is Verdict.FAIL
     return rest if record.verdict is Verdict.FAIL else ()

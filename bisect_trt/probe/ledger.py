@@ -170,6 +170,12 @@ class Ledger:
         self._decided: dict[str, Record] = {}
         self._repeats: Counter[str] = Counter()
 
+    def follow(self, outcome: Outcome) -> None:
+        """Search for another failure from here on: what fails in another way than this says nothing."""
+        self.original, self.severity = outcome.signature, outcome.severity
+        self._decided.clear()
+        self.akin, self.best = [], None
+
     @property
     def is_broken(self) -> bool:
         """Whether the original's failure is that it does not run: a crash, a time-out, a refused build."""

@@ -1,0 +1,175 @@
+"""Networks of 200 nodes and more that TensorRT-RTX cannot parse or build: the planted nodes are named, exactly, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+
+pytest.importorskip("tensorrt_rtx_bindings")
+pytestmark = pytest.mark.slow
+FLOAT = TensorProto.FLOAT
+SHAPE = (1, 4, 8)
+
+
+class Planted:
+    """A network that is being made, of tensors of one shape.
+
+    Attributes:
+        nodes: Its nodes.
+        weights: Its initializers.
+        guilty: The names of the planted nodes.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.guilty: list[str] = []
+
+    def add(
+        self, op: str, *reads: str, name: str = "", guilty: bool = False, domain: str = "", **attributes: object
+    ) -> str:
+        """Add a node, and return what it makes."""
+        place = len(self.nodes)
+        name = f"{op} {place}{name}"
+        self.guilty += [name] if guilty else []
+        made = f"t{place}"
+        self.nodes.append(helper.make_node(op, list(reads), [made], name=name, domain=domain, **attributes))  # type: ignore[arg-type]
+        return made
+
+    def weight(self, value: object, element: int | None = None) -> str:
+        """Add an initializer, and return its name."""
+        name = f"w{len(self.weights)}"
+        array = np.asarray(value)
+        tensor = numpy_helper.from_array(array, name)
+        if element is not None:
+            tensor = helper.make_tensor(name, element, array.shape, array.reshape(-1).tolist())
+        self.weights.append(tensor)
+        return name
+
+    def scalar(self, read: str, last: str) -> str:
+        """Add a tensor of any shape and type to one of the network's as a number."""
+        return self.add("Add", last, self.add("ReduceSum", self.add("Cast", read, to=FLOAT), keepdims=0))
+
+
+def suppression(net: Planted, last: str) -> str:
+    scores, most = net.weight(np.ones((1, 1, 8), np.float32)), net.weight(np.array([2]))
+    boxes = net.add("Transpose", last, perm=[0, 2, 1])
+    return net.scalar(net.add("NonMaxSuppression", boxes, scores, most, guilty=True), last)
+
+
+def determinant(net: Planted, last: str) -> str:
+    square = net.add("MatMul", last, net.add("Transpose", last, perm=[0, 2, 1]))
+    return net.scalar(net.add("Det", square, guilty=True), last)
+
+
+def custom(net: Planted, last: str) -> str:
+    return net.add("Swirl", last, guilty=True, domain="acme")
+
+
+def unique(net: Planted, last: str) -> str:
+    return net.scalar(net.add("Unique", last, guilty=True), last)
+
+
+def bias(net: Planted, last: str) -> str:
+    scale, values = net.weight(np.float32(0.1)), net.weight(np.ones(8, np.int32))
+    return net.add("Add", last, net.add("DequantizeLinear", values, scale, guilty=True))
+
+
+def compressed(net: Planted, last: str) -> str:
+    chosen = net.weight(np.ones(4, np.bool_))
+    return net.scalar(net.add("Compress", last, chosen, guilty=True, axis=1), last)
+
+
+def bits(net: Planted, last: str) -> str:
+    whole = net.add("Cast", last, to=TensorProto.INT32)
+    return net.scalar(net.add("BitwiseAnd", whole, net.weight(np.array(1, np.int32)), guilty=True), last)
+
+
+def spectrum(net: Planted, last: str) -> str:
+    column = net.add("Unsqueeze", last, net.weight(np.array([3])))
+    return net.scalar(net.add("DFT", column, guilty=True, axis=2), last)
+
+
+def drawn(net: Planted, last: str) -> str:
+    return net.scalar(
+        net.add("Multinomial", net.add("ReduceSum", last, net.weight(np.array([0])), keepdims=0), guilty=True), last
+    )
+
+
+def grouped(net: Planted, last: str) -> str:
+    query = net.add("Reshape", last, net.weight(np.array([1, 4, 2, 4])))
+    key = net.add("Slice", query, *(net.weight(np.array([each])) for each in (0, 2, 1)))
+    made = net.add("Attention", query, key, key, guilty=True)
+    return net.scalar(made, last)
+
+
+KINDS: dict[str, Callable[[Planted, str], str]] = {
+    each.__name__: each
+    for each in (suppression, determinant, custom, unique, bias, compressed, bits, spectrum, drawn, grouped)
+}
+
+
+def network(path: Path, *plants: str, free: bool = False, length: int = 210) -> list[str]:
+    """Write a network, and return the names of the planted nodes."""
+    net, last = Planted(), "x"
+    where = {length * (place + 1) // (len(plants) + 2): kind for place, kind in enumerate(plants)}
+    product = net.weight((np.random.default_rng(0).normal(size=(8, 8)) / 3).astype(np.float32))
+    for place in range(length):
+        if place in where:
+            last = KINDS[where[place]](net, last)
+        elif place % 7 == 3:
+            last = net.add("MatMul", last, product)
+        elif place % 7 == 6:
+            last = net.add("Add", last, net.add("Sigmoid", last))
+        else:
+            last = net.add(("Relu", "Tanh", "Neg")[place % 3], last)
+    shape: list[str | int | None] = ["batch" if free else SHAPE[0], *SHAPE[1:]]
+    ends = [helper.make_tensor_value_info(name, FLOAT, shape) for name in ("x", last)]
+    graph = helper.make_graph(net.nodes, "g", ends[:1], ends[1:], net.weights)
+    # As exporters do; after an operator that nobody knows, shapes cannot be inferred.
+    made = [node.output[0] for node in net.nodes if node.domain]
+    graph.value_info.extend(helper.make_tensor_value_info(name, FLOAT, shape) for name in made)
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("acme", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return net.guilty
+
+
+SINGLE = [(kind,) for kind in KINDS]
+DOUBLE = list(itertools.pairwise([*KINDS, next(iter(KINDS))]))
+
+
+@pytest.mark.parametrize("plants", [*SINGLE, *DOUBLE], ids=" and ".join)
+def test_planted_nodes_are_named(plants: tuple[str, ...], cli: CommandLine, here: Path) -> None:
+    guilty = network(here / "m.onnx", *plants)
+    assert len(onnx.load(here / "m.onnx").graph.node) >= 200
+    ran = cli(
+        "reduce", "m.onnx", "-o", "r.onnx", "--trt-rtx", "--build-only", "--all", "--no-shrink", "--json", "r.json"
+    )
+    assert ran.status == 0, ran
+    result = json.loads((here / "r.json").read_text())
+    found = [[each["name"] for each in failure["culprits"]] for failure in result.get("failures") or [result]]
+    assert sorted(map(tuple, found)) == sorted((name,) for name in guilty)
+
+
+@pytest.mark.parametrize("kind", ["suppression", "determinant"])
+def test_with_dynamic_shapes(kind: str, cli: CommandLine, here: Path) -> None:
+    guilty = network(here / "m.onnx", kind, free=True)
+    shapes = ("--trt-min-shapes", "x:[1,4,8]", "--trt-max-shapes", "x:[4,4,8]")
+    ran = cli("reduce", "m.onnx", "-o", "r.onnx", "--trt-rtx", "--build-only", "--json", "r.json", *shapes)
+    assert ran.status == 0, ran
+    assert [each["name"] for each in json.loads((here / "r.json").read_text())["culprits"]] == guilty
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_clean_network_is_no_failure(cli: CommandLine, here: Path, free: bool) -> None:
+    network(here / "m.onnx", free=free)
+    shapes = ("--trt-min-shapes", "x:[1,4,8]", "--trt-max-shapes", "x:[4,4,8]") if free else ()
+    assert cli("reduce", "m.onnx", "-o", "r.onnx", "--trt-rtx", "--build-only", *shapes).status == 1
