@@ -4,8 +4,7 @@
 
 No model is run: a candidate shows what is looked for if it has every culprit. The bound is log2 of the number of ways in
 which the culprits may lie, a bit a question; where one answer in five says nothing, a question tells 0.8 bits at most. On top
-of it comes the proof that no single one can be left out, a question each where they are several. Of three to six, ``reduce``
-leaves out each two as well, which is not counted here.
+of it comes the proof that no single one can be left out, a question each where they are several.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def by_ranking(problem: Problem, check: Check, rank: Ranker) -> Subset:
 
 
 def cost(problem: Problem, search: Search, goal: Verdict, searches: int = SEARCHES) -> float:
-    """The mean number of questions over seeds, without those about pairs."""
+    """The mean number of questions over seeds."""
     costs = []
     for seed in range(searches):
         culprits = problem.plant(random.Random(seed))
@@ -127,8 +126,7 @@ def cost(problem: Problem, search: Search, goal: Verdict, searches: int = SEARCH
         found = search(problem, check)
         if not (culprits <= found if problem.untold else culprits == found):
             raise AssertionError(f"{problem.name}, seed {seed}: not the culprits")
-        pairs = math.comb(len(found), 2) if search is by_minimise and 3 <= len(found) <= 6 else 0
-        costs.append(len(check.asked) - pairs)
+        costs.append(len(check.asked))
     return statistics.mean(costs)
 
 

@@ -11,7 +11,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.search.delta_debugging import make_smallest
+from bisect_trt.search.delta_debugging import make_minimal
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
 
@@ -123,7 +123,7 @@ def _minimise_case(session: Session, failing: Subset, *, held: bool) -> Case:
 
     def algorithm(oracle: Oracle) -> Minimum:
         heard = Transcript(oracle)
-        return session.confirmed(heard, make_smallest(failing, about_units(heard), subject.units.bare))
+        return session.confirmed(heard, make_minimal(failing, about_units(heard), subject.units.bare))
 
     minimum = session.prober.search(algorithm, lambda units: subject.cut(units, held=held), subject.original)
     return Case(session.doubted(minimum), held)

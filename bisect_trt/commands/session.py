@@ -227,8 +227,12 @@ class Session:
     def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
         """An answer that was written, read back, and did not fail as it had."""
         why = f"the final re-check disagreed: {record.reason}"
+        flakiness = self.prober.runner.flakiness
         if record.verdict is Verdict.PASS and not self.prober.measured:
             why = f"{why}; {FLAKY.format('it failed, and did not when it was read back')}"
+        elif record.verdict is Verdict.PASS and flakiness.is_steady:
+            runs = f"{flakiness.runs} of {flakiness.runs} runs"
+            why = f"the check is flaky: the original failed in {runs}, the answer fails less often; {why}"
         return replace(minimum, proven=False, why=why)
 
     def conclude(self, minimum: Minimum) -> None:

@@ -27,7 +27,7 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
-from bisect_trt.search.statistics import Flakiness, expected_verdicts
+from bisect_trt.search.statistics import Flakiness, confirmations, expected_verdicts
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import LOST
 
@@ -95,8 +95,10 @@ class Runner:
 
         A sequential test: a candidate that fails is mostly known after one or two runs.
         """
-        most = self.flakiness.passes_needed if candidate.runs is None else candidate.runs
-        going = (Ending.PASSED,) if candidate.until is Verdict.FAIL else _FAILURES
+        most, until = self.flakiness.passes_needed if candidate.runs is None else candidate.runs, candidate.until
+        if candidate.again and candidate.runs is None and self.flakiness.is_steady:
+            most, until = self.flakiness.runs, Verdict.PASS
+        going = (Ending.PASSED,) if until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
         files = self.write(candidate)
         outcomes = [self.check.run(files, cancel)]
@@ -384,7 +386,10 @@ def _runs(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
     """How often to run what fails, and what passes; 0 and 1 where a probe takes minutes and no rate was measured."""
     target = getattr(check, "target", None)
     costly = isinstance(check, MetricCheck) or (target is not None and target.target.capabilities.costly)
-    return (0, 1) if costly and flakiness.runs == 1 else flakiness.confirmations(ways, seen=0)
+    if costly and flakiness.runs == 1:
+        return 0, 1
+    failures, passes = confirmations(flakiness.runs, [0] * ways, 1 - flakiness.confidence)
+    return failures, max(passes)
 
 
 def _passes_now(prober: Prober, failing: Candidate, runs: int) -> bool:

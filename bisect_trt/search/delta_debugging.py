@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import combinations, islice
+from itertools import islice
 
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Verdict
 
@@ -109,10 +108,6 @@ def reduce_by_chance(units: Iterable[int], ask: Ask, complete: Completion = froz
     return frozenset(chosen)
 
 
-_FEW = range(3, 7)
-"""Of so many units each pair is left out too, in 3 to 15 questions. Of two, that leaves nothing."""
-
-
 def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Minimum:
     """Leave out one unit after the other for as long as the rest fails, then prove that none is left to leave out.
 
@@ -147,24 +142,6 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
                 refused[unit] = without
         place = (place - 1) % len(chosen)
     return Minimum(frozenset(chosen), proven=True, why=_note(len(refused)), refused=tuple(refused.values()))
-
-
-def make_smallest(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Minimum:
-    """As :func:`make_minimal`, and where few are left, try to leave out two at a time as well.
-
-    1-minimal is not smallest: where two units do harm only together, or undo each other, neither can be left out alone.
-    """
-    while True:
-        minimum = make_minimal(units, ask, complete)
-        if len(minimum.units) not in _FEW:
-            return minimum
-        tried = neighbours(minimum.units, complete)
-        pairs = {complete(minimum.units - set(pair)) for pair in combinations(sorted(minimum.units), 2)}
-        smaller = sorted((pair for pair in pairs - {minimum.units, *tried} if pair), key=sorted)
-        failing = next((pair for pair in smaller if ask(pair) is Verdict.FAIL), None)
-        if failing is None:
-            return replace(minimum, pairs=True)
-        units = failing
 
 
 def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:

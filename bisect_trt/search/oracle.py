@@ -89,8 +89,9 @@ class Again:
     Attributes:
         question: What was asked.
         title: What the candidate is called this time; ``None`` for "..., once more".
-        runs: How often the check runs at most; ``None`` for as often as for a question that is asked the first time.
-        until: The answer that ends the runs.
+        runs: How often the check runs at most; ``None`` for as often as the original was run, and to fail each time if
+            that did; where that did not, for as often as for a question that is asked the first time.
+        until: The answer that ends the runs, if their number is given.
     """
 
     question: Units | Original
@@ -109,23 +110,22 @@ Search = Callable[[Oracle], Result]
 
 
 class Transcript:
-    """An ``Oracle`` that remembers which units passed: evidence that costs no probe."""
+    """An ``Oracle`` that remembers which units passed and which failed: evidence that costs no probe."""
 
     def __init__(self, oracle: Oracle) -> None:
         """``oracle`` is the one to pass questions to."""
         self._oracle = oracle
-        self._passed: dict[Units, None] = {}
+        self._heard: dict[Units, Verdict] = {}
 
-    @property
-    def passed(self) -> Iterator[Subset]:
-        """The sets of units that passed when they were first asked about, in that order."""
-        return (question.units for question in self._passed)
+    def heard(self, verdict: Verdict) -> Iterator[Subset]:
+        """The sets of units with a verdict, in the order in which they were first asked about."""
+        return (question.units for question, said in self._heard.items() if said is verdict)
 
     def __call__(self, question: Question) -> Verdict:
         """Ask, and remember."""
         verdict = self._oracle(question)
-        if isinstance(question, Units) and verdict is Verdict.PASS:
-            self._passed[question] = None
+        if isinstance(question, Units):
+            self._heard[question] = verdict
         return verdict
 
 

@@ -6,7 +6,7 @@ Every probability here is exact or a bound; nothing assumes many observations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from statistics import fmean
@@ -67,33 +67,6 @@ class Flakiness:
             number for number, missed in enumerate(self._missed()) if missed <= allowed or number == MOST_PASSES
         )
 
-    def confirmations(self, decisive: int, seen: int = 1) -> tuple[int, int]:
-        """How often to run the answer, and each candidate whose passing its proof rests on, once more.
-
-        Wrong passes on the way only cost questions; a proof is wrong only if one of the passes that it rests on is. So
-        those are confirmed, together to the confidence asked for. How many passes in a row that takes depends on how
-        often the failure was seen without fail, so the answer is run again as well where that makes it less in all.
-
-        Args:
-            decisive: How many passes the proof rests on, 1 or more.
-            seen: How many passes of each were seen already. One by which something was picked among others is none.
-
-        Returns:
-            How many more runs of the answer must all fail, and how many more of each of those must all pass.
-        """
-        allowed = (1 - self.confidence) / decisive
-        best: tuple[int, int] | None = None
-        for failures in range(MOST_PASSES):
-            if best is not None and failures >= best[0] + decisive * best[1]:
-                break
-            known = Flakiness(self.runs + failures, self.failures + failures, self.confidence)
-            passes = next(n for n, missed in enumerate(known._missed()) if missed <= allowed or n == MOST_PASSES)
-            found = (failures, max(passes - seen, 0))
-            if best is None or found[0] + decisive * found[1] < best[0] + decisive * best[1]:
-                best = found
-        assert best is not None
-        return best
-
     def reached(self, verdicts: int) -> float:
         """The confidence that a search with so many passing verdicts has reached.
 
@@ -114,6 +87,42 @@ class Flakiness:
         for number in count():
             yield chance
             chance *= (passes + number) / (total + number)
+
+
+def luck(failures: int, passes: Sequence[int]) -> float:
+    """How likely it is at most, at any rate of failure, that a failing candidate fails so often and one of these only passes.
+
+    Args:
+        failures: How often it failed where it was seen to fail.
+        passes: How often each of some candidates passed that may be failing ones too.
+    """
+    rates = {failures / (failures + number) if number else 1.0 for number in passes}
+    return max((rate**failures * math.fsum((1 - rate) ** number for number in passes) for rate in rates), default=0.0)
+
+
+def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple[int, list[int]]:
+    """How often to run what failed, and each of what passed, once more until it is no luck; the fewest runs in all.
+
+    How many passes in a row that takes depends on how often the failure was seen without fail, so what failed is run
+    again as well where that makes it less in all: one such run counts for all that passed.
+
+    Args:
+        failures: See :func:`luck`.
+        passes: The same.
+        allowed: How likely luck may be.
+    """
+    best: tuple[int, list[int]] | None = None
+    for more in range(MOST_PASSES):
+        if best is not None and more >= best[0] + sum(best[1]):
+            break
+        needed = list(passes)
+        while luck(failures + more, needed) > allowed and sum(needed) - sum(passes) < MOST_PASSES:
+            needed[needed.index(min(needed))] += 1
+        found = more, [now - before for now, before in zip(needed, passes, strict=True)]
+        if best is None or found[0] + sum(found[1]) < best[0] + sum(best[1]):
+            best = found
+    assert best is not None
+    return best
 
 
 def expected_verdicts(units: int) -> int:

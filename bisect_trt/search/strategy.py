@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Mode
-from bisect_trt.search.delta_debugging import make_smallest, reduce_by_chance, reduce_by_counters, worth_counting
+from bisect_trt.search.delta_debugging import make_minimal, reduce_by_chance, reduce_by_counters, worth_counting
 from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import SKIPS, Kept, Singles, skipping
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
@@ -191,9 +191,8 @@ def minimise(
         failing = reduce_by_counters(failing, tally, inseparable)
         steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
     before = tally.asked
-    minimum = make_smallest(failing, tally, inseparable)
-    which = "none of the {}, and no two of them," if minimum.pairs else "none of the {}"
-    steps.append(f"proof that {which.format(len(minimum.units))} can be left out: {tally.asked - before} questions")
+    minimum = make_minimal(failing, tally, inseparable)
+    steps.append(f"proof that none of the {len(minimum.units)} can be left out: {tally.asked - before} questions")
     return replace(minimum, steps=tuple(steps))
 
 

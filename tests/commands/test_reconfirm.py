@@ -16,7 +16,7 @@ from support import chain, read_json, script
 
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.search.statistics import Flakiness
+from bisect_trt.search.statistics import confirmations
 
 FAILING = build([])
 
@@ -25,8 +25,9 @@ FAILING = build([])
 @pytest.mark.parametrize("ways", range(1, 9))
 def test_luck_is_as_seldom_as_is_said_at_any_rate(ways: int) -> None:
     """Of what was picked because it passed: the failing one fails each time, and one of these passes each time all the same."""
-    failures, passes = Flakiness().confirmations(ways, seen=0)
-    assert all(ways * rate ** (1 + failures) * (1 - rate) ** passes <= 0.01 for rate in (x / 1000 for x in range(1001)))
+    failures, passes = confirmations(1, [0] * ways, 0.01)
+    chances = [(rate, sum((1 - rate) ** number for number in passes)) for rate in (x / 1000 for x in range(1001))]
+    assert all(rate ** (1 + failures) * chance <= 0.0101 for rate, chance in chances)
 
 
 class Coin(FakeCheck):
