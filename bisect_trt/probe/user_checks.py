@@ -154,8 +154,10 @@ class CommandCheck:
                 files.renew()
             end, doubtful = self._end(argv, files, cancel)
             if not doubtful:
-                break
-        return self._read(end, files.log)
+                return self._read(end, files.log)
+        how = f"by {end.signal_name}" if end.signal_name else f"with exit status {end.code}"
+        reason = f"the check was killed {MOST_LOST} times ({how}), which says nothing of the model"
+        return Outcome(Ending.SKIPPED, LOST, reason, end.seconds, _tail(files.log))
 
     def _end(self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None) -> tuple[ProcessEnd, bool]:
         """How the command ends, and whether another process may have ended it, or something that it had started."""
