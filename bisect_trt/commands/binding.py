@@ -64,8 +64,11 @@ class Binding:
         """
         try:
             plain: dict[str, Any] = json.loads((folder / name).read_bytes())
-            return cls(tuple(plain["argv"]), plain["cwd"], plain["files"], plain["version"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            argv, cwd, files, version = (plain[name] for name in ("argv", "cwd", "files", "version"))
+            if not all(isinstance(each, str) for each in (*argv, cwd, version, *files.values())):
+                raise ValueError("a value is no text")
+            return cls(tuple(argv), cwd, files, version)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if name == RUN_FILE and (folder / CALL_FILE).exists():
                 raise RunFolderError(
                     f"{folder} was started from Python; go on with it there: call the same function with run='{folder}'."

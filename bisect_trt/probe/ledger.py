@@ -147,7 +147,7 @@ class Ledger:
             elif event in ("outcome", "moot"):
                 self.unfinished.pop(key, None)
             if event == "outcome":
-                self._outcomes[key] = Outcome.from_json(entry["outcome"])
+                self._outcomes[key] = entry["outcome"]
             elif event == "undo":
                 self._outcomes.pop(key, None)
         try:
@@ -323,8 +323,49 @@ class Ledger:
         return {"run": len(self.records), "cached": self.cached, **ended}
 
 
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "started": {"title": str},
+    "moot": {},
+    "outcome": {"outcome": dict},
+    "undo": {"number": int},
+    "verdict": {
+        **dict.fromkeys(("title", "signature", "reason", "tail"), str),
+        **dict.fromkeys(("number", "size", "runs"), int),
+        **dict.fromkeys(("seconds", "own_seconds"), (int, float)),
+    },
+}
+"""The values of each kind of entry, besides its event and its key."""
+_OUTCOME_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("signature", "reason", "tail"), str),
+    **dict.fromkeys(("runs", "failures"), int),
+    **dict.fromkeys(("seconds", "own_seconds"), (int, float)),
+}
+
+
+def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry with all that its kind has; an outcome is read.
+
+    Raises:
+        KeyError: Something is missing.
+        ValueError: Something is of another type.
+    """
+    _check_types(entry, {"event": str, "key": str, **_FIELDS[entry["event"]]})
+    if entry["event"] == "verdict":
+        Verdict(entry["verdict"])
+    if entry["event"] != "outcome":
+        return entry
+    _check_types(entry["outcome"], _OUTCOME_FIELDS)
+    return {**entry, "outcome": Outcome.from_json(entry["outcome"])}
+
+
+def _check_types(plain: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(plain[name], kind) or isinstance(plain[name], bool):
+            raise ValueError(name)
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a journal, none where there is no file; a last line that a crash cut short is left out.
+    """The entries of a journal, the outcomes read; none where there is no file. A last line that was cut short is left out.
 
     Raises:
         UnavailableError: It is damaged.
@@ -335,9 +376,10 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             if line.endswith("\n"):
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
+                    entry = _checked(json.loads(line))
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
                         "start a new run."
                     ) from error
+                yield entry

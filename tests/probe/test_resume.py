@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import CommandLine
 from fakes import Case, FakeCheck, FakeRun, Killed, build, cases, decisions, journal, scratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import examples
+from support import chain, examples, has, script
 
+from bisect_trt.commands.binding import RUN_FILE
+from bisect_trt.commands.runs import _show_run
+from bisect_trt.commands.view import EarlierRun
+from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal
 from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.report.console import Console
 from bisect_trt.search.oracle import Subset, Units, Verdict
 
 pytestmark = pytest.mark.any_version
@@ -118,3 +127,42 @@ def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]])
         second = Ledger(Path(folder))
         second.close()
         assert second.unfinished == {key: f"candidate {key}" for key in begun}
+
+
+def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> None:
+    """Whatever line or value of its journal or of run.json is another, ``log`` and ``resume`` say so, or go on."""
+    check = ["--check", "./" + script(Path("check"), f"{has('<1>')} && exit 1; exit 0"), "{model}"]
+    assert cli("reduce", chain(here / "model.onnx", 3), "-o", "out.onnx", "--no-shrink", *check).status == 0
+    (run,) = Path(".bisect-trt").iterdir()
+    journal, binding = run / JOURNAL, run / RUN_FILE
+    lines, bound = journal.read_text().splitlines(), binding.read_text()
+    kinds = {entry["event"]: number for number, entry in enumerate(map(json.loads, lines))}
+    damage: list[tuple[Path, str]] = [
+        (file, text) for file in (journal, binding) for text in ("", "\0\n", "[]\n", "7\n", "{}\n")
+    ]
+    values: tuple[Any, ...] = (None, [], {}, 7, -1, "x", [None])
+    for value in values:
+        for number in kinds.values():
+            entry = json.loads(lines[number])
+            inner = [{**entry, "outcome": {**entry["outcome"], name: value}} for name in entry.get("outcome", {})]
+            changed = [json.dumps(each) for each in [*({**entry, name: value} for name in entry), *inner]]
+            damage += [(journal, "\n".join([*lines[:number], each, *lines[number + 1 :]]) + "\n") for each in changed]
+        damage += [(binding, json.dumps({**json.loads(bound), name: value})) for name in json.loads(bound)]
+    assert len(damage) > 63
+    read = 0
+    for file, text in damage:
+        journal.write_text("\n".join(lines) + "\n")
+        binding.write_text(bound)
+        file.write_text(text)
+        with contextlib.suppress(BisectError):
+            _show_run(EarlierRun.read(run), Console())
+        with contextlib.suppress(BisectError):
+            Ledger(run).close()
+            read += 1
+    assert read < len(damage)
+    binding.write_text(bound)
+    journal.write_text("[]\n")
+    for command in ("log", "resume"):
+        ran = cli(command, run)
+        assert ran.status == 4
+        assert "damaged in line 1" in ran.error
