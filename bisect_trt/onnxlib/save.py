@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import OutputFileError, ValueRefusedError, quoted
+from bisect_trt.errors import OutputFileError, quoted
 from bisect_trt.onnxlib.external_data import (
     ALIGNMENT,
     SHARED_TENSOR_BYTES,
@@ -45,7 +45,7 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
         UsageError: It, or the file for weights beside it, exists, or its folder does not or is not writable.
     """
     if read_back and path.exists() and not path.is_file():
-        raise ValueRefusedError(f"{path} is no regular file, and what is written is read back; name another file.")
+        raise OutputFileError(f"{path} is no regular file, and what is written is read back; name another file.")
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file to write.")
     for file in (path, data_file(path)):
