@@ -170,7 +170,8 @@ class Progress(Watcher):
         if self.answer is not None or record.verdict is not Verdict.PASS or not passed or passed[-1].key != record.key:
             return
         units, before = passed[-1].units, self._written or task.everything
-        if len(units) <= _SMALLER * len(before) and task.lowering.candidate(units).key == record.key:
+        # Nothing is written where the model passes with everything lowered: precision is not the reason then.
+        if 0 < len(units) <= _SMALLER * len(before) and task.lowering.candidate(units).key == record.key:
             task.lowering.write(units, task.settings.output)
             self._written = units
 
