@@ -35,7 +35,17 @@ COMMON = frozenset(
 RARE = frozenset(
     {
         *("calibration_cache", "sensitivity", "self_check", "archive", "save_onnx"),
-        *("validation_data", "fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
+        *(
+            "validation_data",
+            "fresh_samples",
+            "int4",
+            "ladder",
+            "min_good",
+            "reduce_inputs",
+            "reduce_outputs",
+            "mode",
+            "keep_set",
+        ),
     }
 )
 """The options of single commands that only ``--help-all`` shows."""

@@ -102,6 +102,18 @@ def leave_best(task: Task, progress: Progress) -> Subset | None:
     return answer.units
 
 
+def tell_unwritten(task: Task, progress: Progress) -> None:
+    """Print the nodes of an answer that cannot be written."""
+    answer, space = progress.answer, task.space
+    if answer is None:
+        return
+    fill_in(task, answer, task.prober.ledger.outcome(task.lowering.candidate(answer.units).key), None)
+    task.result.extra["uses"] = []
+    nodes = task.result.extra["keep_fp32"]
+    task.console.answer(f"Fix: keep {space.count(len(nodes))} in {space.high}. It cannot be written.")
+    tell_kept(nodes, task.console)
+
+
 def _smallest_passing(task: Task) -> Subset | None:
     """The smallest set of units that was seen to be enough, if there is one but all of them."""
     passed = {each.key: each.units for each in task.prober.ledger.passed if each.units < task.everything}

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.search import Task, search_keep
 from bisect_trt.mixed_precision.validation import Fresh, Round, hold_against
 from bisect_trt.probe.ledger import Record, Watcher
@@ -172,8 +174,9 @@ class Progress(Watcher):
         units, before = passed[-1].units, self._written or task.everything
         # Nothing is written where the model passes with everything lowered: precision is not the reason then.
         if 0 < len(units) <= _SMALLER * len(before) and task.lowering.candidate(units).key == record.key:
-            task.lowering.write(units, task.settings.output)
-            self._written = units
+            with suppress(UsageError):  # where there is no room, the search goes on, and the answer is printed
+                task.lowering.write(units, task.settings.output)
+                self._written = units
 
     def keep(self, answer: PrecisionAnswer) -> None:
         """Write an answer, unless its set is written already: an engine that is built again is another one.
@@ -346,6 +349,8 @@ class _Rounds:
 
     def _clears(self, units: Subset) -> Verdict:
         """Whether a set passes on all failing samples seen, with a margin."""
+        if self.task.settings.bits and units == self.task.everything:
+            return Verdict.PASS  # samples on which it fails are dropped
         count = len(self.failing.files)
         what = f"the {'1 sample' if count == 1 else f'{count} samples'} that failed"
         outcome = hold_against(self.task, units, self.failing, what)

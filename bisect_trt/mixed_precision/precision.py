@@ -12,7 +12,7 @@ from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, UnavailableError, ValueRefusedError
+from bisect_trt.errors import BisectError, UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision.answer import (
     deliver,
     leave_best,
@@ -21,6 +21,7 @@ from bisect_trt.mixed_precision.answer import (
     tell_kept,
     tell_safe,
     tell_suspects,
+    tell_unwritten,
     tell_uses,
     write_answer,
 )
@@ -66,8 +67,12 @@ def find_precision(task: Task, search: Search) -> Result:
     progress = Progress(task)
     if task.settings.options.keep_set is not None:
         return _write_set(task, progress, task.settings.options.keep_set)
-    with saving_best(lambda: _leave(task, progress)):
-        return task.until_done(lambda: _find(task, search, progress))
+    try:
+        with saving_best(lambda: _leave(task, progress)):
+            return task.until_done(lambda: _find(task, search, progress))
+    except UsageError:
+        tell_unwritten(task, progress)
+        raise
 
 
 def _write_set(task: Task, progress: Progress, count: int) -> Result:

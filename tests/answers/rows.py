@@ -275,7 +275,6 @@ def _rows() -> list[Row]:
         Row("run-nan", _chain("a nan.b c"), (f"run m.onnx {_ORT}",)),
         Row("run-crash", _chain("a crash.b c"), (f"run m.onnx {_ORT}",)),
         Row("run-refuse", _chain("a refuse.b c"), (f"run m.onnx {_ORT}",)),
-        Row("run-evaluator", _PLAIN, (f"run m.onnx {_ORT} --onnx",)),
         Row("run-fp16", models.overflowing, (f"run m.onnx {_ORT} --fp16",)),
         Row(
             "run-saved",

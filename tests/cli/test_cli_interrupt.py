@@ -19,6 +19,7 @@ SECONDS = 120
 
 def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
     """A reduction in a process group of its own, as a shell starts it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which children inherit
     return subprocess.Popen(
         [sys.executable, "-m", "bisect_trt", "reduce", "model.onnx", "-o", "out.onnx", *argv],
         cwd=folder,

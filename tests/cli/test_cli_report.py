@@ -88,7 +88,7 @@ def test_it_is_also_written_where_it_is_asked_for(cli: CommandLine) -> None:
     assert read_json(Path("r.json"))["artifacts"]["report"] == "here.html"
     assert Path("here.html").read_bytes() == (the_run() / "report.html").read_bytes()
     ran = cli("run", model, *TARGET, "--report", "nowhere/report.html")
-    assert (ran.status, "no folder nowhere" in ran.error) == (2, True)
+    assert (ran.status, "nowhere; make it first" in ran.error) == (2, True)
 
 
 def test_saved_results_are_compared_without_a_run(cli: CommandLine) -> None:

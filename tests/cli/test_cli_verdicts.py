@@ -75,7 +75,8 @@ def probe_parts(cli: CommandLine, options: str, whole: str, part: str) -> tuple[
 )
 def test_verdict(cli: CommandLine, options: str, whole: str, part: str, verdict: str) -> None:
     status, seen = probe_parts(cli, options, whole, part)
-    assert status == 0
+    # A kill from outside says nothing, so that nothing is proven.
+    assert status == (3 if part == KILL else 0)
     # The whole fails: at first and, if no part does, once more as the result that was read back.
     assert seen.pop(FAIL) >= 2
     left = len(node_names(Path("out.onnx")))

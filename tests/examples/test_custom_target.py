@@ -115,7 +115,7 @@ def test_doctor_and_python(work: Path, installed: Path) -> None:
     assert run(work, installed, "-c", code).out == "found\n"
     code = "import bisect_trt; bisect_trt.compare('model.onnx', target='nobody')"
     broken = subprocess.run([sys.executable, "-c", code], cwd=work, capture_output=True, text=True, check=False)
-    assert "UsageError: there is no target 'nobody'" in broken.stderr
+    assert "Error: there is no target 'nobody'" in broken.stderr
 
 
 def test_a_target_that_does_not_load_is_named_and_stops_nothing(work: Path, tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_a_pass_that_does_not_hold_makes_the_answer_smaller_and_unproven(
         return needs(frozenset({true}))(question.units)
 
     minimum = search(count, Oracle(first, again), flakiness)
-    if len(seeming) == 1 or all(units == seeming for units in asked):  # what the search heard is evidence enough
+    # What passed often enough while it was searched is not asked again: that it was chance each time is unlikely.
+    if len(seeming) == 1 or not any(true in units for units in asked if units != seeming):
         assert (minimum.units, minimum.proven) == (seeming, True)
     else:
         assert minimum.units == {true}
