@@ -78,19 +78,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(
-    request: pytest.FixtureRequest,
     here: Path,  # noqa: ARG001 - where it works
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> CommandLine:
     """The command line, run in this process (a new one takes half a second) in an empty folder.
 
-    It keeps two workers for the next, as the Python API keeps one: starting one takes another half second. It finds no other
-    tools, but where a test is about them: they take a third of the time of a diagnosis, and have a word in its bug report alone.
+    It keeps two workers for the next, as the Python API keeps one: starting one takes another half second.
     """
     keep_spare(2)
-    if request.node.get_closest_marker("other_tools") is None:
-        monkeypatch.setattr("bisect_trt.commands.reproducer.find_tool", lambda _: None)
 
     def run(*argv: str | Path) -> Ran:
         words = tuple(map(str, argv))

@@ -13,7 +13,7 @@ from bisect_trt.commands.compare import CompareSettings, refuse_options
 from bisect_trt.commands.metric import make_scale, measure_whole
 from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
-from bisect_trt.commands.reproducer import NEUTRAL, make_folder
+from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.errors import ModelRefusedError, OutputFileError
 from bisect_trt.mixed_precision.precision import MIXED, find_fix
@@ -171,7 +171,7 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     console.answer(f"  {issue}: the command that scores the whole model")
     if settings.archive is not None:
         files = sorted({issue, *settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
-        pack(settings.output, files, settings.archive, NEUTRAL)
+        pack(settings.output, files, settings.archive)
         result.artifacts["archive"] = str(settings.archive)
     return result
 

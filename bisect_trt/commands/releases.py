@@ -380,12 +380,12 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
     doubt, gone = found.doubt(), found.passing(found.history.newest)
-    said = f"It {found.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
-    mended = None if gone is None else f"{package.name} {gone} has it no more: update to that or a newer one"
-    console.answer(said)
-    if mended is not None:
-        console.answer(f"{mended}, there is nothing left to report.")
-    return Since(said, mended)
+    sentence = f"It {found.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
+    fixed = None if gone is None else f"{package.name} {gone} has it no more: update to that or a newer one"
+    console.answer(sentence)
+    if fixed is not None:
+        console.answer(f"{fixed}, there is nothing left to report.")
+    return Since(sentence, fixed)
 
 
 def _seen_failing(subject: Subject, package: str) -> str:

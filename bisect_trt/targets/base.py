@@ -97,7 +97,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class NotReproducible:
-    """A setting that is left out of a reproducer or of another tool's command, with the ``reason``."""
+    """A setting that is left out of a reproducer, with the ``reason``."""
 
     reason: str
 
@@ -346,14 +346,6 @@ class Target(ABC):
         own = settings.of(self.own)
         names = [entry.name for entry in fields(own) if entry.name not in self.not_reproducible]
         return {name: getattr(own, name) for name in names}
-
-    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
-        """Return the settings as the options of another tool (``polygraphy`` for ``polygraphy run``, ``trtexec``).
-
-        Returns:
-            The words after the model's name; why the tool cannot do all of it; ``None`` if it does not know this target.
-        """
-        return None
 
     def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
         """Return other settings that a minimal model is worth running with, to rule things out, each with a title."""

@@ -54,8 +54,7 @@ def commands_of(page: Path) -> list[list[str]]:
     return [shlex.split(text) for text in fences]
 
 
-@pytest.mark.other_tools
-def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
+def test_the_command_of_the_issue_shows_the_failure(cli: CommandLine) -> None:
     ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")
     assert ran.status == 0
     probes = read_json(Path("r.json"))["probes"]["run"]
@@ -66,22 +65,10 @@ def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
         assert word in issue
     # Each command was run before it was written down.
     assert all("Run here, it shows the failure." in Path("out", page).read_text() for page in ("ISSUE.md", "README.md"))
-    assert "With Polygraphy (`pip install polygraphy`); run here, it shows the failure:" in issue
-    assert "- In fp32 it passes (4 of 4 runs)." in issue
-    script, polygraphy, *_ = commands_of(Path("out/ISSUE.md"))
-    assert script == ["python", "reproduce.py"]
-    assert polygraphy[:3] == ["polygraphy", "run", "model_fp16.onnx"]
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("polygraphy")), *polygraphy[1:]],
-        cwd="out",
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONWARNINGS": "ignore", "PATH": "/usr/bin:/bin"},
-    )
+    command = commands_of(Path("out/ISSUE.md"))[0]
+    assert command == ["python", "reproduce.py"]
+    done = subprocess.run([sys.executable, *command[1:]], cwd="out", capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "FAILED" in done.stdout + done.stderr
-    assert "big_out" in done.stdout
 
 
 def test_nothing_of_the_original_leaves(cli: CommandLine) -> None:
@@ -91,7 +78,7 @@ def test_nothing_of_the_original_leaves(cli: CommandLine) -> None:
         assert SECRET.encode() not in path.read_bytes(), path
         assert str(Path.cwd()).encode() not in path.read_bytes(), path
     with zipfile.ZipFile("out.zip") as packed:
-        names = {name.removeprefix("reproducer-mul-overflow/") for name in packed.namelist()}
+        names = {name.removeprefix("reproducer/") for name in packed.namelist()}
     assert SECRET not in "".join(names)
     assert names == {path.relative_to("out").as_posix() for path in attachments(Path("out"))}
 

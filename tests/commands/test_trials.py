@@ -1,4 +1,4 @@
-"""What a reproducer says is tried before it is said; what its target reads lies beside it."""
+"""``reproduce.py`` is run before it is delivered; the files that its target reads lie beside it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from support import overflowing, script
 from bisect_trt.commands.reproducer import carry
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
-
-pytestmark = pytest.mark.other_tools
 
 
 def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
@@ -30,17 +28,6 @@ def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
     assert [*own.plugins, own.load_timing_cache] == files
     assert [(tmp_path / name).read_text() for name in files] == ["one", "two", "t"]
     assert own.strongly_typed
-
-
-def test_a_command_that_shows_nothing_is_left_out(
-    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script(tmp_path / "polygraphy", "exit 0")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
-    issue = Path("out/ISSUE.md").read_text()
-    assert "does not show it: its command passes here." in issue
-    assert "polygraphy run" not in issue
 
 
 def test_a_script_that_does_not_show_the_failure_proves_nothing(

@@ -19,8 +19,7 @@ from markdown_it import MarkdownIt
 from onnx import TensorProto, helper, numpy_helper
 from support import examples
 
-from bisect_trt.report.reproducer import ISSUE, README, Reproducer
-from bisect_trt.report.script import render_script
+from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
 from bisect_trt.targets.base import Minimal, make_runtime
 from bisect_trt.targets.messages import BuildError, names_of
@@ -74,7 +73,7 @@ def markdown(name: str) -> list[str]:
     text = name.encode("utf-8", "replace").decode()
     node.name = node.op_type = node.input[0] = node.output[0] = text
     seen = [TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))]
-    about: dict[str, Any] = {"ruled_out": (name,), "fault": name, "cause": [(name, [name])], "written": {text: name}}
+    about: dict[str, Any] = {"fault": name, "cause": [(name, [name])]}
     here = TargetSettings()
     wrong = Reproducer(model, None, False, {}, {}, seen, name, here, "Found.", "shape", **about)
     refused = Reproducer(model, None, False, {}, {}, [], name, here, "Found.", "build: x", name, is_bug=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.report.script import _SHARED, render_script
+from bisect_trt.report.reproducer import _SHARED, render_script
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Minimal
 from bisect_trt.targets.settings import TargetSettings

@@ -1,17 +1,16 @@
-"""Every setting of every target is said to others, or is declared not to be, with the reason."""
+"""Every setting of every target is in ``reproduce.py``, or is declared not to be, with the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bisect_trt.report.script import render_script
+from bisect_trt.report.reproducer import render_script
 from bisect_trt.targets import find, names
-from bisect_trt.targets.base import Minimal, NotReproducible, Target
+from bisect_trt.targets.base import Minimal, Target
 from bisect_trt.targets.settings import TargetSettings
 
 SAMPLES: dict[str, Any] = {
@@ -48,17 +47,7 @@ SAMPLES: dict[str, Any] = {
     "compute_capabilities": ("SM86",),
 }
 """A value of each setting that is not its default."""
-WITHOUT_OPTIONS = {
-    "avoid_tactics",
-    "build_only",
-    "builder_flags",
-    "builder_settings",
-    "compute_capabilities",
-    "pin_tactics",
-}
-"""Settings that Polygraphy has no options for, or that are rarely used."""
 MODEL = Minimal("model.onnx", inputs=("x",), nodes=(("a", ("a_out",)), ("b", ("b_out",))))
-TOOLS = ("polygraphy", "trtexec")
 
 
 def own_settings() -> Iterator[Any]:
@@ -90,9 +79,6 @@ def test_each_setting_of_its_own(target: Target, name: str) -> None:
         assert script(changed) == script(plain)
         return
     assert script(changed) != script(plain)
-    for tool in TOOLS:
-        before, after = target.said_to(tool, plain, MODEL), target.said_to(tool, changed, MODEL)
-        assert before is None or after != before, f"{tool} is not told"
 
 
 @pytest.mark.parametrize("changes", list(shared_settings()), ids=" ".join)
@@ -100,29 +86,6 @@ def test_each_setting_that_targets_share(changes: dict[str, Any]) -> None:
     plain = TargetSettings("trt", fp16=True) if len(changes) > 1 else TargetSettings("trt")
     changed = replace(plain, **changes)
     assert script(changed) != script(plain)
-    for tool in TOOLS:
-        assert changed.target.said_to(tool, changed, MODEL) != plain.target.said_to(tool, plain, MODEL)
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-def test_a_precision_that_is_in_the_model_is_not_asked_for_again(tool: str) -> None:
-    settings = TargetSettings("trt", fp16=True, keep=("a_out",), held=True)
-    words = settings.target.said_to(tool, settings, replace(MODEL, lowered=True))
-    assert isinstance(words, list)
-    assert not [word for word in words if "fp16" in word or "layer" in word.lower()]
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-def test_layers_that_have_no_name_cannot_be_said(tool: str) -> None:
-    settings = TargetSettings("trt", fp16=True, keep=("a_out",))
-    said = settings.target.said_to(tool, settings, replace(MODEL, nodes=(("", ("a_out",)),)))
-    assert isinstance(said, NotReproducible)
-    assert "no name" in said.reason
-
-
-def test_shapes_of_other_inputs_are_not_said() -> None:
-    settings = TargetSettings("trt").with_own(min_shapes=(("y", (1,)),), max_shapes=(("y", (2,)),))
-    assert settings.target.said_to("trtexec", settings, MODEL) == ["--noTF32"]
 
 
 @pytest.mark.parametrize("name", names())
@@ -130,20 +93,3 @@ def test_files_are_settings(name: str) -> None:
     target = find(name)
     own = {entry.name for entry in fields(target.own)}
     assert own >= {*target.files, *target.not_reproducible}
-
-
-def test_what_polygraphy_is_told_are_its_options() -> None:
-    import subprocess
-    import sys
-
-    command = [str(Path(sys.executable).with_name("polygraphy")), "run", "--help"]
-    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    target = find("trt")
-    for name, value in SAMPLES.items():
-        if name in {entry.name for entry in fields(target.own)} - set(target.not_reproducible):
-            said = target.said_to("polygraphy", TargetSettings("trt").with_own(**{name: value}), MODEL)
-            if name in WITHOUT_OPTIONS:
-                assert isinstance(said, NotReproducible)
-                continue
-            assert isinstance(said, list)
-            assert [word for word in said if word.startswith("--") and word not in known] == []

@@ -10,10 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from bisect_trt.options.reading import existing_file, once, pair
-from bisect_trt.options.spec import entries, option
+from bisect_trt.options.spec import option
 from bisect_trt.targets.base import (
-    Minimal,
-    NotReproducible,
     OwnSettings,
     Package,
     Target,
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 ALL, OFF = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
 _LEVEL_TITLES = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
-_POLYGRAPHY = ("providers", "graph_optimization_level")
-"""What `polygraphy run` can be told of."""
 
 _TAKES_A_FOLDER = (1, 21)
 """The first release that can be told where the weights of a model in memory are."""
@@ -183,19 +179,6 @@ class OnnxRuntimeTarget(Target):
         words += [f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)]
         words += [Path(path).name for path in own.custom_op_libraries]
         return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
-
-    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
-        """To Polygraphy."""
-        if tool != "polygraphy":
-            return super().said_to(tool, settings, model)
-        own = settings.of(OnnxRuntimeSettings)
-        changed = {name for name, _ in self.changed(settings)}
-        unsaid = [each.flag for each in entries(self.own) if each.name in changed - {*_POLYGRAPHY}]
-        if unsaid:
-            return NotReproducible(f"it has no option for {', '.join(unsaid)}")
-        words = ["--onnxrt", *(["--providers", *own.providers] if own.providers else [])]
-        level = own.graph_optimization_level
-        return words + ([] if level == ALL else ["--graph-optimization-level", level])
 
     def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
         """Without optimisations, and on the CPU, too."""

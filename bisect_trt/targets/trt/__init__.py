@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import (
     Capabilities,
-    Minimal,
     NotReproducible,
     Package,
     ShapeRange,
     Target,
 )
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
-from bisect_trt.targets.trt.other_tools import say
 from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings
 
 if TYPE_CHECKING:
@@ -153,11 +151,6 @@ class TensorRtTarget(Target):
         own = [name.replace("_", " ") for name, _ in self.changed(settings) if name != "record"]
         said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
-
-    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:
-        """To Polygraphy and ``trtexec``; see :func:`~bisect_trt.targets.trt.other_tools.say`."""
-        own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
-        return say(tool, own, settings, model)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""

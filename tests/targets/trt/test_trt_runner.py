@@ -18,7 +18,7 @@ from support import overflowing
 from trt_standin import OLD, STRONG, VERSIONS, WEAK, World, plain, trt_target
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.report.script import render_script
+from bisect_trt.report.reproducer import render_script
 from bisect_trt.targets.base import Minimal, make_runtime
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, read_choices
 from bisect_trt.targets.messages import BuildError, RunError
