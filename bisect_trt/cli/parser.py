@@ -34,7 +34,7 @@ COMMON = frozenset(
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
 RARE = frozenset(
     {
-        *("calibration_cache", "sensitivity", "self_check", "archive", "save_onnx"),
+        *("calibration_cache", "sensitivity", "archive", "save_onnx"),
         *(
             "validation_data",
             "fresh_samples",

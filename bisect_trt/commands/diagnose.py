@@ -30,7 +30,6 @@ from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.remaining_failures import look_for_others
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
-from bisect_trt.commands.self_consistency import diagnose_itself
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.shrink import shrink
@@ -337,9 +336,6 @@ def run(call: Call) -> Result:
     settings = DiagnoseSettings(check, call[Search], folder, own)
     check_folder(folder, settings.archive, overwrite=own.overwrite or call.resumed)
     call.open()
-    if own.self_check:
-        with call.examined(check.timeout, target) as session:
-            return diagnose_itself(session, check)
     # The latency of the original is what a fix is compared with, which does not build it again.
     timed = target.target.capabilities.timed and check.metric is None
     settings = replace(settings, check=replace(check, timed=timed))

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _SINGLE_OUTPUTS = {
     *("save_outputs", "save_inputs", "load_outputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"),
-    "self_check",
 }
 """Options of ``run`` that are about single outputs."""
 

@@ -101,7 +101,6 @@ def _commands(subject: Subject, check: CheckSettings) -> Iterator[tuple[str, lis
         return
     words = _words(subject, check, written(data))
     yield "whether tensors inside differ, though the outputs do not", ["layerwise", model, *words]
-    yield "whether the target contradicts itself", ["run", model, *words, "--self-check"]
     yield "whether it fails in some builds alone", ["repeat", model, *words, "--until", "bad", "-n", "20"]
     shapes: dict[object, str] = {}
     for name, value in subject.samples[0].items():

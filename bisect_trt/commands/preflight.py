@@ -76,8 +76,7 @@ def require_reference(subject: Subject) -> None:
             )
         raise ModelRefusedError(
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare; "
-            "`bisect-trt reduce` with a --check command of your own goes on all the same, and `bisect-trt diagnose --self-check` "
-            "compares the target with itself."
+            "`bisect-trt reduce` with a --check command of your own does not need the reference."
         )
 
 

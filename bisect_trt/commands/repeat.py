@@ -162,8 +162,7 @@ def repeat(story: Repetition, most: int) -> Result:
         title = "A check command" if story.target is None else story.target.target.title
         extra["note"] = f"{title} says nothing of what its builds choose, so whether a choice decides is not known"
         if story.same_engine:
-            why = "one build was run, so no choice of a build decides: look for what else changes"
-            extra["note"] = f"{why} (`bisect-trt run --self-check`)"
+            extra["note"] = "one build was run, so no choice of a build decides: the runs differ"
         console.say(f"  {extra['note']}")
         return result
     console.step("2. What did the bad builds choose that the good ones did not?")

@@ -6,7 +6,6 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.compare import CompareSettings, compare, compare_saved, refuse_options
 from bisect_trt.commands.metric_commands import score
 from bisect_trt.commands.precision_audit import audit_precision
-from bisect_trt.commands.self_consistency import self_check
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import ConflictError, MissingOptionError
@@ -24,8 +23,6 @@ from bisect_trt.worker.protocol import Compare, Failed, Sample
 
 _NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
 """Options that saved outputs have no use for."""
-_NO_REFERENCE = {"load_outputs", "save_outputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"}
-"""Options that a comparison of a target with itself has no use for."""
 
 
 def run(call: Call) -> Result:
@@ -40,9 +37,6 @@ def run(call: Call) -> Result:
     if call.source is None and (Run not in call.options or call[Run].model is None):
         return _compare_saved(call)
     target = call[Target].required(engines=True)
-    if options.self_check:
-        why = "does not apply to --self-check, which compares the target with itself; drop it."
-        refuse_options(options, _NO_REFERENCE, why)
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
     settings = CompareSettings(target, tolerance, options, call[Plots])
     if options.save_onnx is not None:
@@ -54,8 +48,6 @@ def run(call: Call) -> Result:
             return build(session, target, tolerance, options.timeout)
         if metric is not None:
             return score(session, settings, metric)
-        if options.self_check:
-            return self_check(session, target, tolerance, options.timeout)
         return compare(session, settings)
 
 

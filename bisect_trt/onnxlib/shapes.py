@@ -309,16 +309,6 @@ def _named_sizes(infos: Mapping[str, TensorInfo], shapes: Mapping[str, Sequence[
     return sizes
 
 
-def free_dimensions(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
-    """The model with one dimension of each of some inputs free, of one name for all."""
-    freed = clone(model)
-    for value in freed.graph.input:
-        if value.name in axes:
-            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = "batch"
-    forget_shapes(freed.graph)
-    return freed
-
-
 def free_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str | None]], *, forget: bool = True
 ) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.options.shared import time_out
-from bisect_trt.options.spec import argument, option, switch
+from bisect_trt.options.spec import argument, option
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,6 @@ class RunOptions:
         ),
     ] = field(default_factory=list)
     save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
-    self_check: Annotated[
-        bool,
-        switch(
-            "Compare the target with itself, not with the reference: the same input again, after another, in a batch."
-        ),
-    ] = False
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")

@@ -38,10 +38,6 @@ class Diagnose:
     releases: Annotated[
         bool, switch("Also find since which release it fails; installs releases from the package index.")
     ] = False
-    self_check: Annotated[
-        bool,
-        switch("Where no reference runs the model: find the layer at which the target begins to contradict itself."),
-    ] = False
     overwrite: Annotated[bool, switch("Write over a reproducer that exists.")] = False
 
 

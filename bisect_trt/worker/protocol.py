@@ -153,19 +153,17 @@ class Collect(Request[None]):
 
 @dataclass(frozen=True)
 class RunEach(Request[None]):
-    """Run a model on one input after the other, and keep the outputs of each.
+    """Run a model on one input after the other in one session, and keep the outputs of each.
 
     Attributes:
         model: The ONNX file.
         inputs: What it is fed, ``.npz``, in this order.
         to: The files of the outputs of each, ``.npz``.
-        sessions: Whether all inputs share ``one`` session; or ``each`` has its own, or each kind of ``shapes``.
     """
 
     model: Path
     inputs: tuple[Path, ...]
     to: tuple[Path, ...]
-    sessions: Literal["one", "each", "shapes"] = "one"
 
 
 @dataclass(frozen=True)

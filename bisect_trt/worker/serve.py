@@ -189,14 +189,9 @@ class Worker:
                 writer.add(name, value)
 
     def _series(self, request: RunEach) -> None:
-        runtime = self._runtime(request.target)
-        sessions: dict[object, RuntimeSession] = {}
-        for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
-            feed = load_npz(inputs)
-            key = {"one": 0, "each": number, "shapes": shapes_of(feed)}[request.sessions]
-            if key not in sessions:
-                sessions[key] = runtime.load(request.model, feed)
-            save_npz(to, run(sessions[key], feed))
+        session = self._runtime(request.target).load(request.model, load_npz(request.inputs[0]))
+        for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
+            save_npz(to, run(session, load_npz(inputs)))
 
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)

@@ -164,7 +164,6 @@ def _rows() -> list[Row]:
         Row("diagnose-through", models.tanhs, ("diagnose m.onnx --through TOOL",), more=_tool),
         Row("reduce-through", models.tanhs, (f"{reduce} --through TOOL",), more=_tool),
         Row("cause-through", models.tanhs, ("cause m.onnx --through TOOL",), more=_tool),
-        Row("diagnose-self-check", _chain("a luck5.b c"), (f"diagnose m.onnx {_ORT} --self-check",), seed=2),
         Row("diagnose-two-workers", _PLAIN, (f"diagnose m.onnx {_ORT} --workers 2",)),
         Row(
             "reduce-two-workers",

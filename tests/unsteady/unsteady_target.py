@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnsteadySettings(OwnSettings):
-    """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``columns`` (the same along
-    dimension 1), ``after`` (an input of other values), ``tactic:P`` (each bad node whose build takes the wrong kernel, with a
-    chance of P); by the number of rows: ``batch:K`` (from K on), ``free:K`` (as ``batch``, while a dimension is free),
-    ``fused:K`` (that, and a Tanh reads a bad node at once), ``only:K`` or ``not_multiple:K``; ``once:FILE`` (the run that finds
-    no such file, and leaves one), ``unless:FILE`` (while there is none); and ``refuses`` to run any model.
-    """
+    """When it is wrong: ``never``, ``second`` (run of a session), ``tactic:P`` (each bad node whose build takes the wrong
+    kernel, with a chance of P); by the number of rows: ``batch:K`` (from K on), ``free:K`` (as ``batch``, while a dimension
+    is free), ``fused:K`` (that, and a Tanh reads a bad node at once), ``only:K`` or ``not_multiple:K``; ``once:FILE`` (the
+    run that finds no such file, and leaves one), ``unless:FILE`` (while there is none); and ``refuses`` to run any model."""
 
     fault: Annotated[str, option(metavar="WHEN", help="When it is wrong.")] = "never"
     pins: Annotated[tuple[str, ...], option(metavar="NODE=KERNEL", help="Kernels that nodes have to take.")] = ()
