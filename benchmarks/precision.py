@@ -30,7 +30,7 @@ from onnx import ModelProto, TensorProto
 from benchmarks.figures import machine
 from benchmarks.reduce import OUT, markdown
 from bisect_trt.onnxlib.emulation import emulate
-from bisect_trt.onnxlib.lower_plan import tensor_dtypes
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -77,7 +77,7 @@ class Measured:
 
 def float_nodes(model: ModelProto) -> dict[str, set[int]]:
     """By name, each node that computes with floats: the float types it makes, or else those it reads."""
-    types = tensor_dtypes(model)
+    types = Network(model).element_types
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
     found = {
         node.name: {types[name] for name in node.output if types.get(name) in floats}

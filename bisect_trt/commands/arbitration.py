@@ -30,11 +30,10 @@ from bisect_trt.commands.rounding import (
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
-from bisect_trt.onnxlib.emulation import lower_roundtrip, widened
-from bisect_trt.onnxlib.halves import lows_of
-from bisect_trt.onnxlib.lower_plan import LOW_TYPES
+from bisect_trt.onnxlib.emulation import lower_roundtrip, lows_of, widened
+from bisect_trt.onnxlib.lower import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import Draws, label
+from bisect_trt.onnxlib.nodes import drawing_nodes, label
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
@@ -123,8 +122,8 @@ class Opinions:
     @property
     def drawing(self) -> onnx.NodeProto | None:
         """The first node that draws random numbers."""
-        draws = Draws(self.model, {**self.reference, **self.inputs}, unsure=False)
-        return next(filter(draws.by, self.model.graph.node), None)
+        found = drawing_nodes(self.model, {**self.reference, **self.inputs}, unsure=False)
+        return self.model.graph.node[found[0]] if found else None
 
 
 def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate) -> Fault:

@@ -15,7 +15,7 @@ import onnx
 
 from bisect_trt import __version__
 from bisect_trt.errors import RunFolderError, RunStateError
-from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.tensors.npz import replacing
 

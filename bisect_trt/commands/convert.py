@@ -17,8 +17,7 @@ from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedErr
 from bisect_trt.onnxlib.cleanup import sort_nodes
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.lower import lower_fp16, store_weights
-from bisect_trt.onnxlib.lower_plan import LOW_TYPES
+from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model
@@ -64,8 +63,7 @@ def convert_to_onnx(
                 f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {shlex.quote(str(path))} --show layers` "
                 "lists them."
             )
-    lowered = lower_fp16(model, target.keep_fp32, low=low)
-    store_weights(lowered, source.weights, low)
+    lowered = lower_fp16(model, target.keep_fp32, low=low, weights=source.weights)
     save_model(lowered, source.weights, options.output, beside=True)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
     console.answer(

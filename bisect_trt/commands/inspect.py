@@ -21,8 +21,7 @@ from bisect_trt.commands.build_choices import describe_choices, describe_engine
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import ConflictError, MissingOptionError, UnreadableFileError
 from bisect_trt.onnxlib.exported import module_of
-from bisect_trt.onnxlib.external_data import read_weight, tensor_bytes
-from bisect_trt.onnxlib.load import load_model
+from bisect_trt.onnxlib.load import load_model, read_weight, tensor_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, reads
 from bisect_trt.onnxlib.shapes import element_dtype, value_info

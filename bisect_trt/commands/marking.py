@@ -17,8 +17,8 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.pieces import is_frozen, isolate
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.search.oracle import Verdict

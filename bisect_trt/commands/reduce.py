@@ -21,7 +21,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.exported import in_module
-from bisect_trt.onnxlib.external_data import has_external_data
+from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.searches import Reduce

@@ -21,7 +21,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
-from bisect_trt.onnxlib.external_data import load_all_inside
+from bisect_trt.onnxlib.load import load_all_inside
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model

@@ -21,8 +21,8 @@ from onnx import helper, numpy_helper
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import EXACT_OPS
-from bisect_trt.onnxlib.external_data import held_bytes
-from bisect_trt.onnxlib.nodes import Draws, attribute, bodies, clone
+from bisect_trt.onnxlib.load import held_bytes
+from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
@@ -86,8 +86,8 @@ def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[Tensor
         return None
     if not all(math.isfinite(each.severity) for each in failed.values()):
         return None
-    draws = Draws(proto, subject.samples[0], unsure=True)
-    if held_bytes(proto) > _MOST_BYTES or subject.reference.lost or any(map(draws.by, proto.graph.node)):
+    large = held_bytes(proto) > _MOST_BYTES
+    if large or subject.reference.lost or drawing_nodes(proto, subject.samples[0], unsure=True):
         return None
     golden, fed = subject.values(original, list(failed)), subject.values(original, original.inputs)
 

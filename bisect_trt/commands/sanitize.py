@@ -21,10 +21,10 @@ from bisect_trt.onnxlib.cleanup import (
     to_tensor,
 )
 from bisect_trt.onnxlib.cut import extract
-from bisect_trt.onnxlib.external_data import share_weights, tensor_bytes
+from bisect_trt.onnxlib.load import tensor_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import share_names, tell_apart
-from bisect_trt.onnxlib.save import save_model
+from bisect_trt.onnxlib.save import save_model, share_weights
 from bisect_trt.onnxlib.shapes import declare_shapes, fix_input_shapes
 from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
@@ -114,7 +114,8 @@ def _values(folding: Folding, subject: Subject) -> tuple[dict[str, onnx.TensorPr
     known: dict[str, onnx.TensorProto] = {}
     left: dict[str, list[str]] = {"too_large": [], "not_computed": []}
     while missing := [name for name in folding.stored() if name not in known]:
-        large = [name for name in missing if (folding.known_bytes(name) or 0) > FOLD_LIMIT_BYTES]
+        sizes = {name: network.infos[name].nbytes or 0 for name in missing if name in network.infos}
+        large = [name for name, size in sizes.items() if size > FOLD_LIMIT_BYTES]
         constants = {name: constant_value(network.nodes[network.producer[name]]) for name in missing}
         wanted = [name for name in missing if constants[name] is None and name not in large]
         values = {**constants, **_compute(network, wanted, subject)}

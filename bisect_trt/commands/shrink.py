@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bisect_trt.commands.session import Session
-from bisect_trt.onnxlib.external_data import has_external_data
-from bisect_trt.onnxlib.nodes import Draws
+from bisect_trt.onnxlib.load import has_external_data
+from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.onnxlib.shrink import (
     Axis,
     Piece,
@@ -46,8 +46,7 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
     if has_external_data(answer.proto) or not known:
         console.say("  its weights or inputs cannot be changed, so it is left as it is")
         return answer
-    draws = Draws(answer.proto, {}, unsure=True)
-    if any(map(draws.by, answer.proto.graph.node)):
+    if drawing_nodes(answer.proto, {}, unsure=True):
         console.say(
             "  it draws random numbers, of which a few may come out the same on both sides, so it is left as it is"
         )

@@ -23,8 +23,7 @@ from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import Fragment, NetworkView, can_bar, splice_in, with_barriers
-from bisect_trt.onnxlib.rules import RULES, matches
+from bisect_trt.onnxlib.rewrites import RULES, Fragment, NetworkView, can_bar, matches, splice_in, with_barriers
 from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probe.candidate import Candidate

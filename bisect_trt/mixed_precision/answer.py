@@ -23,7 +23,7 @@ from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, with
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.mixed_precision.suspicion import LOSES
 from bisect_trt.onnxlib.exported import in_module
-from bisect_trt.onnxlib.external_data import has_external_data
+from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.save import said_beside
 from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.metric_check import MetricCheck

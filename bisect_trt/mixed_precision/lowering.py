@@ -20,14 +20,12 @@ from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameErr
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.onnxlib.emulation import emulate
 from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.lower import lower_fp16, store_weights
-from bisect_trt.onnxlib.lower_plan import LOW_TYPES, check_opset, plan_slots
+from bisect_trt.onnxlib.lower import LOW_TYPES, check_opset, lower_fp16, plan_slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
-from bisect_trt.onnxlib.qdq import Group
+from bisect_trt.onnxlib.qdq import Group, Stored, unquantize
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import element_type, take_input_shapes
-from bisect_trt.onnxlib.unquantize import Stored, unquantize
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import ENGINE
 from bisect_trt.search.oracle import Subset
@@ -127,14 +125,13 @@ class CastLowering(_ModelLowering):
             UsageError: It cannot be written.
         """
         source = self._subject.settings
-        model = self._lower(_sorted(source.load(), self._subject.network), keep)
-        store_weights(model, source.weights, self._low)
+        model = self._lower(_sorted(source.load(), self._subject.network), keep, source.weights)
         save_model(model, source.weights, path, beside=True)
 
-    def _lower(self, proto: onnx.ModelProto, keep: Subset) -> onnx.ModelProto:
+    def _lower(self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None) -> onnx.ModelProto:
         network = self._subject.network
         kept = {first_output(network.nodes[network.order[unit]]) for unit in keep}
-        return lower_fp16(proto, self._fixed | kept, self._types, self._low)
+        return lower_fp16(proto, self._fixed | kept, self._types, self._low, weights)
 
     def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
         if self._emulated:

@@ -16,13 +16,11 @@ from onnx import TensorProto, numpy_helper
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
 from bisect_trt.mixed_precision.grid import Grid
-from bisect_trt.onnxlib.external_data import load_all_inside, read_weight
-from bisect_trt.onnxlib.load import load_model
+from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute, held
-from bisect_trt.onnxlib.qdq import Group, Pair, has_quantized, is_dequantize, is_quantize
+from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, is_quantize, unquantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
-from bisect_trt.onnxlib.unquantize import Stored, unquantize
 from bisect_trt.worker.protocol import Failed
 
 _SAME = 1e-3

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import EXACT_OPS
-from bisect_trt.onnxlib.external_data import read_weight
-from bisect_trt.onnxlib.lower_plan import LOW_TYPES, plan_slots
+from bisect_trt.onnxlib.load import read_weight
+from bisect_trt.onnxlib.lower import LOW_TYPES, plan_slots
 from bisect_trt.onnxlib.nodes import attribute, bodies, held
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.comparison import ComparisonKind

@@ -1,23 +1,25 @@
-"""Take out of a model what can be computed beforehand, what nothing reads, and what says where it comes from."""
+"""Clean-ups of a model: folded constants, no unread parts, no prose, other names and weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from bisect_trt.onnxlib.cut import PRODUCER
+from bisect_trt.onnxlib.lower import low_tensor
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, held, inner_nodes, keep_only
 from bisect_trt.onnxlib.shapes import element_type
-from bisect_trt.tensors.info import is_extension
+from bisect_trt.tensors.info import TensorInfo, is_extension
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
@@ -25,7 +27,7 @@ _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
 
 @dataclass(frozen=True)
 class Removed:
-    """What a clean-up took away: how many of each."""
+    """Counts of what a clean-up removed."""
 
     nodes: int = 0
     weights: int = 0
@@ -33,81 +35,64 @@ class Removed:
 
 
 class Folding:
-    """Finds the nodes of a network that can be replaced by the values that they make.
+    """The nodes of a network that can be replaced by their values.
 
     Nodes that make a graph output stay, because not every runtime takes an output that nothing computes; so do those of
     quantization: folded, a quantized weight would be an fp32 one.
 
     Attributes:
         network: The model.
-        computable: Nodes that depend on no input and on nothing that quantizes.
-        kept: Nodes that stay all the same.
+        gone: Nodes that depend on no input and on nothing that quantizes, but for those that stay.
     """
 
     def __init__(self, network: Network) -> None:
-        """Find out what could be folded."""
+        """Find the nodes."""
         self.network = network
-        self.computable: set[int] = set()
+        computable: set[int] = set()
         for index in network.order:
             quantizes = network.nodes[index].op_type in _QUANTIZING
-            if network.constant[index] and not quantizes and self.computable.issuperset(network.parents(index)):
-                self.computable.add(index)
-        outputs = set(network.outputs)
-        self.kept = {index for index in self.computable if not outputs.isdisjoint(network.made(index))}
+            if network.constant[index] and not quantizes and computable.issuperset(network.parents(index)):
+                computable.add(index)
+        self.gone = {index for index in computable if network.returned.isdisjoint(network.made(index))}
 
     def keep(self, name: str) -> None:
-        """Leave the node that makes a tensor where it is; what it reads can still be stored."""
-        self.kept.add(self.network.producer[name])
+        """Keep the node that makes a tensor; its inputs can still be stored."""
+        self.gone.discard(self.network.producer[name])
 
     def stored(self) -> list[str]:
-        """The tensors whose values have to be stored for all foldable nodes to go, in topological order."""
-        network, gone = self.network, self.computable - self.kept
-        return [
-            name
-            for index in network.order
-            if index in gone
-            for name in network.made(index)
-            if any(reader not in gone for reader in network.consumers.get(name, ()))
-        ]
-
-    def known_bytes(self, name: str) -> int | None:
-        """How large a tensor is, as far as shape inference tells."""
-        info = self.network.infos.get(name)
-        return None if info is None else info.nbytes
+        """Return the tensors whose values have to be stored for all these nodes to go, in topological order."""
+        network = self.network
+        made = (name for index in network.order if index in self.gone for name in network.made(index))
+        return [name for name in made if not self.gone.issuperset(network.consumers.get(name, ()))]
 
     def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-        """The model with these values in place of all foldable nodes; the original is not changed."""
-        return _replace(self.network, self.computable - self.kept, values)
+        """Return the model with these values in place of the nodes; the original is not changed."""
+        return _replace(self.network, self.gone, values)
 
 
 def fold_shapes(network: Network) -> onnx.ModelProto | None:
-    """The model with the shapes that inference finds stored in place of ``Shape`` and ``Size``; ``None`` without any."""
+    """Return the model with inferred shapes stored in place of ``Shape`` and ``Size``; ``None`` without any."""
     values: dict[str, onnx.TensorProto] = {}
     for node in network.nodes:
-        if node.op_type not in ("Shape", "Size") or node.domain not in DEFAULT_DOMAINS:
-            continue
-        if not (node.input and node.output):
+        standard = node.op_type in ("Shape", "Size") and node.domain in DEFAULT_DOMAINS
+        if not (standard and node.input and node.output) or node.output[0] in network.returned:
             continue
         info = network.infos.get(node.input[0])
-        name = node.output[0]
-        if info is not None and info.is_static and name not in network.outputs:
-            values[name] = numpy_helper.from_array(
-                _shape_value(node, [int(dim or 0) for dim in info.shape or ()]), name
-            )
-    if not values:
-        return None
-    return _replace(network, {network.producer[name] for name in values}, values)
+        if info is not None and info.is_static:
+            values[node.output[0]] = numpy_helper.from_array(shape_value(node, info), node.output[0])
+    return _replace(network, {network.producer[name] for name in values}, values) if values else None
 
 
-def _shape_value(node: onnx.NodeProto, shape: list[int]) -> NDArray[np.int64]:
-    """What the node makes of a tensor of this shape; ``start`` and ``end`` are there since opset 15."""
+def shape_value(node: onnx.NodeProto, info: TensorInfo) -> NDArray[np.int64]:
+    """Return the output of a ``Shape`` or ``Size`` of a tensor; ``start`` and ``end`` are there since opset 15."""
+    shape = [int(dim or 0) for dim in info.shape or ()]
     if node.op_type == "Size":
         return np.array(math.prod(shape), np.int64)
     return np.array(shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64)
 
 
 def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-    """The model without some nodes, and with some tensors as initializers."""
+    """Return the model without some nodes, and with some tensors as initializers."""
     model = clone(network.proto)
     keep_only(model.graph.node, [node for index, node in enumerate(network.nodes) if index not in gone])
     add_initializers(model, values.values())
@@ -115,8 +100,8 @@ def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.
 
 
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The tensor that a ``Constant`` holds; ``None`` for another node, or one that holds it in another form."""
-    tensor = None if attribute(node, "value") is None else held(node)
+    """Return the tensor that a ``Constant`` holds; ``None`` for another node."""
+    tensor = held(node)
     if tensor is None:
         return None
     named = clone(tensor)
@@ -125,7 +110,7 @@ def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
-    """An initializer; ``None`` for elements that share a byte, which those of arrays do not."""
+    """Return an initializer; ``None`` for types with several elements in a byte, which arrays do not have."""
     if not is_extension(value.dtype):
         return numpy_helper.from_array(value, name)
     if value.dtype.name in _SHARE_A_BYTE:
@@ -135,9 +120,9 @@ def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
 
 
 def remove_unread(model: onnx.ModelProto) -> Removed:
-    """Take away nodes that no output depends on, weights that nothing reads, and declarations of what is not there.
+    """Remove nodes that no output depends on, weights that nothing reads, and declarations of tensors that are not there.
 
-    The graph's inputs stay: they are what a caller has to give.
+    The graph's inputs stay: a caller feeds them.
 
     Args:
         model: Changed in place.
@@ -159,7 +144,7 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
-    """Put the nodes into topological order, if they are not; says whether that was so.
+    """Put the nodes into topological order; return whether they were not.
 
     Args:
         model: Changed in place.
@@ -171,46 +156,45 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
     return True
 
 
-_SPOKEN = ("doc_string", "metadata_props")
+_PROSE = ("doc_string", "metadata_props")
 """Exporters put stack traces and paths of source files here."""
 _INDICES = ("BOOL", "INT32", "INT64", "UINT32", "UINT64")
 _RANDOM = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "UINT8", "INT16", "UINT16")
 
 
 def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A model without its prose: documentation, metadata, producer, domain, names of graphs, functions nobody calls.
+    """Return a model without documentation, metadata, producer, domain, name of the graph, and functions that nothing calls.
 
-    What runs is the same.
+    Its results are the same.
 
     Args:
         proto: The model; it is not changed.
     """
     model = clone(proto)
-    for field in ("producer_version", "domain", "model_version"):
-        model.ClearField(field)
+    for name in ("producer_version", "domain", "model_version"):
+        model.ClearField(name)
     model.producer_name = PRODUCER
     model.graph.name = "reduced"
-    called, functions = set[tuple[str, str]](), {(each.domain, each.name): each for each in model.functions}
-    waiting = list(inner_nodes(model.graph.node))
+    functions = {(each.domain, each.name): each for each in model.functions}
+    called, waiting = set[tuple[str, str]](), list(inner_nodes(model.graph.node))
     while waiting:
-        node = waiting.pop()
-        key = (node.domain, node.op_type)
+        key = (waiting[-1].domain, waiting.pop().op_type)
         if key in functions and key not in called:
             called.add(key)
             waiting += inner_nodes(functions[key].node)
     keep_only(model.functions, [function for key, function in functions.items() if key in called])
     for message in _messages(model):
-        for name in _SPOKEN:
+        for name in _PROSE:
             if name in message.DESCRIPTOR.fields_by_name:
                 message.ClearField(name)
     return model
 
 
 def _messages(message: Message) -> Iterator[Message]:
-    """A message and all inside it."""
+    """Yield a message and all inside it."""
     yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None:
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
             for inner in [value] if isinstance(value, Message) else value:
                 yield from _messages(inner)
 
@@ -222,7 +206,7 @@ class Anonymous:
     Attributes:
         proto: The model.
         names: The new name of each tensor, by its old one.
-        kept: New names of the weights that could not be replaced: they lie in a file of their own, or are of a type of
+        kept: New names of the weights that could not be replaced: they lie in another file, or are of a type of
             8 bits or fewer that NumPy does not have.
     """
 
@@ -231,82 +215,71 @@ class Anonymous:
     kept: tuple[str, ...]
 
     def rename(self, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Tensors by their new names."""
+        """Return tensors by their new names."""
         return {self.names[name]: value for name, value in values.items()}
 
 
 def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
     """Rename tensors (``t0``, ``t1``, ...) and nodes (``n0``, ...), and replace weights by random ones of the same range.
 
-    Single numbers, such as an epsilon, stay, and so do booleans and whole numbers of 32 and 64 bits, which are shapes,
+    Single numbers, such as an epsilon, stay, and so do booleans and integers of 32 and 64 bits, which are shapes,
     axes and indices as often as not, and Inf and NaN at their places.
 
     Args:
         proto: The model; it is not changed.
-        seed: Of the random values.
+        seed: The seed of the random values.
     """
     model = clone(proto)
     names: dict[str, str] = {"": ""}
     generator = np.random.default_rng(seed)
-    nodes = 0
+    nodes, kept = count(), list[str]()
+
+    def renamed(name: str) -> str:
+        return names.setdefault(name, f"t{len(names) - 1}")
+
     for message in list(_messages(model)):
         if isinstance(message, onnx.NodeProto):
-            message.name, nodes = f"n{nodes}", nodes + 1
-            for attribute in message.attribute:
-                if message.op_type == "Constant" and len(attribute.floats) > 1:
-                    attribute.floats[:] = _like(np.array(attribute.floats, np.float32), generator).tolist()
+            message.name = f"n{next(nodes)}"
+            for each in message.attribute if message.op_type == "Constant" else ():
+                each.floats[:] = _like(np.array(each.floats, np.float32), generator).tolist()
         if isinstance(message, onnx.NodeProto | onnx.FunctionProto):
-            for field in (message.input, message.output):
-                field[:] = [_renamed(name, names) for name in field]
-        elif isinstance(message, TensorProto):
-            _randomise(message, generator)
-        if isinstance(message, TensorProto | onnx.ValueInfoProto):
-            message.name = _renamed(message.name, names)
+            for ends in (message.input, message.output):
+                ends[:] = map(renamed, list(ends))
         elif isinstance(message, onnx.TensorShapeProto.Dimension) and message.dim_param:
-            message.dim_param = _renamed(message.dim_param, names)
+            message.dim_param = renamed(message.dim_param)
+        elif isinstance(message, TensorProto | onnx.ValueInfoProto):
+            message.name = renamed(message.name)
+        if isinstance(message, TensorProto) and not _randomise(message, generator):
+            kept.append(message.name)
     del names[""]
-    kept = [m.name for m in _messages(model) if isinstance(m, TensorProto) and _is_weight(m) and not _replaced(m)]
     return Anonymous(model, names, tuple(kept))
 
 
-def _renamed(name: str, names: dict[str, str]) -> str:
-    return names.setdefault(name, f"t{len(names) - 1}")
-
-
-def _is_weight(tensor: TensorProto) -> bool:
-    return _type_name(tensor) not in _INDICES and np.prod(tensor.dims) > 1
-
-
-def _replaced(tensor: TensorProto) -> bool:
-    return _type_name(tensor) in _RANDOM and tensor.data_location != TensorProto.EXTERNAL
-
-
-def _type_name(tensor: TensorProto) -> str:
-    return str(TensorProto.DataType.Name(tensor.data_type))
-
-
-def _randomise(tensor: TensorProto, generator: np.random.Generator) -> None:
-    """Replace the values of a weight, if that can be done."""
-    if not (_is_weight(tensor) and _replaced(tensor)):
-        return
+def _randomise(tensor: TensorProto, generator: np.random.Generator) -> bool:
+    """Replace the values of a weight; return whether it holds none of its old ones that could identify the model."""
+    kind = str(TensorProto.DataType.Name(tensor.data_type))
+    if kind in _INDICES or math.prod(tensor.dims) <= 1:
+        return True
+    if kind not in _RANDOM or tensor.data_location == TensorProto.EXTERNAL:
+        return False
     drawn = _like(numpy_helper.to_array(tensor), generator)
-    if tensor.data_type == TensorProto.BFLOAT16:  # the upper half of a float32
-        halves = (drawn.astype("<f4").view("<u4") >> 16).astype("<u2")
-        tensor.CopyFrom(helper.make_tensor(tensor.name, tensor.data_type, tensor.dims, halves.tobytes(), raw=True))
+    if tensor.data_type == TensorProto.BFLOAT16:
+        tensor.CopyFrom(low_tensor(drawn.astype(np.float32), tensor.name, TensorProto.BFLOAT16))
     else:
         tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
+    return True
 
 
 def _like(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
-    """Random values in the range of the finite ones, both ends included; Inf and NaN stay."""
+    """Return random values in the range of the finite ones, both ends included; Inf and NaN stay."""
     wide = values.astype(np.float64)
     places = np.flatnonzero(np.isfinite(wide))
-    if not places.size:
+    if places.size < 2:
         return values
     finite = wide.ravel()[places]
     low, high = finite.min(), finite.max()
     drawn = wide.ravel().copy()
     drawn[places] = low + (high - low) * generator.random(places.size)
-    drawn[places[0]], drawn[places[-1]] = low, high  # an overflow hangs on the largest as often as not
+    drawn[places[0]], drawn[places[-1]] = low, high  # an overflow depends on the largest as often as not
     whole = np.rint(drawn) if values.dtype.kind in "iu" else drawn
     return whole.reshape(values.shape).astype(values.dtype)

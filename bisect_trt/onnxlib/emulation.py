@@ -1,4 +1,4 @@
-"""Models in another precision, emulated: fp16 and bf16 by rounding the results of fp32 nodes, and fp32 in float64.
+"""Rounding in models: emulated low precision, fp32 in float64, and what a model rounds itself.
 
 ONNX Runtime's CPU provider computes an fp16 node for which it has no kernel in fp32, and drops the Casts between two such
 nodes, so a model of real fp16 nodes rounds and overflows less there than on a GPU. For bf16 nodes it has no kernels at all. A
@@ -8,18 +8,23 @@ Cast to fp16 or bf16 and back to fp32 behind an fp32 node it does carry out, at 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UnsuitableModelError
-from bisect_trt.onnxlib.external_data import inner_bytes, model_tensors, read_weight
-from bisect_trt.onnxlib.lower import Rewriter, element_of, lower_fp16
-from bisect_trt.onnxlib.lower_plan import check_opset
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, keep_only
+from bisect_trt.onnxlib.load import model_tensors, read_weight
+from bisect_trt.onnxlib.lower import Rewriter, check_opset, lower_fp16
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, held, keep_only, reads
+from bisect_trt.tensors.tolerance import Precision, Step, coarser, precision_of
 
 EXACT_OPS = frozenset({
     "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
@@ -28,12 +33,10 @@ EXACT_OPS = frozenset({
 })  # fmt: skip
 """Operators that give values of the low precision for such values: they move or choose them, or change signs."""
 _OPSET_WITH_ROUND = 11
-_WIDENED_BYTES = 1 << 28
-"""fp16 weights up to this much in all are stored in fp32; a message of protobuf ends at 2 GiB."""
 _HALF_OVERFLOWS = 65520.0
 """Values from here on are Inf in fp16: half a step past its largest number."""
 _PAST_FP32 = 3.0e38
-"""Makes Inf of any such number, and keeps its sign."""
+"""A factor that makes Inf of any such number, and keeps its sign."""
 
 
 def lower_roundtrip(
@@ -44,14 +47,7 @@ def lower_roundtrip(
     *,
     arithmetic: bool = False,
 ) -> ModelProto:
-    """The model lowered to fp16 or bf16 and emulated: fp32 nodes whose inputs and results are rounded.
-
-    Args:
-        model: As for :func:`lower_fp16`, as are ``keep``, ``dtypes`` and ``low``.
-        keep: Nodes to leave in fp32.
-        dtypes: Types that ONNX cannot infer.
-        low: What to round to.
-        arithmetic: As for :func:`emulate`.
+    """Return the model lowered and emulated; the arguments are those of :func:`lower_fp16` and :func:`emulate`.
 
     Raises:
         UsageError: The opset is too old.
@@ -60,40 +56,45 @@ def lower_roundtrip(
 
 
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bool = False) -> ModelProto:
-    """The model with each low-precision node turned into an fp32 one whose results are rounded by round trips.
+    """Return the model with each low-precision node turned into an fp32 one with results rounded by round trips.
 
     All names but those of weights stay, and stand for fp32 tensors of the same values; graph inputs and outputs become fp32
     too, rounded inside.
 
     Args:
-        model: What :func:`lower_fp16` made (or a model that declares the types of its low-precision tensors as that does),
+        model: A model from :func:`lower_fp16` (or one that declares the types of its low-precision tensors as that does),
             nodes in topological order; it is not changed. Bodies of control flow hold no low precision.
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-        arithmetic: Whether fp16 is rounded to by arithmetic in fp32, for a runtime that drops Casts to it and back.
+        arithmetic: Whether to round to fp16 by arithmetic in fp32, for a runtime that drops Casts to it and back.
 
     Raises:
         UsageError: Rounding by arithmetic needs a later opset.
     """
     work = _Emulation(model, low, arithmetic=arithmetic)
     graph = work.model.graph
-    inner = {value.name for value in graph.value_info if element_of(value) == low}
-    lowered = inner.union(value.name for value in graph.output if element_of(value) == low)
-    # What stood for an inner tensor in fp32 is the same tensor now.
+    inner = {value.name for value in graph.value_info if _element(value) == low}
+    lowered = inner.union(value.name for value in graph.output if _element(value) == low)
+    # The fp32 copy of an inner tensor is the same tensor now.
     casts = [node for node in work.source if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT]
     merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
     renamed = merged | work.widen_weights()
     for value in graph.input:
-        if element_of(value) == low and value.name not in renamed:
+        if _element(value) == low and value.name not in renamed:
             renamed[value.name] = work.fresh(f"{value.name}_rounded")
             work.round_trip(value.name, renamed[value.name])
     keep_only(graph.value_info, [value for value in graph.value_info if value.name not in merged])
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if element_of(value) == low:
+        if _element(value) == low:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for node in work.source:
         if node.op_type != "Cast" or merged.get(node.input[0]) != node.output[0]:
             work.node(node, lowered, renamed)
     return work.model
+
+
+def _element(value: ValueInfoProto) -> int:
+    """Return the declared element type; 0 for none."""
+    return int(value.type.tensor_type.elem_type)
 
 
 class _Emulation(Rewriter):
@@ -102,7 +103,7 @@ class _Emulation(Rewriter):
     def __init__(self, model: ModelProto, low: int, *, arithmetic: bool) -> None:
         super().__init__(model, low)
         self._arithmetic = arithmetic and low == TensorProto.FLOAT16
-        self._shared: dict[str, str] = {}
+        self._shared: dict[float, str] = {}
         opset = check_opset(model, low)
         if self._arithmetic and opset is not None and opset < _OPSET_WITH_ROUND:
             raise UnsuitableModelError(
@@ -111,24 +112,24 @@ class _Emulation(Rewriter):
             )
 
     def widen_weights(self) -> dict[str, str]:
-        """Make the weights of the low precision fp32: stored, or by Casts where a message could not hold them.
+        """Make the weights of the low precision fp32: stored, or by Casts where they lie outside the model.
 
         Returns:
-            The names that those behind Casts go by.
+            The new names of those behind Casts.
         """
-        weights = [tensor for tensor in self.model.graph.initializer if tensor.data_type == self.low]
         renamed: dict[str, str] = {}
-        stored = sum(map(inner_bytes, weights)) <= _WIDENED_BYTES
-        for tensor in weights:
-            if stored and not uses_external_data(tensor):
-                tensor.CopyFrom(widen_tensor(tensor, tensor.name))
-            else:
+        for tensor in self.model.graph.initializer:
+            if tensor.data_type != self.low:
+                continue
+            if uses_external_data(tensor):
                 renamed[tensor.name] = self.fresh(f"{tensor.name}_fp32")
                 self.cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT)
+            else:
+                tensor.CopyFrom(widen_tensor(tensor, tensor.name))
         return renamed
 
     def node(self, node: NodeProto, lowered: Collection[str], renamed: Mapping[str, str]) -> None:
-        """Write a node in fp32; what it makes is rounded where it is among the ``lowered`` tensors."""
+        """Write a node in fp32; those of its outputs that are ``lowered`` tensors are rounded."""
         new = clone(node)
         new.input[:] = [renamed.get(name, name) for name in node.input]
         for each in new.attribute:
@@ -148,7 +149,7 @@ class _Emulation(Rewriter):
             self.round_trip(source, name)
 
     def round_trip(self, source: str, target: str, cast: NodeProto | None = None) -> None:
-        """Write a Cast to the low precision and one back, or what computes the same; ``cast`` is the first if there is one."""
+        """Write a Cast to the low precision and one back, or arithmetic with the same result; ``cast`` may be the first."""
         if self._arithmetic:
             self._round_to_half(source, target)
             return
@@ -161,10 +162,10 @@ class _Emulation(Rewriter):
         self.cast(low, target, TensorProto.FLOAT)
 
     def _round_to_half(self, source: str, target: str) -> None:
-        """Write what rounds to fp16 in fp32: the step that fp16 has at a number's size, a Round to whole steps, and Inf.
+        """Write nodes that round to fp16 in fp32: the step that fp16 has at a number's size, a Round to whole steps, and Inf.
 
         A logarithm that is a little off at a power of two chooses the step of the neighbour, to whose grid that power and
-        what rounds to it belong as well. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
+        the values that round to it belong as well. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
         """
 
         def write(kind: str, *inputs: str, to: str = "") -> str:
@@ -181,17 +182,16 @@ class _Emulation(Rewriter):
         write("Where", write("Less", size, self._scalar(_HALF_OVERFLOWS)), rounded, beyond, to=target)
 
     def _scalar(self, value: float) -> str:
-        """A constant of one fp32 number, which all that need it share."""
-        key = repr(value)
-        if key not in self._shared:
-            self._shared[key] = self.fresh(f"round_{key}")
+        """Return a constant of one fp32 number, which is written once."""
+        if value not in self._shared:
+            self._shared[value] = self.fresh(f"round_{value!r}")
             tensor = numpy_helper.from_array(np.array(value, np.float32), "")
-            self.append(helper.make_node("Constant", [], [self._shared[key]], value=tensor))
-        return self._shared[key]
+            self.append(helper.make_node("Constant", [], [self._shared[value]], value=tensor))
+        return self._shared[value]
 
 
 def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
-    """The float32 tensor of the same values as an fp16 or bf16 one that is inside the model."""
+    """Return the float32 tensor of the same values as an fp16 or bf16 one that is inside the model."""
     if tensor.data_type == TensorProto.FLOAT16:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
     bits = clone(tensor)
@@ -201,9 +201,9 @@ def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
 
 
 def widened(model: ModelProto, weights: Path) -> ModelProto:
-    """The model in float64: every float32 tensor, weight, constant and Cast to float32 becomes float64.
+    """Return the model in float64: every float32 tensor, weight, constant and Cast to float32 becomes float64.
 
-    Other types stay what they are: a Cast to fp16 is a rounding that the model asks for.
+    Other types stay: a Cast to fp16 is a rounding of the model's own.
 
     Args:
         model: The model; it is not changed.
@@ -217,19 +217,16 @@ def widened(model: ModelProto, weights: Path) -> ModelProto:
     nodes = list(all_nodes(wide))
     for graph in (wide.graph, *(body for node in nodes for body in bodies(node))):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if element_of(value) == TensorProto.FLOAT:
+            if _element(value) == TensorProto.FLOAT:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for node in nodes:
         _widen_attributes(node)
     return wide
 
 
-_NAMES_A_TYPE = ("to", "dtype", "stash_type", "output_dtype")
-
-
 def _widen_attributes(node: NodeProto) -> None:
     for each in node.attribute:
-        if each.name in _NAMES_A_TYPE and each.i == TensorProto.FLOAT:
+        if each.name in ("to", "dtype", "stash_type", "output_dtype") and each.i == TensorProto.FLOAT:
             each.i = TensorProto.DOUBLE
         if node.op_type == "Constant" and each.name in ("value_float", "value_floats"):
             value = each.f if each.name == "value_float" else list(each.floats)
@@ -238,3 +235,136 @@ def _widen_attributes(node: NodeProto) -> None:
     if node.op_type == "ConstantOfShape" and not node.attribute:
         zero = numpy_helper.from_array(np.zeros(1, np.float64))
         node.attribute.append(helper.make_attribute("value", zero))
+
+
+Values = Callable[[str], "NDArray[Any] | None"]
+_ONE = np.ones(1, np.float64)
+_ROUND = re.compile("(Dynamic)?QuantizeLinear|QGemm|QAttention|QEmbedLayerNormalization|QLinear.*")
+"""Operators that make integers by rounding."""
+_QUANTIZED = (b"QuantizeLinear", b"QLinear", b"QGemm", b"QAttention", b"QEmbedLayerNormalization")
+_MOVE = re.compile(
+    "Identity|Reshape|Transpose|Flatten|Squeeze|Unsqueeze|Slice|Split|Gather|GatherElements|GatherND|Expand|Tile|Pad|Concat|"
+    "MaxPool|GlobalMaxPool|ReduceMax|ReduceMin|Relu|Clip|Max|Min|DepthToSpace|SpaceToDepth|Dropout|Where|Compress|"
+    "ReverseSequence"
+)
+"""Operators that make no new values, but for constants, so that a step stays the same."""
+_DISCRETE = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
+"""Operators whose output does not show how far off their input is: an index off by one is no tie."""
+_LOW: dict[int, Precision] = {TensorProto.FLOAT16: Precision.FP16, TensorProto.BFLOAT16: Precision.BF16}
+_CASTS = tuple(b"\n\x02to\x18" + bytes([kind]) for kind in _LOW)
+"""A Cast to one of them in a file: the attribute's name, and its integer."""
+
+
+def find_roundings(
+    model: Path, fed: Mapping[str, np.ndarray[Any, Any]], values: Values
+) -> tuple[dict[str, Step], dict[str, Precision]]:
+    """Return the steps of a model's quantized tensors, and the coarsest precision below fp32 that tensors were computed in.
+
+    A type of 16 bits comes into a model by a Cast or by its inputs, else the model need not be parsed.
+
+    Args:
+        model: The ONNX file, which is read once; nothing is known of one that cannot be read.
+        fed: The values of its inputs.
+        values: Returns the value of a tensor that is no constant, where it is known.
+    """
+    half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
+    try:
+        state = model.stat()
+        graph, lows = _read(model, (state.st_mtime_ns, state.st_size, state.st_ino), half=half)
+    except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
+        return {}, {}
+    return {} if graph is None else steps_of(graph, values), lows
+
+
+@lru_cache(maxsize=1)  # each sample of a candidate asks
+def _read(
+    model: Path,
+    written: tuple[int, int, int],  # noqa: ARG001 - so that a file that changed is read again
+    *,
+    half: bool,
+) -> tuple[onnx.GraphProto | None, dict[str, Precision]]:
+    """Return the graph of a quantized model, and :func:`lows_of` one with types of 16 bits."""
+    content = model.read_bytes()
+    half = half or any(word in content for word in _CASTS)
+    quantized = any(word in content for word in _QUANTIZED)
+    if not half and not quantized:
+        return None, {}
+    graph = onnx.load_model_from_string(content).graph
+    return graph if quantized else None, lows_of(graph) if half else {}
+
+
+def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
+    """Return the steps of all tensors of a main graph that are rounded to a grid, and of those computed from them.
+
+    The inputs are taken as exact: a piece of a model that begins after a rounding has no ties.
+
+    Args:
+        graph: The graph.
+        values: Returns the value of a tensor that is no constant, where it is known: a scale that is computed.
+    """
+    stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+    stored |= {node.output[0]: tensor for node in graph.node if (tensor := held(node)) is not None}
+
+    def value(name: str) -> NDArray[Any] | None:
+        known = stored.get(name)
+        if known is None or known.external_data:  # a scale is small, and lies in the file
+            return values(name)
+        return np.asarray(numpy_helper.to_array(known))
+
+    steps: dict[str, Step] = {}
+    for node in graph.node:
+        steps |= _steps_made(node, steps, value)
+    return steps
+
+
+def _steps_made(node: NodeProto, steps: Mapping[str, Step], value: Values) -> dict[str, Step]:
+    """Return the steps of one node's outputs."""
+    read = [steps[name] for name in node.input if name in steps]
+    outputs = [name for name in node.output if name]
+    if _ROUND.fullmatch(node.op_type):
+        # Scale and zero point of dynamic quantization come from the same values, rounded as usual.
+        return {outputs[0]: Step(_ONE, after=bool(read))}
+    if not read or _DISCRETE.fullmatch(node.op_type):
+        return {}
+    first, size, after = steps.get(node.input[0]), read[0].size, any(step.after for step in read)
+    made = Step(None, after=True)
+    if node.op_type == "DequantizeLinear" and first is not None and first.size is not None:
+        if (scale := value(node.input[1])) is not None:
+            sizes = np.abs(scale.astype(np.float64)).reshape(-1) * first.size
+            made = Step(sizes, after=after, axis=attribute(node, "axis", 1))
+    elif size is not None and size.size == 1 and _MOVE.fullmatch(node.op_type) and _equal(read):
+        made = Step(size, after=after)
+    return dict.fromkeys(outputs, made)
+
+
+def _equal(steps: Sequence[Step]) -> bool:
+    sizes = [step.size for step in steps]
+    return all(size is not None and sizes[0] is not None and np.array_equal(size, sizes[0]) for size in sizes)
+
+
+def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
+    """Return the coarsest precision that tensors of a main graph were computed in, where that is less than fp32.
+
+    Inputs and weights of 16 bits are exact, and so are Casts of them; results that a node computes in them are not.
+    """
+    types = {value.name: _element(value) for value in graph.input}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    typed = {name: _LOW[kind] for name, kind in types.items() if kind in _LOW}
+    lows: dict[str, Precision] = {}
+    for node in graph.node:
+        outputs = [name for name in node.output if name]
+        stored = held(node)
+        if stored is not None:
+            made = _LOW.get(stored.data_type)
+        elif node.op_type == "Cast":
+            made = _LOW.get(attribute(node, "to", 0))
+        else:
+            made = coarser(*(typed.get(name) for name in reads(node)))
+        typed |= {name: made for name in outputs if made is not None}
+        before = None if _DISCRETE.fullmatch(node.op_type) else coarser(*(lows.get(name) for name in reads(node)))
+        keeps = stored is not None or _MOVE.fullmatch(node.op_type) is not None
+        if node.op_type == "Cast":
+            keeps = made is None or node.input[0] in typed
+        low = before if keeps else coarser(before, made)
+        lows |= {name: low for name in outputs if low is not None}
+    return lows

@@ -1,48 +1,159 @@
-"""Read and check an ONNX file; every error names the file and the reason.
+"""Read and check an ONNX file and its weights; every error names the file and the reason.
 
-:func:`check_model` makes sure of what this package relies on. ONNX's own checker refuses more, models that run among them.
+:func:`check_model` ensures what this package relies on. ONNX's own checker refuses more, models that run among them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
+from numpy.typing import NDArray
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx.external_data_helper import uses_external_data
 from onnx.helper import find_min_ir_version_for
 
 from bisect_trt.errors import ModelFileError, UnavailableError, UnsuitableModelError
-from bisect_trt.onnxlib.external_data import element_bits, external_files, model_tensors, tensor_bytes
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, inner_nodes, label
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, bodies, clone, inner_nodes, label
 
 EXPANDED_NODES = 250_000
-"""The most nodes that a model's functions may make, written out where they are called: shape inference does that."""
+"""The most nodes of a model with its functions inlined, as shape inference does."""
 _IR_WITH_ATTRIBUTE_TYPES, _IR_WITH_OPSETS = 2, 3
 """The versions that brought the type of an attribute, and operator sets."""
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """NumPy's own limit."""
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _REASON_LENGTH = 200
+_BITS = {"FLOAT": 32, "DOUBLE": 64}
+
+
+def element_bits(element_type: int) -> int:
+    """Return how many bits an element of a type takes, as its name says; 8 for a string."""
+    name = TensorProto.DataType.Name(element_type)
+    digits = re.search(r"\d+", name)
+    return _BITS.get(name, 8) if digits is None else int(digits[0])
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """Return how many bytes the elements of a tensor take in a file; a string counts as one."""
+    return -(-math.prod(int(dim) for dim in tensor.dims) * element_bits(tensor.data_type) // 8)
+
+
+def held_bytes(model: ModelProto) -> int:
+    """Return about how much memory a runtime takes for a model's weights: each, and a copy laid out for its kernels."""
+    return 2 * sum(map(tensor_bytes, model.graph.initializer))
+
+
+def model_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Yield every weight of a model: initializers and the tensors in attributes, those in bodies and functions too."""
+    yield from model.graph.initializer
+    for node in all_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for body in bodies(node):
+            yield from body.initializer
+
+
+@dataclass(frozen=True)
+class WeightPlace:
+    """The range of a file that holds a weight.
+
+    Attributes:
+        location: The file, as the model names it.
+        offset: The first byte.
+        length: The number of bytes.
+    """
+
+    location: str
+    offset: int
+    length: int
+
+
+def place_of(tensor: TensorProto) -> WeightPlace:
+    """Return the place of an external weight; without a stated length, the length follows from its shape."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(entries.get("length", 0)) or tensor_bytes(tensor)
+    return WeightPlace(entries["location"], int(entries.get("offset", 0)), length)
+
+
+def external_files(model: ModelProto) -> dict[str, int]:
+    """Return the files of a model's external weights, each with the length in bytes that it must have.
+
+    Raises:
+        UnavailableError: A weight does not name its file, or its range in it.
+    """
+    files: dict[str, int] = {}
+    for tensor in filter(uses_external_data, model_tensors(model)):
+        try:
+            place = place_of(tensor)
+            location = Path(place.location).as_posix()
+        except (KeyError, TypeError, ValueError):
+            location = ""
+        if not location or min(place.offset, place.length) < 0 or location == "." or "\0" in location:
+            raise ModelFileError(
+                f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
+            )
+        files[location] = max(files.get(location, 0), place.offset + place.length)
+    return files
+
+
+def has_external_data(model: ModelProto) -> bool:
+    """Return whether any weight lies outside the model file."""
+    return any(map(uses_external_data, model_tensors(model)))
+
+
+def folder_with(model: ModelProto, folders: Iterable[Path]) -> Path | None:
+    """Return the first folder with all files of a model's weights."""
+    files = external_files(model)
+    return next((folder for folder in folders if all((folder / location).exists() for location in files)), None)
+
+
+def load_inside(tensor: TensorProto, folder: Path) -> None:
+    """Read an external weight into the model; ``folder`` has its file.
+
+    ONNX's own loader refuses files with several hard links, and reads to the end of the file where no length is stated.
+    """
+    place = place_of(tensor)
+    with (folder / place.location).open("rb") as file:
+        file.seek(place.offset)
+        tensor.raw_data = file.read(place.length)
+    tensor.data_location = TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def load_all_inside(model: ModelProto, folder: Path) -> None:
+    """Read all external weights into a model; ``folder`` has their files."""
+    for tensor in filter(uses_external_data, model_tensors(model)):
+        load_inside(tensor, folder)
+
+
+def read_weight(tensor: TensorProto, folder: Path) -> NDArray[Any]:
+    """Return the values of a weight; ``folder`` has its file, if it lies in one."""
+    if uses_external_data(tensor):
+        tensor = clone(tensor)
+        load_inside(tensor, folder)
+    return np.asarray(numpy_helper.to_array(tensor))
 
 
 def load_model(path: Path, weights: Path | None = None, *, structure: bool = False) -> ModelProto:
-    """Read a model without pulling its external weights into memory.
+    """Return a model without reading its external weights into memory.
 
     Args:
         path: The ``.onnx`` file.
         weights: The folder with its external weights, if that is not its own.
         structure: Whether the files of its weights may be missing.
 
-    Returns:
-        The model; initializers stored outside stay references to their files.
-
     Raises:
-        UnavailableError: The file is missing, empty, not an ONNX model, cut short, not valid, or names weights that are
-            not there.
+        UnavailableError: The file is missing, empty, not an ONNX model, cut short or not valid, or its weights are missing.
         UsageError: Its weights lie outside its folder.
     """
     if not path.exists():
@@ -63,10 +174,10 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
         raise ModelFileError(f"{path} has no nodes, so there is nothing to search.")
     try:
         check_model(model)
+        if not structure:
+            _check_external_files(model, path, weights)
     except UnavailableError as error:
         raise ModelFileError(f"{path}: {error}") from error
-    if not structure:
-        check_external_files(model, path, weights)
     return model
 
 
@@ -87,25 +198,21 @@ def _read(path: Path) -> ModelProto:
         ) from error
 
 
-def check_external_files(model: ModelProto, path: Path, weights: Path | None = None) -> None:
+def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -> None:
     """Make sure that the files with the model's weights are there and long enough.
 
     Raises:
-        UnavailableError: One is missing or too short, as is their folder, or a weight does not say which it is in.
+        UnavailableError: One is missing or too short, as is their folder, or a weight does not name its file.
         UsageError: One lies outside the model's folder, by its name or through a link, which ONNX forbids.
     """
     if weights is not None and not weights.is_dir():
         raise ModelFileError(
             f"--external-data-dir: there is no folder {weights}; name the one with the model's weights."
         )
-    try:
-        files = external_files(model)
-    except UnavailableError as error:
-        raise ModelFileError(f"{path}: {error}") from error
     # A model that is a link itself may have its weights beside the file that it leads to.
     folders = [(weights or path.parent).resolve(), path.resolve().parent]
-    for location, needed in files.items():
-        file, keeps = (weights or path.parent) / location, f"{path} keeps weights in {location}"
+    for location, needed in external_files(model).items():
+        file, keeps = (weights or path.parent) / location, f"it keeps weights in {location}"
         try:
             real, size = file.resolve(), file.stat().st_size if file.is_file() else None
         except (OSError, RuntimeError) as error:  # too long a name, or a loop of links
@@ -113,17 +220,14 @@ def check_external_files(model: ModelProto, path: Path, weights: Path | None = N
         plain = not Path(location).is_absolute() and ".." not in Path(location).parts
         if not plain or not any(map(real.is_relative_to, folders)):
             raise UnsuitableModelError(
-                f"{keeps}, outside its own folder ({real}), which ONNX forbids; move them beside the model."
+                f"{path}: {keeps}, outside its own folder ({real}), which ONNX forbids; move them beside the model."
             )
         if size is None:
             raise ModelFileError(
-                f"{path} keeps weights in {file}, which does not exist; copy it there, or name the folder that has it with "
-                "--external-data-dir."
+                f"{keeps}, which does not exist in {file.parent}; copy it there, or name its folder with --external-data-dir."
             )
         if size < needed:
-            raise ModelFileError(
-                f"{path} keeps weights in {file}, which has {size} bytes where {needed} are needed; copy it again."
-            )
+            raise ModelFileError(f"{keeps}, which has {size} bytes where {needed} are needed; copy it again.")
 
 
 def check_model(model: ModelProto) -> None:
@@ -136,11 +240,12 @@ def check_model(model: ModelProto) -> None:
     weights = [tensor.name for tensor in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
     inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
     for what, names in (("a graph input", inputs), ("a weight", weights), ("a graph output", outputs)):
-        _check_text(what, names)
         if not all(names):
             raise _invalid(f"{what} has no name")
     for what, texts in _texts(model):
-        _check_text(what, texts)
+        for name in texts:
+            if isinstance(name, bytes):  # as protobuf returns text that is not UTF-8, whatever its type says
+                raise _invalid(f"the name {name!r} of {what} is not UTF-8 text")
     _check_nodes(model)
     _check_functions(model)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -155,7 +260,7 @@ def _check_nodes(model: ModelProto) -> None:
             raise _invalid(f"the node '{label(node)}' names no operator")
     for node in inner_nodes(model.graph.node):
         for attribute in node.attribute:
-            # A reference to the caller's attribute means something inside functions only.
+            # A reference to the caller's attribute is valid inside functions only.
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
                 raise ModelFileError(
                     f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
@@ -168,9 +273,13 @@ def _invalid(what: str) -> UnavailableError:
 
 
 def _texts(model: ModelProto) -> Iterator[tuple[str, Iterable[object]]]:
-    """All names but those of inputs, outputs and initializers, by what they name."""
+    """Yield all names of a model, by the kind of thing they name."""
     graph = model.graph
     declared = (*graph.input, *graph.output, *graph.value_info)
+    yield "a weight", (tensor.name for tensor in model_tensors(model))
+    yield "a weight", (sparse.values.name for sparse in graph.sparse_initializer)
+    yield "a graph input", (value.name for value in graph.input)
+    yield "a graph output", (value.name for value in graph.output)
     yield "a tensor", (value.name for value in graph.value_info)
     yield "the model", (model.domain, graph.name)
     yield "a dimension", (dim.dim_param for value in declared for dim in value.type.tensor_type.shape.dim)
@@ -183,15 +292,8 @@ def _texts(model: ModelProto) -> Iterator[tuple[str, Iterable[object]]]:
         yield "an attribute", (attribute.name for attribute in node.attribute)
 
 
-def _check_text(what: str, names: Iterable[object]) -> None:
-    """Names that are not UTF-8 are bytes to protobuf, whatever their type says."""
-    for name in names:
-        if isinstance(name, bytes):
-            raise _invalid(f"the name {name!r} of {what} is not UTF-8 text")
-
-
 def _check_functions(model: ModelProto) -> None:
-    """Make sure that no function is there twice or calls itself, and that all of them written out are not too many."""
+    """Make sure that no function is there twice or calls itself, and that all of them inlined are not too many nodes."""
     calls = {}
     for function in model.functions:
         key = (function.domain, function.name, _overload(function))
@@ -200,7 +302,7 @@ def _check_functions(model: ModelProto) -> None:
         calls[key] = _calls(function.node)
     sizes: dict[tuple[str, str, str], int] = {}
     try:
-        for key in TopologicalSorter(calls).static_order():  # what a function calls comes before it
+        for key in TopologicalSorter(calls).static_order():  # callees come before their callers
             sizes[key] = sum(sizes[call] for call in calls[key]) if key in calls else 1
     except CycleError as error:
         raise _invalid(f"the function '{error.args[1][0][1]}' calls itself") from None
@@ -214,7 +316,7 @@ def _check_functions(model: ModelProto) -> None:
 
 
 def _calls(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
-    """The operator or function of each node, those in bodies too."""
+    """Return the operator or function of each node, those in bodies too."""
     return [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(nodes)]
 
 
@@ -231,7 +333,6 @@ def _check_rank(what: str, dims: Sequence[object]) -> None:
 
 def _check_tensor(tensor: TensorProto) -> None:
     where = f"the weight '{tensor.name}'"
-    _check_text("a weight", [tensor.name])
     if not tensor.data_type:
         raise _invalid(f"{where} has no element type")
     if tensor.HasField("segment"):
@@ -248,7 +349,7 @@ def _check_tensor(tensor: TensorProto) -> None:
 
 
 def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
-    """How many bytes or values there are, and should be; ``None`` where that is not known."""
+    """Return how many bytes or values there are, and should be; ``None`` where that is not known."""
     known = tensor.data_type in TensorProto.DataType.values()
     name = str(TensorProto.DataType.Name(tensor.data_type)) if known else ""
     if not name or name.startswith("FLOAT6"):  # newer than this version of ONNX, or of no settled layout
@@ -265,7 +366,7 @@ def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
 
 
 def needed_ir_version(model: ModelProto) -> int:
-    """The lowest IR version, of 4 and later, that has a model's operator sets; the model's own if it has newer constructs.
+    """Return the lowest IR version, of 4 and later, that has a model's operator sets; its own if it has newer constructs.
 
     Exporters write the newest version they know, and runtimes refuse a version that is newer than they are: ONNX Runtime
     before 1.18 refuses a model of opset 13 that is written as IR version 10. Before version 4 an initializer means

@@ -2,71 +2,245 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.onnxlib.external_data import load_inside
-from bisect_trt.onnxlib.lower_plan import (
-    CONSTANT_OPS,
-    FIRST_OPSET,
-    LOW_NAMES,
-    READS_ANY_TYPE,
-    check_opset,
-    plan_slots,
-    tensor_dtypes,
-)
+from bisect_trt.errors import UnsuitableModelError
+from bisect_trt.onnxlib.load import read_weight
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
     IR_WITHOUT_INITIALIZER_INPUTS,
     attribute,
+    bodies,
     captured_names,
     clone,
+    first_output,
     free_name,
     held,
     keep_only,
     mentioned_names,
 )
 
+LOW_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+"""The precisions that a model can be lowered to, and ONNX's element types for them."""
+_LOW_NAMES = {element: name for name, element in LOW_TYPES.items()}
+_FIRST_OPSET: dict[int, int] = {TensorProto.FLOAT16: 6, TensorProto.BFLOAT16: 13}
+"""The first opset with a Cast to it; Cast names its type by number, as lowering does, since opset 6."""
+_CONSTANT_OPS = ("Constant", "ConstantOfShape")
 _OLDEST_CUSTOM_OPSET = 9
+_READS_ANY_TYPE = ("Shape", "Size", "Cast")
+"""Operators that read a tensor of any type, so that it need be neither rounded nor widened first."""
+_FP32_INPUTS = {
+    ("Range", "T"),  # indices: 2049 is no fp16 number
+    ("OneHot", "T1"),  # indices
+    ("OneHot", "T2"),  # depth
+    ("Resize", "T2"),  # the region of interest, in coordinates
+    ("BitCast", "T1"),  # a type of another size cannot be cast bit by bit
+}
+"""Operators' type variables that hold positions rather than values, by name in the schema."""
 
 
-def round_to_half(values: np.ndarray) -> np.ndarray:
-    """Values rounded to fp16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity."""
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16)
+def check_opset(model: ModelProto, low: int) -> int | None:
+    """Return the version of ONNX's own operators; ``None`` if the model has only others.
+
+    Raises:
+        UsageError: Its opset has no Cast to ``low``.
+    """
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    opset = opsets.get("", opsets.get("ai.onnx"))
+    if opset is not None and opset < _FIRST_OPSET[low]:
+        raise UnsuitableModelError(
+            f"The model has opset {opset}; {_LOW_NAMES[low]} lowering needs {_FIRST_OPSET[low]} or later: convert it with "
+            "onnx.version_converter first."
+        )
+    return opset
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Positions in a node's ``input`` and ``output`` that hold the low precision; none where it stays in fp32."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+
+def plan_slots(
+    model: ModelProto,
+    keep: Collection[str],
+    dtypes: Mapping[str, int],
+    low: int = TensorProto.FLOAT16,
+) -> list[Slots]:
+    """Return the positions of each node that are in the low precision.
+
+    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); control flow, other domains, model-local
+    functions and sequences; what the operator's schema does not allow in that precision at the model's opset; and float
+    arithmetic on shapes, which TensorRT does on the host, in fp32 too.
+
+    Args:
+        model: The model. Only nodes of the main graph are planned.
+        keep: First output tensors of the nodes to keep in fp32.
+        dtypes: ``TensorProto.DataType`` by tensor.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+    """
+    graph = model.graph
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    opset = opsets.get("", opsets.get("ai.onnx", 1))
+    functions = {(function.domain, function.name) for function in model.functions}
+    kept = frozenset(keep)
+    slots = []
+    for node in graph.node:
+        if first_output(node) in kept or (node.op_type in _CONSTANT_OPS and node.domain in DEFAULT_DOMAINS):
+            slots.append(Slots())
+        elif (schema := _schema(node, opset, functions, dtypes)) is not None:
+            slots.append(_by_schema(node, schema, dtypes, low))
+        else:
+            slots.append(Slots())
+    for index in _shape_arithmetic(graph, slots, dtypes):
+        slots[index] = Slots()
+    return _only_useful_casts(graph, slots)
+
+
+def _schema(
+    node: NodeProto, opset: int, functions: Collection[tuple[str, str]], dtypes: Mapping[str, int]
+) -> onnx.defs.OpSchema | None:
+    """A node's schema; ``None`` where the node must be taken as a whole."""
+    whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(bodies(node))
+    if whole or any(name and name not in dtypes for name in (*node.input, *node.output)):
+        return None
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    return None if schema.deprecated else schema
+
+
+def _floats(names: Collection[str], dtypes: Mapping[str, int]) -> frozenset[int]:
+    return frozenset(i for i, name in enumerate(names) if dtypes.get(name) == TensorProto.FLOAT)
+
+
+def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int) -> Slots:
+    """The positions whose type variable may be ``low``; see ONNX's IR.md, "Operator signatures"."""
+    wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
+    floats = Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
+    if node.op_type == "Cast":
+        return Slots(outputs=floats.outputs)
+    if node.op_type in _READS_ANY_TYPE:
+        return Slots()
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+    # The last formal parameter stands for all that follow when it is variadic.
+    inputs = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in floats.inputs}
+    outputs = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in floats.outputs}
+    half = {
+        variable
+        for variable in inputs.values()
+        if wanted in allowed.get(variable, ()) and (node.op_type, variable) not in _FP32_INPUTS
+    }
+    # An output of a type that inputs do not settle (RandomNormalLike, EyeLike) may or may not follow them: leave it.
+    if any(variable in allowed and variable not in half for variable in outputs.values()):
+        return Slots()
+    return Slots(
+        frozenset(i for i, variable in inputs.items() if variable in half),
+        frozenset(i for i, variable in outputs.items() if variable in half),
+    )
+
+
+def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
+    """By tensor its readers: node and input position; position -1 stands for a body that captures it."""
+    readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for index, node in enumerate(graph.node):
+        for position, name in enumerate(node.input):
+            readers[name].append((index, position))
+        for name in captured_names(node):
+            readers[name].append((index, -1))
+    return readers
+
+
+def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
+    graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int]
+) -> set[int]:
+    """The nodes that compute, in floats, nothing but sizes: from shapes alone, for integers or scales alone.
+
+    A mask made from a shape is not among them: it ends in the data. Whether a tensor is a graph output does not count, so
+    that marking tensors as outputs changes no value.
+    """
+    constants = {tensor.name for tensor in graph.initializer} | {""}
+    derived: set[str] = set()
+    candidates = []
+    for index, node in enumerate(graph.node):
+        sources = set(node.input)
+        if any(bodies(node)):
+            continue
+        if node.op_type in ("Shape", "Size") or (sources & derived and sources <= derived | constants):
+            derived.update(node.output)
+            candidates.append(index)
+        elif sources <= constants:
+            constants.update(node.output)
+    readers = _readers(graph)
+    found: set[int] = set()
+
+    def ends_in_sizes(name: str) -> bool:
+        for index, position in readers[name]:
+            node = graph.node[index]
+            if node.op_type == "Cast" and index not in found:
+                if dtypes.get(node.output[0]) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
+                    return False
+            elif position < 0 or (position in slots[index].inputs and index not in found):
+                return False
+        return True
+
+    for index in reversed(candidates):
+        floats = [name for name in graph.node[index].output if dtypes.get(name) == TensorProto.FLOAT]
+        if (floats and all(map(ends_in_sizes, floats))) or (not floats and slots[index].inputs):
+            found.add(index)
+    return found
+
+
+def _only_useful_casts(graph: GraphProto, slots: list[Slots]) -> list[Slots]:
+    """The same, but for Casts to float32 whose result no lowered node reads; these stay."""
+    readers = _readers(graph)
+    return [
+        Slots()
+        if node.op_type == "Cast"
+        and not any(position in slots[index].inputs for index, position in readers[node.output[0]])
+        else slot
+        for node, slot in zip(graph.node, slots, strict=True)
+    ]
 
 
 def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Float32 values rounded to bfloat16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity.
+    """Return float32 values rounded to bfloat16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity.
 
     Returns:
         The upper 16 bits of each float32, as uint16: NumPy itself has no bfloat16.
     """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # Half of what is cut off, less one where the last bit that stays is 0; uint32 wraps for no number but NaN.
+    # Half of the lost bits, less one where the last bit that stays is 0; uint32 wraps for no number but NaN.
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     quiet = bits >> np.uint32(16) | np.uint32(0x40)
     return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
-def lower_tensor(tensor: TensorProto, name: str, low: int) -> TensorProto:
-    """A float32 tensor that is inside the model, rounded to fp16 or bf16, under another name."""
-    values = numpy_helper.to_array(tensor)
+def low_tensor(values: np.ndarray, name: str, low: int) -> TensorProto:
+    """Return float32 values as a tensor, rounded to fp16 or bf16 as ONNX's Cast does."""
     if low == TensorProto.FLOAT16:
-        return numpy_helper.from_array(round_to_half(values), name)
+        with np.errstate(over="ignore"):
+            return numpy_helper.from_array(values.astype(np.float16), name)
     raw = round_to_bfloat16(values).astype("<u2").tobytes()
     return TensorProto(name=name, data_type=low, dims=values.shape, raw_data=raw)
 
 
 class Rewriter:
-    """A model that is written anew node by node.
+    """A model that is rewritten node by node.
 
     Attributes:
-        model: What is written so far: all of the original but its nodes.
+        model: The new model: all of the original but its nodes, and the new nodes so far.
         source: The original's nodes.
         low: The low precision, an ONNX element type.
     """
@@ -79,14 +253,14 @@ class Rewriter:
         self._names = mentioned_names(model.graph)
 
     def fresh(self, stem: str) -> str:
-        """A tensor name that nothing has yet."""
+        """Return an unused tensor name."""
         name = free_name(stem, self._names)
         self._names.add(name)
         return name
 
     def fresh_low(self, name: str) -> str:
-        """A new name for a tensor's value in the low precision."""
-        return self.fresh(f"{name}_{LOW_NAMES[self.low]}")
+        """Return an unused name for a tensor's value in the low precision."""
+        return self.fresh(f"{name}_{_LOW_NAMES[self.low]}")
 
     def append(self, node: NodeProto) -> None:
         """Write a node."""
@@ -102,34 +276,33 @@ def lower_fp16(
     keep: Collection[str] = (),
     dtypes: Mapping[str, int] | None = None,
     low: int = TensorProto.FLOAT16,
-    *,
-    store_weights: bool = True,
+    weights: Path | None = None,
 ) -> ModelProto:
-    """The model with every node that can be in fp16 (or bf16), and Casts at the boundaries alone.
+    """Return the model with every node that can be in fp16 (or bf16), and Casts at the boundaries alone.
 
-    Graph inputs and outputs keep their names and types. An inner tensor that a lowered node writes goes by a new name;
+    Graph inputs and outputs keep their names and types. An inner tensor that a lowered node writes gets a new name;
     its old one stands for its fp32 value and exists where fp32 nodes, bodies of control flow or graph outputs read it.
-    The type of each new tensor is declared. :func:`~bisect_trt.onnxlib.lower_plan.plan_slots` says what stays in fp32.
+    The type of each new tensor is declared. :func:`plan_slots` selects what stays in fp32.
 
     Args:
         model: The model, opset 6 or later (13 for bf16), nodes in topological order; it is not changed. External data
-            may be unloaded: such weights pass a Cast.
+            may be unloaded.
         keep: Nodes to leave in fp32, each given by its first output tensor. Names of no node are ignored.
         dtypes: ``TensorProto.DataType`` of tensors whose type ONNX cannot infer.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-        store_weights: Whether weights and constants are stored in the low precision; if not, they pass a Cast.
+        weights: The folder with the external weights, to store them in the low precision; they pass a Cast without it.
 
     Raises:
         UsageError: The opset is too old.
     """
-    work = _Lowering(model, low, store_weights=store_weights)
-    types = tensor_dtypes(model, dtypes)
+    work = _Lowering(model, low, weights)
+    types = {**(dtypes or {}), **Network(model).element_types}
     for node, slots in zip(work.source, plan_slots(model, keep, types, low), strict=True):
         new = clone(node)
         for position, name in enumerate(node.input):
             if position in slots.inputs:
                 new.input[position] = work.half(name)
-            elif node.op_type in READS_ANY_TYPE:
+            elif node.op_type in _READS_ANY_TYPE:
                 new.input[position] = work.either(name)
             else:
                 work.ensure_full(name)
@@ -146,24 +319,23 @@ def lower_fp16(
 
 
 class _Lowering(Rewriter):
-    """A rewriter that knows in which precisions each tensor is at hand."""
+    """A rewriter that tracks the precisions in which each tensor is available."""
 
-    def __init__(self, model: ModelProto, low: int, *, store_weights: bool) -> None:
+    def __init__(self, model: ModelProto, low: int, weights: Path | None) -> None:
         super().__init__(model, low)
-        if check_opset(model, low) is None:  # custom operators only; a Cast needs a version of its own
-            version = max(_OLDEST_CUSTOM_OPSET, FIRST_OPSET[low])
+        if check_opset(model, low) is None:  # custom operators only; a Cast needs a version of ONNX's own
+            version = max(_OLDEST_CUSTOM_OPSET, _FIRST_OPSET[low])
             self.model.opset_import.append(helper.make_opsetid("", version))
-        listed = {value.name for value in model.graph.input}
+        listed = {value.name for value in model.graph.input}  # a weight that is an input too can be overridden
+        self._folder = weights or Path()
         self._weights = {
             tensor.name: tensor
             for tensor in model.graph.initializer
-            # A weight that is an input too can be overridden; one in another file is better not read.
-            if store_weights
-            and tensor.name not in listed
-            and tensor.data_location != TensorProto.EXTERNAL
+            if tensor.name not in listed
+            and (weights is not None or tensor.data_location != TensorProto.EXTERNAL)
             and model.ir_version >= IR_WITHOUT_INITIALIZER_INPUTS
         }
-        constants = (node for node in self.source if store_weights and node.op_type in CONSTANT_OPS)
+        constants = (node for node in self.source if node.op_type in _CONSTANT_OPS)
         self._constants = {node.output[0]: node for node in constants if _constant_value(node) is not None}
         self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
         self._half: dict[str, str] = {}
@@ -171,7 +343,7 @@ class _Lowering(Rewriter):
         self._replaced: set[str] = set()
 
     def produce(self, name: str) -> str:
-        """The name under which a lowered node writes a tensor."""
+        """Return the name under which a lowered node writes a tensor."""
         new = self._half[name] = self.fresh_low(name)
         self._half_only.add(name)
         declaration = self.model.graph.value_info.add()
@@ -181,18 +353,19 @@ class _Lowering(Rewriter):
         return new
 
     def half(self, name: str) -> str:
-        """A tensor's name in the low precision, which is written first where needed: stored if it is constant, else cast."""
+        """Return a tensor's name in the low precision; where it is not available, it is stored if constant, else cast."""
         if name in self._half:
             return self._half[name]
         target = self._half[name] = self.fresh_low(name)
         if name in self._weights:
-            self.model.graph.initializer.append(lower_tensor(self._weights[name], target, self.low))
+            values = read_weight(self._weights[name], self._folder)
+            self.model.graph.initializer.append(low_tensor(values, target, self.low))
         elif name in self._constants:
             node = self._constants[name]
             value = _constant_value(node)
             assert value is not None  # __init__ left those out
-            low = lower_tensor(value, value.name, self.low)
-            self.append(helper.make_node(node.op_type, node.input, [target], value=low))
+            stored = low_tensor(numpy_helper.to_array(value), value.name, self.low)
+            self.append(helper.make_node(node.op_type, node.input, [target], value=stored))
         else:
             self.cast(name, target, self.low)
             return target
@@ -200,7 +373,7 @@ class _Lowering(Rewriter):
         return target
 
     def either(self, name: str) -> str:
-        """A tensor's name in the precision it is at hand in."""
+        """Return a tensor's name in the precision in which it is available."""
         return self._half[name] if name in self._half_only else name
 
     def ensure_full(self, name: str) -> None:
@@ -210,9 +383,11 @@ class _Lowering(Rewriter):
             self._half_only.remove(name)
 
     def finish(self) -> ModelProto:
-        """The model, without the weights and constants that only the readers of their copies read."""
+        """Return the model, without weights and constants that only the readers of their copies read."""
         graph = self.model.graph
-        unused = self._replaced - _read(graph)
+        read = {value.name for value in graph.output}
+        read = read.union(*({*node.input, *captured_names(node)} for node in graph.node))
+        unused = self._replaced - read
         keep_only(graph.initializer, [item for item in graph.initializer if item.name not in unused])
         keep_only(graph.node, [node for node in graph.node if not unused.intersection(node.output)])
         names = mentioned_names(graph)
@@ -220,47 +395,9 @@ class _Lowering(Rewriter):
         return self.model
 
 
-def _read(graph: GraphProto) -> set[str]:
-    """What the nodes of a graph read, bodies included, and what it returns."""
-    read = {value.name for value in graph.output}
-    return read.union(*({*node.input, *captured_names(node)} for node in graph.node))
-
-
 def _constant_value(node: NodeProto) -> TensorProto | None:
-    """The float32 value of a Constant, or the fill of a ConstantOfShape; ``None`` for any other type."""
+    """Return the float32 value of a Constant, or the fill of a ConstantOfShape; ``None`` for any other type."""
     value: TensorProto | None = held(node)
     if node.op_type == "ConstantOfShape" and node.domain in DEFAULT_DOMAINS:
         value = attribute(node, "value", numpy_helper.from_array(np.zeros(1, np.float32)))
     return value if value is not None and value.data_type == TensorProto.FLOAT else None
-
-
-def element_of(value: ValueInfoProto) -> int:
-    """The element type that a declaration says; 0 for none."""
-    return int(value.type.tensor_type.elem_type)
-
-
-def store_weights(model: ModelProto, folder: Path, low: int = TensorProto.FLOAT16) -> None:
-    """Store in the model, in the low precision, the external weights that pass a Cast to it.
-
-    One weight is read at a time. Those that fp32 nodes read too stay as they are as well.
-
-    Args:
-        model: What :func:`lower_fp16` made with external data unloaded; changed in place.
-        folder: Where its external data lies.
-        low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-    """
-    graph = model.graph
-    listed = {value.name for value in graph.input}  # an input may be overridden
-    weights = {t.name: t for t in graph.initializer if uses_external_data(t) and t.name not in listed}
-    stored, nodes = set[str](), []
-    for node in graph.node:
-        if node.op_type == "Cast" and node.input[0] in weights and attribute(node, "to", 0) == low:
-            tensor = clone(weights[node.input[0]])
-            load_inside(tensor, folder)
-            graph.initializer.append(lower_tensor(tensor, node.output[0], low))
-            stored.add(node.input[0])
-        else:
-            nodes.append(node)
-    keep_only(graph.node, nodes)
-    for name in stored - _read(graph):
-        graph.initializer.remove(weights[name])

@@ -1,6 +1,6 @@
-"""A model as the search sees it: nodes by number, who makes and who reads each tensor, and the order in which it is walked.
+"""The graph of a model: nodes by number, producers and consumers of each tensor, and the order in which a search walks it.
 
-Read once, never changed. Nodes are kept as the protobuf messages of the original; ``cut.py`` says why.
+Read once, never changed. Nodes stay the protobuf messages of the original; ``cut.py`` says why.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError
 from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,8 +18,8 @@ from google.protobuf.message import Message
 
 from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.exported import describe_module, module_of
-from bisect_trt.onnxlib.external_data import has_external_data
-from bisect_trt.onnxlib.nodes import Draws, captured_names, label, reads
+from bisect_trt.onnxlib.load import has_external_data
+from bisect_trt.onnxlib.nodes import captured_names, drawing_nodes, label, reads
 from bisect_trt.onnxlib.shapes import Declarations, infer
 from bisect_trt.tensors.info import Infos
 
@@ -27,109 +28,66 @@ if TYPE_CHECKING:
 
 
 _M = TypeVar("_M", bound=Message)
-_LARGE = 4096
-"""Bytes: what is larger holds a weight, which is not kept twice."""
-_GRAPH_OF_MODEL, NODE, INITIALIZER, VALUE_INFO = (number << 3 | 2 for number in (7, 1, 5, 13))
-"""Tags of fields (onnx.proto): the number, and 2 for what says its length."""
-
-
-def _field(tag: int, *parts: bytes | bytearray) -> tuple[bytes | bytearray, ...]:
-    """A message, in pieces, as a field of another: the tag, the length in groups of seven bits, the message."""
-    head, length = bytearray([tag]), sum(map(len, parts))
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head), *parts
-
-
-class Written:
-    """Messages of a kind as fields of the graph that has them: small ones are serialized once, all in one piece of memory."""
-
-    def __init__(self, tag: int, messages: Sequence[Message]) -> None:
-        """``messages`` do not change; ``tag`` is that of their field."""
-        self._tag, self._messages = tag, messages
-        kept, self._ends = bytearray(), array("Q", [0])
-        for message in messages:
-            kept += b"" if message.ByteSize() > _LARGE else self.other(message)
-            self._ends.append(len(kept))
-        self._kept = bytes(kept)
-
-    def __getitem__(self, place: int) -> bytes:
-        return self._kept[self._ends[place] : self._ends[place + 1]] or self.other(self._messages[place])
-
-    def other(self, message: Message) -> bytes:
-        """Another message, as such a field."""
-        return b"".join(_field(self._tag, message.SerializeToString(deterministic=True)))
+_INVALID = "so the model is not valid ONNX."
 
 
 class Named(Mapping[str, _M]):
-    """Messages by name; Python holds none of them, for each in its hands takes half a kilobyte.
-
-    Attributes:
-        places: Where each stands in the field that has them.
-    """
+    """Messages of a repeated field by name; a Python object for each would take half a kilobyte."""
 
     def __init__(self, messages: Sequence[_M], names: Iterable[str]) -> None:
         self._messages = messages
-        self.places = {intern(name): place for place, name in enumerate(names)}
+        self._places = {intern(name): place for place, name in enumerate(names)}
 
     def __getitem__(self, name: str) -> _M:
-        return self._messages[self.places[name]]
+        return self._messages[self._places[name]]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places
-
-
-def model_bytes(head: bytes, graph: Sequence[bytes | bytearray], tail: bytes) -> bytes:
-    """A model: its fields before the graph, the graph in pieces that are in the order of its own, and the fields behind it."""
-    return b"".join((head, *_field(_GRAPH_OF_MODEL, *graph), tail))
+        return name in self._places
 
 
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
-    """Order nodes so that each comes after its parents and a branch stays in one piece.
+    """Return node numbers so that each follows its parents and a branch stays in one piece.
 
     Post-order of a depth-first walk against the edges: before a node, all of one parent's chain, then all of the next
     one's. Contiguous windows of the result are therefore mostly connected regions, which the order of many exporters
     (breadth first) is not; cutting a window out then opens few edges.
 
     Args:
-        count: How many nodes there are.
-        parents: Gives the nodes that one depends on.
+        count: The number of nodes.
+        parents: Returns the nodes that one depends on.
 
-    Returns:
-        Node numbers. Nodes on a cycle, and those that depend on one, are missing.
+    Raises:
+        CycleError: The second argument is a node on a cycle.
     """
     done: list[int] = []
-    state = bytearray(count)  # 0 not seen, 1 on the stack, 2 in the order, 3 stands on a cycle
+    new, open_, closed = range(3)
+    state = bytearray(count)
     used = bytearray(count)
     for node in range(count):
         for needed in parents(node):
             used[needed] = 1
     sinks = (node for node in range(count) if not used[node])
-    for start in chain(sinks, range(count)):  # only a cycle leaves nodes unvisited that something depends on
-        stack = [(start, iter(parents(start)))] if state[start] == 0 else []
-        state[start] = state[start] or 1
+    for start in chain(sinks, range(count)):  # only a cycle leaves used nodes unvisited
+        stack = [(start, iter(parents(start)))] if state[start] == new else []
+        state[start] = state[start] or open_
         while stack:
             node, rest = stack[-1]
-            parent = next((p for p in rest if state[p] != 2), None)
+            parent = next((p for p in rest if state[p] != closed), None)
             if parent is None:
                 stack.pop()
-                state[node] = 2
+                state[node] = closed
                 done.append(node)
-            elif state[parent] == 0:
-                state[parent] = 1
+            elif state[parent] == open_:
+                raise CycleError("a node depends on itself", parent)
+            else:
+                state[parent] = open_
                 stack.append((parent, iter(parents(parent))))
-            else:  # on the stack already: a cycle
-                for member, _ in stack:
-                    state[member] = 3
-                stack.clear()
     return done
 
 
@@ -146,7 +104,9 @@ class Network:
         consumers: The nodes that read a tensor, by the tensor's name.
         inputs: Names of the graph's inputs that are not initializers.
         outputs: Names of the graph's outputs, in order.
+        returned: The same as a set.
         initializers: Weights by name.
+        sparse_initializers: Sparse weights by name.
         constant: For each node whether it depends on no graph input (so it only makes a weight).
     """
 
@@ -164,7 +124,8 @@ class Network:
         self.sparse_initializers = Named(sparse, (tensor.values.name for tensor in sparse))
         self.inputs = [value.name for value in graph.input if not self._is_stored(value.name)]
         self.outputs = [value.name for value in graph.output]
-        # Protobuf is slow to ask again, and makes each name anew. What one node makes, one node alone mostly reads.
+        self.returned = frozenset(self.outputs)
+        # Protobuf is slow to read again, and makes each name anew. Most tensors have one maker and one reader.
         same: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._made: list[tuple[str, ...]] = []
         self.reads: list[tuple[str, ...]] = []
@@ -179,11 +140,11 @@ class Network:
         self.consumers: dict[str, Sequence[int]] = {}
         self._number_ends()
         self._check_dangling()
-        self.order = depth_first_order(len(self.nodes), self.parents)
-        if len(self.order) < len(self.nodes):
-            raise ModelFileError(
-                f"the graph has a cycle through {self.describe(self._on_cycle())}, so the model is not valid ONNX."
-            )
+        try:
+            self.order = depth_first_order(len(self.nodes), self.parents)
+        except CycleError as error:
+            cycle = self.describe(error.args[1])
+            raise ModelFileError(f"the graph has a cycle through {cycle}, {_INVALID}") from None
         self.rank = array("L", bytes(len(self.nodes) * array("L").itemsize))
         for place, index in enumerate(self.order):
             self.rank[index] = place
@@ -193,66 +154,49 @@ class Network:
         return name in self.initializers or name in self.sparse_initializers
 
     def _number_ends(self) -> None:
-        """Find who makes and who reads each tensor."""
+        """Find the maker and the readers of each tensor."""
         if len(self.inputs) > len(self._fed):
             name = next(name for name in self.inputs if self.inputs.count(name) > 1)
-            raise ModelFileError(f"the graph has two inputs named '{name}', so the model is not valid ONNX.")
+            raise ModelFileError(f"the graph has two inputs named '{name}', {_INVALID}")
         several: dict[str, list[int]] = {}
         for index in range(len(self.nodes)):
-            alone = (index,)  # one for all that this node alone reads
+            alone = (index,)  # shared by all that this node alone reads
             for name in self.reads[index]:
                 if (first := self.consumers.setdefault(name, alone)) is not alone:
                     several.setdefault(name, [*first]).append(index)
             for name in self.made(index):
                 if name in self.producer:
-                    raise ModelFileError(f"the tensor '{name}' is made by two nodes, so the model is not valid ONNX.")
+                    raise ModelFileError(f"the tensor '{name}' is made by two nodes, {_INVALID}")
                 if name in self._fed or self._is_stored(name):
                     raise ModelFileError(
-                        f"{self.describe(index)} makes '{name}', which is an input or an initializer too, "
-                        "so the model is not valid ONNX."
+                        f"{self.describe(index)} makes '{name}', which is an input or an initializer too, {_INVALID}"
                     )
                 self.producer[name] = index
         self.consumers |= several
 
-    def _on_cycle(self) -> int:
-        """A node that depends on itself: walking back among the nodes that have no place in the order ends on one."""
-        left = set(range(len(self.nodes))).difference(self.order)
-        seen: set[int] = set()
-        node = min(left)
-        while node not in seen:
-            seen.add(node)
-            node = next(parent for parent in self.parents(node) if parent in left)
-        return node
-
     def _check_dangling(self) -> None:
-        for index, names in enumerate(self.reads):
-            for name in names:
-                if name not in self.producer and name not in self._fed and not self._is_stored(name):
-                    raise ModelFileError(
-                        f"{self.describe(index)} reads '{name}', which no node, input or initializer makes, "
-                        "so the model is not valid ONNX."
-                    )
-        for name in self.outputs:
+        for name in (*self.consumers, *self.outputs):
             if name not in self.producer and name not in self._fed and not self._is_stored(name):
-                raise ModelFileError(f"nothing makes the output '{name}', so the model is not valid ONNX.")
+                if name not in self.consumers:
+                    raise ModelFileError(f"nothing makes the output '{name}', {_INVALID}")
+                raise ModelFileError(
+                    f"{self.describe(self.consumers[name][0])} reads '{name}', which no node, input or initializer makes, "
+                    f"{_INVALID}"
+                )
 
     def _find_constants(self) -> list[bool]:
-        random = Draws(self.proto, {}, unsure=True)  # they depend on no input, and are no constants
+        random = frozenset(drawing_nodes(self.proto, {}, unsure=True))  # they depend on no input, and are no constants
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (
-                self._fed.isdisjoint(self.reads[index])
+                index not in random
+                and self._fed.isdisjoint(self.reads[index])
                 and all(constant[parent] for parent in self.parents(index))
-                and not random.by(self.nodes[index])
             )
-        if all(constant):
+        if all(constant) and any(self.reads):
             # A model without inputs: every node that computes is worth searching, only bare weights are not.
-            return (
-                [not self.reads[index] for index in range(len(self.nodes))]
-                if any(self.reads)
-                else [False] * len(constant)
-            )
-        return constant
+            return [not reads for reads in self.reads]
+        return [False] * len(constant) if all(constant) else constant
 
     def parents(self, index: int) -> list[int]:
         """The nodes that make what a node reads."""
@@ -263,7 +207,7 @@ class Network:
         return self._made[index]
 
     def leading_to(self, nodes: Iterable[int], *, constants: bool = False) -> set[int]:
-        """These nodes and all that they depend on; of that, with ``constants``, only what makes weights."""
+        """These nodes and all that they depend on; of that, with ``constants``, only makers of weights."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
@@ -283,14 +227,14 @@ class Network:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether each node of the file stands behind those that make what it reads."""
+        """Whether each node of the file stands behind the makers of its inputs."""
         return all(parent < index for index in range(len(self.nodes)) for parent in self.parents(index))
 
     @cached_property
     def skeleton(self) -> gs.Graph:
-        """The graph in onnx-graphsurgeon, of what it takes to select from it: nodes named by their numbers, and tensors.
+        """The graph in onnx-graphsurgeon, as far as walking it needs: nodes named by their numbers, and tensors.
 
-        Nodes have no attributes; what their bodies take from outside is among their inputs. Tensors have no types and no
+        Nodes have no attributes; tensors that their bodies capture are among their inputs. Tensors have no types and no
         data. Treat it as read-only; its ``copy()`` can be changed.
         """
         import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches select by numbers, and their start would wait for it
@@ -307,41 +251,9 @@ class Network:
         return gs.import_onnx(model)
 
     @cached_property
-    def first_readers(self) -> frozenset[int]:
-        """The nodes that read an input, or a weight that no node makes."""
-        return frozenset(i for i, reads in enumerate(self.reads) if any(name not in self.producer for name in reads))
-
-    @cached_property
-    def last_makers(self) -> frozenset[int]:
-        """The nodes that make a tensor which no node reads, or which the graph returns."""
-        last = self.returned.union(self.producer.keys() - self.consumers.keys())
-        return frozenset(self.producer[name] for name in last if name in self.producer)
-
-    @cached_property
     def has_external_data(self) -> bool:
         """Whether any weight lies outside the model's file."""
         return has_external_data(self.proto)
-
-    @cached_property
-    def written_nodes(self) -> Written:
-        """The nodes as bytes, by number."""
-        return Written(NODE, self.nodes)
-
-    @cached_property
-    def written_weights(self) -> Written:
-        """The initializers as bytes, in the file's order."""
-        return Written(INITIALIZER, self.proto.graph.initializer)
-
-    def written_weight(self, name: str) -> bytes:
-        """An initializer as bytes."""
-        return self.written_weights[self.initializers.places[name]]
-
-    @cached_property
-    def stated(self) -> list[tuple[str, bytes]]:
-        """What the model says of its inner tensors, as bytes, by name, in the file's order."""
-        values = self.proto.graph.value_info
-        written = Written(VALUE_INFO, values)
-        return [(value.name, written[place]) for place, value in enumerate(values)]
 
     def is_weight(self, name: str) -> bool:
         """Whether a tensor is an initializer, or made by a node that depends on no input."""
@@ -353,11 +265,6 @@ class Network:
         """Every name of a tensor, those in bodies too."""
         captured = (captured_names(node) for node in self.nodes)
         return frozenset(self.inputs).union(self.initializers, self.sparse_initializers, self.producer, *captured)
-
-    @cached_property
-    def returned(self) -> frozenset[str]:
-        """Names of the graph's outputs, to look one up."""
-        return frozenset(self.outputs)
 
     @cached_property
     def computed(self) -> list[str]:
@@ -401,16 +308,16 @@ class Network:
         return {name: int(kind) for name, kind in types if kind}
 
     def describe(self, index: int) -> str:
-        """A node in words, for messages: its operator, and its name or what it makes."""
+        """A node in messages: its operator, and its name or its first output."""
         return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"
 
     def plain(self, index: int) -> dict[str, Any]:
-        """A node as plain values: name, operator, outputs, and the module that it comes from, if the file says so."""
+        """A node as plain values: name, operator, outputs, and its module where the file names it."""
         node, module = self.nodes[index], module_of(self.nodes[index])
         known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
         return known if module is None else {**known, "module": module.to_json()}
 
     def written(self, index: int, *, short: bool = False) -> str | None:
-        """Where a node was written, in words; see :func:`~bisect_trt.onnxlib.exported.describe_module`."""
+        """The module and source line of a node; see :func:`~bisect_trt.onnxlib.exported.describe_module`."""
         module = module_of(self.nodes[index])
         return None if module is None else describe_module(module.to_json(), short=short)

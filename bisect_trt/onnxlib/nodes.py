@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -191,54 +191,42 @@ _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
 _TRAINING_MODE = 2
-"""Which input of a Dropout says that it drops something; from opset 12 on, by default it does not."""
+"""The input of Dropout that enables it, from opset 12 on; it is disabled by default."""
 
 
-class Draws:
-    """Finds the nodes of a model that draw random numbers."""
+def drawing_nodes(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *, unsure: bool) -> list[int]:
+    """Return the numbers of the nodes that draw random numbers, in a body or in a function they call too.
 
-    def __init__(self, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *, unsure: bool) -> None:
-        """Look at the functions.
+    Args:
+        model: The model.
+        values: Known values of tensors, beside the model's own constants.
+        unsure: The answer for a Dropout of unknown training mode.
+    """
+    drawing: set[tuple[str, str]] = set()
+    flags = cache(partial(_flags, model))  # few models have a Dropout
 
-        Args:
-            model: The model.
-            values: Of tensors that are known, beside those that the model has.
-            unsure: What counts where it is not known whether a Dropout trains.
-        """
-        self._model, self._values, self._unsure = model, values, unsure
-        self._functions: set[tuple[str, str]] = set()
-        while True:
-            rest = [each for each in model.functions if (each.domain, each.name) not in self._functions]
-            more = {(each.domain, each.name) for each in rest if any(self.by(node) for node in each.node)}
-            if not more:
-                break
-            self._functions |= more
-
-    def by(self, node: onnx.NodeProto) -> bool:
-        """Whether a node, one in a body of it, or one of a function that it calls does."""
+    def draws(node: onnx.NodeProto) -> bool:
         return any(
-            each.op_type in _RANDOM or (each.domain, each.op_type) in self._functions or self.drops(each)
+            each.op_type in _RANDOM or (each.domain, each.op_type) in drawing or drops(each)
             for each in inner_nodes([node])
         )
 
-    def drops(self, node: onnx.NodeProto) -> bool:
-        """Whether a node is a Dropout in training mode."""
+    def drops(node: onnx.NodeProto) -> bool:
         if node.op_type != "Dropout" or len(node.input) <= _TRAINING_MODE or not node.input[_TRAINING_MODE]:
             return False
-        return self._flags.get(node.input[_TRAINING_MODE], self._unsure)
+        name = node.input[_TRAINING_MODE]
+        flag = values.get(name, flags().get(name))
+        return unsure if flag is None or flag.size != 1 else bool(flag.reshape(-1)[0])
 
-    @cached_property
-    def _flags(self) -> dict[str, bool]:
-        """What is known of the tensors of one bool."""
-        nodes = [*self._model.graph.node, *(node for function in self._model.functions for node in function.node)]
-        stored = {tensor.name: tensor for tensor in self._model.graph.initializer}
-        for node in nodes:
-            if (tensor := held(node)) is not None:
-                stored |= dict.fromkeys(node.output, tensor)
-        known = {
-            name: numpy_helper.to_array(tensor)
-            for name, tensor in stored.items()
-            if tensor.data_type == TensorProto.BOOL and tensor.data_location != TensorProto.EXTERNAL
-        }
-        known |= {name: value for name, value in self._values.items() if value.dtype.kind == "b"}
-        return {name: bool(value.reshape(-1)[0]) for name, value in known.items() if value.size == 1}
+    while more := {(each.domain, each.name) for each in model.functions if any(map(draws, each.node))} - drawing:
+        drawing |= more
+    return [index for index, node in enumerate(model.graph.node) if draws(node)]
+
+
+def _flags(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """Return the constants of type bool that the model holds, by name."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer if not tensor.external_data}
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        if (tensor := held(node)) is not None:
+            stored |= dict.fromkeys(node.output, tensor)
+    return {n: numpy_helper.to_array(tensor) for n, tensor in stored.items() if tensor.data_type == TensorProto.BOOL}

@@ -1,17 +1,29 @@
-"""Where a model is quantized: its QuantizeLinear/DequantizeLinear pairs, and their groups around operators."""
+"""QuantizeLinear/DequantizeLinear pairs of a model, their groups around operators, and the model without some of them."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
+from bisect_trt.onnxlib.cleanup import remove_unread
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import all_nodes, attribute, bodies, held, inner_nodes, label
+from bisect_trt.onnxlib.nodes import (
+    all_nodes,
+    attribute,
+    bodies,
+    clone,
+    held,
+    inner_nodes,
+    keep_only,
+    label,
+    rename_reads,
+)
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -19,26 +31,18 @@ _DOMAINS = ("", "ai.onnx", "com.microsoft")
 MOVES = frozenset(
     {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Dropout", "Cast"}
 )
-"""What only moves values on to whoever computes with them."""
+"""Operators that only move values."""
 SAME_SCALE = MOVES | {
-    "MaxPool",
-    "Concat",
-    "Gather",
-    "Pad",
-    "Resize",
-    "Tile",
-    "Expand",
-    "DepthToSpace",
-    "SpaceToDepth",
+    *("MaxPool", "Concat", "Gather", "Pad", "Resize", "Tile", "Expand", "DepthToSpace", "SpaceToDepth")
 }
-"""What makes no new values, so that quantizers give its ends one scale."""
+"""Operators that make no new values, so that quantizers give their ends one scale."""
 _INTEGER_MOVES = SAME_SCALE - {"Cast"}
 TYPES = {
     "int8": ("int8", "uint8", "int16", "uint16"),
     "fp8": ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz"),
     "int4": ("int4", "uint4", "int2", "uint2", "float4e2m1"),
 }
-"""Quantized types, by the option that they are asked for by."""
+"""Quantized types, by their option."""
 Kind = Literal["activation", "weight", "bias"]
 
 
@@ -48,15 +52,15 @@ class Pair:
 
     Attributes:
         tensor: The float tensor that is quantized; for a weight that is stored quantized, the stored tensor.
-        kind: What it is.
+        kind: What is quantized.
         quantize: The nodes that quantize it; none for a weight that is stored quantized.
-        dequantize: The nodes that make floats of it again.
+        dequantize: The nodes that make it floats again.
         scale: The scale's tensor, of the first of these nodes.
         zero_point: The zero point's tensor; ``None`` for 0.
         element: ONNX's element type of the quantized values.
-        axis: Along which each slice has a scale of its own; of no meaning for one scale.
-        block: How many elements along it share one; 0 for a whole slice.
-        clip: The least and the largest value that it lets through, where it is an activation function too: Relu, or Clip.
+        axis: The axis along which each slice has its scale; without meaning for one scale.
+        block: The number of elements along it with one scale; 0 for a whole slice.
+        clip: The least and the largest value that pass, where it is an activation function too: Relu, or Clip.
     """
 
     tensor: str
@@ -88,7 +92,7 @@ class Group:
     Attributes:
         name: Its operator; without one, its first tensor.
         pairs: In the order of the file.
-        operators: Who computes with what they make, by number, those that multiply first.
+        operators: The nodes that compute with their outputs, by number, those that multiply first.
     """
 
     name: str
@@ -97,22 +101,17 @@ class Group:
 
     @property
     def rung(self) -> str:
-        """What its quantized types are asked for by."""
+        """The option of its quantized types."""
         found = next((pair.type_name for pair in self.pairs if pair.kind != "bias"), "")
         return next((bits for bits, names in TYPES.items() if found in names), "int8")
-
-    @property
-    def types(self) -> frozenset[int]:
-        """The quantized types in it, without those of biases, which are sums of products."""
-        return frozenset(pair.element for pair in self.pairs if pair.kind != "bias")
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """All of it.
+    """The quantized parts of a model.
 
     Attributes:
-        groups: In topological order.
+        groups: The groups, in topological order.
         left: Nodes that quantize or dequantize, or whose bodies or functions do, and are in no pair, with the reason of each.
     """
 
@@ -139,138 +138,121 @@ def has_quantized(model: onnx.ModelProto) -> bool:
     return any(map(_is_end, all_nodes(model)))
 
 
-class _Sets(dict[int, int]):
-    """Disjoint sets of numbers (union and find): by number, another of its set or itself."""
-
-    def find(self, one: int) -> int:
-        """The number that stands for its set."""
-        parent = self.setdefault(one, one)
-        if parent != one:
-            parent = self[one] = self.find(parent)
-        return parent
-
-    def join(self, one: int, other: int) -> None:
-        """Make one set of two."""
-        first, second = sorted((self.find(one), self.find(other)))
-        self[second] = first
-
-    def members(self, numbers: Iterable[int]) -> list[list[int]]:
-        """The sets, each in the order of the numbers."""
-        found: defaultdict[int, list[int]] = defaultdict(list)
-        for number in numbers:
-            found[self.find(number)].append(number)
-        return list(found.values())
+def _components(items: Sequence[int], links: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+    """Yield the connected components of a graph, each in the order of its items."""
+    near: defaultdict[int, list[int]] = defaultdict(list)
+    for one, other in links:
+        near[one].append(other)
+        near[other].append(one)
+    place = {item: at for at, item in enumerate(items)}
+    seen: set[int] = set()
+    for item in items:
+        waiting, part = [item], set() if item in seen else {item}
+        while waiting and part:
+            more = set(near[waiting.pop()]) - part
+            part |= more
+            waiting += more
+        seen |= part
+        if part:
+            yield sorted(part, key=place.__getitem__)
 
 
-class _Pairs:
-    """Finds the pairs of a model's main graph.
+def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
+    """Return the pairs of a main graph: nodes connected by quantized tensors, through nodes that only move them.
 
-    Attributes:
-        left: Nodes that quantize or dequantize and are in no pair, with the reason of each.
+    Nodes that quantize or dequantize and are in no pair go to ``left``, with the reason.
     """
+    ends = [index for index in network.order if _is_end(network.nodes[index])]
+    problems: dict[int, str | None] = {}
+    links: list[tuple[int, int]] = []
+    for index in ends:
+        node = network.nodes[index]
+        makes = is_quantize(node)
+        found, problems[index] = _readers(network, node.output[0]) if makes else _makers(network, node.input[0])
+        links += [(index, other) for other in found]
+    pairs = []
+    for nodes in _components(ends, links):
+        problem = next((why for index in nodes if (why := problems[index]) is not None), None)
+        if problem is None and any(is_dequantize(network.nodes[index]) for index in nodes):
+            pairs.append(_pair(network, nodes))
+        else:
+            left |= dict.fromkeys(nodes, problem or "nothing dequantizes its output")
+    return pairs
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self.left: dict[int, str] = {}
 
-    def pairs(self) -> list[Pair]:
-        """The pairs: nodes that are connected by quantized tensors, through what only moves them."""
-        network, sets = self._network, _Sets()
-        whole: dict[int, str | None] = {}  # of a node, why its pair cannot be removed
-        ends = [index for index in network.order if _is_end(network.nodes[index])]
-        for index in ends:
-            node = network.nodes[index]
-            found, why = self._readers(node.output[0]) if is_quantize(node) else self._makers(node.input[0])
-            whole[index] = why
-            for other in found:
-                sets.join(index, other)
-        pairs = []
-        for nodes in sets.members(ends):
-            problem = next((why for index in nodes if (why := whole[index]) is not None), None)
-            if problem is None and any(is_dequantize(network.nodes[index]) for index in nodes):
-                pairs.append(self._pair(nodes))
-            else:
-                self.left |= dict.fromkeys(nodes, problem or "nobody dequantizes what it makes")
-        return pairs
+def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
+    """Return the nodes that dequantize a quantized tensor, and why they and it are no pair, if so."""
+    found: list[int] = []
+    why = f"the quantized tensor '{name}' is an output of the model" if name in network.returned else None
+    for index in network.consumers.get(name, ()):
+        node = network.nodes[index]
+        if is_dequantize(node) and node.input[0] == name:
+            found.append(index)
+        elif node.op_type in _INTEGER_MOVES and name in _moved_inputs(node):
+            for readers, other in (_readers(network, made) for made in network.made(index)):
+                found, why = found + readers, why or other
+        else:
+            why = why or f"{network.describe(index)} computes with the quantized values"
+    return found, why
 
-    def _readers(self, name: str) -> tuple[list[int], str | None]:
-        """The nodes that dequantize a quantized tensor, and why they and it are no pair, if so."""
-        network, found, why = self._network, [], None
-        if name in network.outputs:
-            why = f"the quantized tensor '{name}' is an output of the model"
-        for index in network.consumers.get(name, ()):
-            node = network.nodes[index]
-            if is_dequantize(node) and node.input[0] == name:
-                found.append(index)
-            elif node.op_type in _INTEGER_MOVES and name in node.input[: 1 if node.op_type != "Concat" else None]:
-                more = [self._readers(made) for made in network.made(index)]
-                found += [each for readers, _ in more for each in readers]
-                why = why or next((other for _, other in more if other), None)
-            else:
-                why = why or f"{network.describe(index)} computes with the quantized values"
-        return found, why
 
-    def _makers(self, name: str) -> tuple[list[int], str | None]:
-        """The nodes that quantize what is dequantized, none for a stored tensor; and why they are no pair, if so."""
-        network = self._network
-        maker = network.producer.get(name)
-        if maker is None:
-            stored = name in network.initializers
-            return [], None if stored else f"'{name}' is quantized before it comes into the model"
-        node = network.nodes[maker]
-        if is_quantize(node):
-            return [maker], None
-        if network.constant[maker]:
-            return [], None
-        if node.op_type in _INTEGER_MOVES:
-            some = node.input if node.op_type == "Concat" else node.input[:1]
-            more = [self._makers(each) for each in some]
-            stored = any(not makers and why is None for makers, why in more)
-            what = f"{network.describe(maker)} takes it from what is stored quantized" if stored else None
-            return [each for makers, _ in more for each in makers], next((why for _, why in more if why), what)
+def _moved_inputs(node: onnx.NodeProto) -> Sequence[str]:
+    """Return the inputs of a node that moves values that are these values."""
+    return list(node.input) if node.op_type == "Concat" else list(node.input[:1])
+
+
+def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
+    """Return the nodes that quantize a dequantized tensor, none for a stored one; and why they are no pair, if so."""
+    maker = network.producer.get(name)
+    if maker is None:
+        return [], None if name in network.initializers else f"'{name}' is quantized before it comes into the model"
+    node = network.nodes[maker]
+    if is_quantize(node):
+        return [maker], None
+    if network.constant[maker]:
+        return [], None
+    if node.op_type not in _INTEGER_MOVES:
         return [], f"{network.describe(maker)} computes quantized values"
+    more = [_makers(network, each) for each in _moved_inputs(node)]
+    stored = any(not makers and why is None for makers, why in more)
+    what = f"{network.describe(maker)} takes it from what is stored quantized" if stored else None
+    return [each for makers, _ in more for each in makers], next((why for _, why in more if why), what)
 
-    def _pair(self, nodes: Sequence[int]) -> Pair:
-        network = self._network
-        quantize = tuple(index for index in nodes if is_quantize(network.nodes[index]))
-        dequantize = tuple(index for index in nodes if is_dequantize(network.nodes[index]))
-        node = network.nodes[(quantize or dequantize)[0]]
-        scale, zero = node.input[1], node.input[2] if len(node.input) > 2 and node.input[2] else None
-        element = self._element(node, zero)
-        tensor = node.input[0]
-        constant = not quantize or network.is_weight(tensor)
-        kind: Kind = "bias" if element == TensorProto.INT32 else "weight" if constant else "activation"
-        axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
-        return Pair(tensor, kind, quantize, dequantize, scale, zero, element, axis, block)
 
-    def _element(self, node: onnx.NodeProto, zero: str | None) -> int:
-        """The quantized type: the zero point's, else as the attribute says, else as stored."""
-        told = int(attribute(node, "output_dtype", 0))
-        if is_quantize(node):
-            return self._type_of(zero) or told or TensorProto.UINT8
-        return self._type_of(node.input[0]) or self._type_of(zero) or TensorProto.UINT8
+def _pair(network: Network, nodes: Sequence[int]) -> Pair:
+    quantize = tuple(index for index in nodes if is_quantize(network.nodes[index]))
+    dequantize = tuple(index for index in nodes if is_dequantize(network.nodes[index]))
+    node = network.nodes[(quantize or dequantize)[0]]
+    tensor, scale, zero = node.input[0], node.input[1], node.input[2] if len(node.input) > 2 and node.input[2] else None
+    zero_type = _type_of(network, zero)
+    types = (zero_type, int(attribute(node, "output_dtype", 0))) if quantize else (_type_of(network, tensor), zero_type)
+    element = next(filter(None, types), TensorProto.UINT8)
+    constant = not quantize or network.is_weight(tensor)
+    kind: Kind = "bias" if element == TensorProto.INT32 else "weight" if constant else "activation"
+    axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+    return Pair(tensor, kind, quantize, dequantize, scale, zero, element, axis, block)
 
-    def _type_of(self, name: str | None) -> int:
-        network = self._network
-        if name is None:
-            return 0
-        if name in network.initializers:
-            return int(network.initializers[name].data_type)
-        maker = network.producer.get(name)
-        if maker is not None and (tensor := held(network.nodes[maker])) is not None:
-            return int(tensor.data_type)
-        return network.element_types.get(name, 0)
+
+def _type_of(network: Network, name: str | None) -> int:
+    if name is None:
+        return 0
+    if name in network.initializers:
+        return int(network.initializers[name].data_type)
+    maker = network.producer.get(name)
+    if maker is not None and (tensor := held(network.nodes[maker])) is not None:
+        return int(tensor.data_type)
+    return network.element_types.get(name, 0)
 
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
 HUB = 4
-"""What more operators read (an attention mask of all layers) belongs to none of them."""
+"""A tensor with more reading operators (an attention mask of all layers) belongs to none of them."""
 
 
 def find_quantized(network: Network) -> Quantized:
-    """The pairs of a model's main graph, and their groups."""
-    finder = _Pairs(network)
-    pairs = finder.pairs()
+    """Return the pairs of a model's main graph, in groups."""
+    left: dict[int, str] = {}
+    pairs = _find_pairs(network, left)
     functions: set[tuple[str, str]] = set()
 
     def inside(nodes: Iterable[onnx.NodeProto]) -> bool:
@@ -280,93 +262,170 @@ def find_quantized(network: Network) -> Quantized:
         functions |= more
     for index, node in enumerate(network.nodes):
         if (node.domain, node.op_type) in functions:
-            finder.left[index] = (
-                f"{network.describe(index)} has them in its function, which is not looked into; put the functions' nodes in "
-                "their calls' places (onnx.inliner.inline_local_functions) and give that model"
+            left[index] = (
+                f"{network.describe(index)} has them in its function, which is not searched; inline the functions "
+                "(onnx.inliner.inline_local_functions) and give that model"
             )
         elif any(inside(body.node) for body in bodies(node)):
-            finder.left[index] = f"{network.describe(index)} has them in its body, which is not looked into"
-    return Quantized(tuple(_Grouping(network).groups(pairs)), finder.left)
+            left[index] = f"{network.describe(index)} has them in its body, which is not searched"
+    return Quantized(tuple(_groups(network, pairs)), left)
 
 
-class _Grouping:
-    def __init__(self, network: Network) -> None:
-        self._network = network
+def _groups(network: Network, pairs: Sequence[Pair]) -> Iterator[Group]:
+    """Yield the groups, each named after the operator that computes with it."""
+    computing = [_computing(network, pair) for pair in pairs]
+    for places in _components(range(len(pairs)), _group_links(network, pairs, computing)):
+        operators = {each for place in places for each in computing[place]}
+        ranked = sorted(operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i]))
+        hub = len(places) == 1 and len(operators) > HUB
+        name = label(network.nodes[ranked[0]]) if ranked and not hub else pairs[places[0]].tensor
+        yield Group(name, tuple(pairs[place] for place in places), tuple(ranked))
 
-    def groups(self, pairs: Sequence[Pair]) -> Iterator[Group]:
-        """All of them, each named after the operator that computes with it."""
-        network = self._network
-        computing = [self._computing(pair) for pair in pairs]
-        for places in self._joined(pairs, computing).members(range(len(pairs))):
-            operators = {each for place in places for each in computing[place]}
-            ranked = sorted(operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i]))
-            hub = len(places) == 1 and len(operators) > HUB
-            name = label(network.nodes[ranked[0]]) if ranked and not hub else pairs[places[0]].tensor
-            yield Group(name, tuple(pairs[place] for place in places), tuple(ranked))
 
-    def _joined(self, pairs: Sequence[Pair], computing: Sequence[Sequence[int]]) -> _Sets:
-        """Which pairs are in one group."""
-        sets = _Sets()
-        quantizing = {index: place for place, pair in enumerate(pairs) for index in pair.quantize}
-        readers: defaultdict[int, list[int]] = defaultdict(list)
-        for place, operators in enumerate(computing):
-            for operator in operators if len(operators) <= HUB else ():
-                readers[operator].append(place)
-        for places in readers.values():
-            for place in places[1:]:
-                sets.join(places[0], place)
-        stored: dict[tuple[str, str], int] = {}
-        for place, pair in enumerate(pairs):
-            if not pair.quantize:  # a weight that is dequantized for each of its readers
-                sets.join(stored.setdefault((pair.tensor, pair.scale), place), place)
-            for other in self._alike(pair, pairs, quantizing, computing[place]):
-                sets.join(place, other)
-            if not computing[place]:
-                self._join_maker(pair, place, readers, sets)
-        return sets
-
-    def _computing(self, pair: Pair) -> tuple[int, ...]:
-        """The nodes that compute with what a pair makes, past what only moves it on."""
-        network, found = self._network, set[int]()
-        waiting = [name for index in pair.dequantize for name in network.made(index)]
-        while waiting:
-            for index in network.consumers.get(waiting.pop(), ()):
-                node = network.nodes[index]
-                if _is_end(node):
-                    continue
-                made = network.made(index)
-                again = any(is_quantize(network.nodes[r]) for name in made for r in network.consumers.get(name, ()))
-                if node.op_type in MOVES and not again and not set(made) & set(network.outputs):
-                    waiting += made
-                else:
-                    found.add(index)
-        return tuple(sorted(found))
-
-    def _alike(
-        self, pair: Pair, pairs: Sequence[Pair], quantizing: Mapping[int, int], operators: Sequence[int]
-    ) -> Iterator[int]:
-        """Pairs of the same values, by the same scale: quantized again, or moved in between."""
-        network = self._network
-        tensors = [pair.tensor]
-        tensors += [name for i in operators if network.nodes[i].op_type in SAME_SCALE for name in network.made(i)]
-        for name in tensors:
+def _group_links(
+    network: Network, pairs: Sequence[Pair], computing: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield pairs that are in one group, two and two."""
+    quantizing = {index: place for place, pair in enumerate(pairs) for index in pair.quantize}
+    readers: defaultdict[int, list[int]] = defaultdict(list)
+    for place, operators in enumerate(computing):
+        for operator in operators if len(operators) <= HUB else ():
+            readers[operator].append(place)
+    for places in readers.values():
+        yield from ((places[0], place) for place in places[1:])
+    stored: dict[tuple[str, str], int] = {}
+    for place, pair in enumerate(pairs):
+        if not pair.quantize:  # a weight that is dequantized for each of its readers
+            yield stored.setdefault((pair.tensor, pair.scale), place), place
+        # The same values by the same scale: quantized again, or moved in between.
+        moving = [i for i in computing[place] if network.nodes[i].op_type in SAME_SCALE]
+        for name in (pair.tensor, *(name for i in moving for name in network.made(i))):
             for index in network.consumers.get(name, ()):
                 other = quantizing.get(index)
                 if other is not None and pairs[other].scale == pair.scale:
-                    yield other
+                    yield place, other
+        if not computing[place] and (maker := _computed_by(network, pair.tensor, readers)) is not None:
+            yield readers[maker][0], place
 
-    def _join_maker(self, pair: Pair, place: int, readers: Mapping[int, Sequence[int]], sets: _Sets) -> None:
-        """Join a pair that no node computes with, such as an output's, to those of the node that computes it."""
-        waiting, seen = [pair.tensor], set[str]()
-        while waiting:
-            name = waiting.pop()
-            maker = self._network.producer.get(name)
-            if name in seen or maker is None:
+
+def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
+    """Return the nodes that compute with a pair's outputs, past nodes that only move them."""
+    found = set[int]()
+    waiting = [name for index in pair.dequantize for name in network.made(index)]
+    while waiting:
+        for index in network.consumers.get(waiting.pop(), ()):
+            node, made = network.nodes[index], network.made(index)
+            if _is_end(node):
                 continue
-            seen.add(name)
-            if readers.get(maker):
-                sets.join(readers[maker][0], place)
-                return
-            node = self._network.nodes[maker]
-            if not _is_end(node):
-                waiting += node.input[:1]
+            again = any(is_quantize(network.nodes[r]) for name in made for r in network.consumers.get(name, ()))
+            if node.op_type in MOVES and not again and network.returned.isdisjoint(made):
+                waiting += made
+            else:
+                found.add(index)
+    return tuple(sorted(found))
+
+
+def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[int]]) -> int | None:
+    """Return the nearest node before a tensor that computes with a pair's output; for a pair such as an output's."""
+    waiting, seen = [tensor], set[str]()
+    while waiting:
+        name = waiting.pop()
+        maker = network.producer.get(name)
+        if name in seen or maker is None:
+            continue
+        seen.add(name)
+        if readers.get(maker):
+            return maker
+        node = network.nodes[maker]
+        if not _is_end(node):
+            waiting += node.input[:1]
+    return None
+
+
+Stored = Mapping[str, TensorProto]
+"""Initializers by name."""
+
+
+def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx.ModelProto:
+    """Return the model without some of its pairs, and without what only they read. Other names do not change.
+
+    Args:
+        network: The model.
+        pairs: The removed pairs.
+        weights: Weights that are stored quantized in floats, by the name of their dequantized tensor.
+    """
+    model = clone(network.proto)
+    graph = model.graph
+    gone: set[int] = set()
+    instead: dict[str, str] = {}
+    passed: dict[int, Pair] = {}
+    retyped: set[str] = set()
+    for pair in pairs:
+        gone.update(pair.nodes)
+        for index in pair.quantize:
+            node = network.nodes[index]
+            instead[node.output[0]] = node.input[0]
+            retyped.update(_moved_on(network, node.output[0]))
+        for index in pair.dequantize:
+            node = network.nodes[index]
+            if not pair.quantize:
+                graph.initializer.append(weights[node.output[0]])
+            elif node.output[0] in network.returned or pair.clip is not None or _is_cast(network, pair, node):
+                passed[index] = pair  # an output keeps its name, and a tensor its type
+            else:
+                instead[node.output[0]] = node.input[0]
+    final = {name: _end(name, instead) for name in instead}
+    kept: list[onnx.NodeProto] = []
+    for index, node in enumerate(network.nodes):
+        if index in passed:
+            source = node.input[0]
+            kept += _passed_on(network, passed[index], final.get(source, source), node.output[0])
+        elif index not in gone:
+            kept.append(rename_reads(node, final))
+    keep_only(graph.node, kept)
+    retyped.update(network.nodes[index].output[0] for index in gone.difference(passed))
+    keep_only(graph.value_info, [value for value in graph.value_info if value.name not in retyped])
+    remove_unread(model)
+    return model
+
+
+def _moved_on(network: Network, name: str) -> list[str]:
+    """Return a quantized tensor and those behind it, up to where they are dequantized: they become floats."""
+    readers = [index for index in network.consumers.get(name, ()) if not is_dequantize(network.nodes[index])]
+    return [name, *(each for index in readers for made in network.made(index) for each in _moved_on(network, made))]
+
+
+def _end(name: str, instead: Mapping[str, str]) -> str:
+    while name in instead:
+        name = instead[name]
+    return name
+
+
+def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
+    """Return whether a pair changes the type of its floats."""
+    ends = (network.nodes[pair.quantize[0]].input[0], node.output[0])
+    return len({network.element_types[name] for name in ends if name in network.element_types}) > 1
+
+
+def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that give a tensor another name, the pair's type, and its activation function."""
+    before, after = (network.element_types.get(each, 0) for each in (name, to))
+    cast = bool(before and after and before != after)
+    low, high = pair.clip or (None, None)
+    steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
+    steps = [(op, bound) for op, bound in steps if op == "Relu" or (bound is not None and math.isfinite(bound))]
+    # Max and Min with a constant are the same in all operator sets; Clip is not.
+    for place, (op, bound) in enumerate(steps if pair.clip else ()):
+        last = place == len(steps) - 1 and not cast
+        made, inputs = to if last else f"{to}/{op}_output", [name]
+        if bound is not None:
+            limit = f"{to}/{op}_bound"
+            value = helper.make_tensor(f"{limit}_value", before or TensorProto.FLOAT, [], [bound])
+            yield helper.make_node("Constant", [], [limit], name=limit, value=value)
+            inputs.append(limit)
+        yield helper.make_node(op, inputs, [made], name=f"{to}/{op}")
+        name = made
+    if cast:
+        yield helper.make_node("Cast", [name], [to], name=f"{to}/unquantized", to=after)
+    elif name != to:
+        yield helper.make_node("Identity", [name], [to], name=f"{to}/unquantized")

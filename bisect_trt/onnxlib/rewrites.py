@@ -1,8 +1,9 @@
-"""Patterns of operators in a network, and copies of it with others in their place or with fusion barriers."""
+"""Other forms of a model with the same results: patterns of operators and their replacements, and fusion barriers."""
 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.onnxlib.lower_plan import LOW_TYPES
+from bisect_trt.onnxlib.lower import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
@@ -26,21 +27,22 @@ from bisect_trt.onnxlib.nodes import (
     reads,
     rename_reads,
 )
+from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.tensors.info import TensorInfo
 
 Array = NDArray[Any]
 _SMALL_BYTES = 1 << 20
-"""Of a constant that a pattern looks at; larger ones are weights."""
+"""The size of a constant that a pattern reads; larger ones are weights."""
 _COMMUTE = ("Add", "Mul")
 
 
 @dataclass(frozen=True)
 class Match:
-    """Where a pattern was found.
+    """The place of a pattern.
 
     Attributes:
         tensors: The tensors that its names stand for.
-        nodes: The nodes of it, by number.
+        nodes: Its nodes, by number.
     """
 
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -51,11 +53,11 @@ class Match:
 
 
 class NetworkView:
-    """A network as patterns see it.
+    """A network with what patterns need of it.
 
     Attributes:
         network: The model.
-        opset: Of the standard operators.
+        opset: The version of the standard operators.
     """
 
     def __init__(self, network: Network) -> None:
@@ -63,30 +65,22 @@ class NetworkView:
         self.network = network
         self.opset = next((o.version for o in network.proto.opset_import if o.domain in DEFAULT_DOMAINS), 1)
 
-    def node(self, index: int) -> onnx.NodeProto:
-        """A node."""
-        return self.network.nodes[index]
-
-    def maker(self, name: str) -> onnx.NodeProto:
-        """The node that makes a tensor of a match."""
-        return self.node(self.network.producer[name])
-
     def makes(self, name: str, *ops: str) -> int | None:
-        """The node that makes a tensor, if it is one of these standard operators."""
+        """Return the node that makes a tensor, if it is one of these standard operators."""
         index = self.network.producer.get(name)
         if index is None:
             return None
-        node = self.node(index)
+        node = self.network.nodes[index]
         return index if node.op_type in ops and node.domain in DEFAULT_DOMAINS else None
 
     def match(self, index: int, pattern: str) -> Match | None:
-        """Where a pattern ends in a node's first output, if it does.
+        """Return the match of a pattern that ends in a node's first output, if there is one.
 
         Args:
             index: The node.
             pattern: An expression such as ``Div(1, Add(1, Exp(x)))``: a call is an operator with its first inputs, in either
                 order if it commutes; a number, a constant scalar; a name, any tensor, the same wherever it stands, and ``k`` a
-                constant scalar; ``t := Exp(x)`` names what is matched, and ``a | b`` takes either.
+                constant scalar; ``t := Exp(x)`` names a tensor, and ``a | b`` matches either.
         """
         made = self.network.made(index)
         return next(self._found(_parsed(pattern), made[0], Match()), None) if made else None
@@ -110,7 +104,7 @@ class NetworkView:
 
     def _call(self, op: str, arguments: Sequence[ast.expr], name: str, so_far: Match) -> Iterator[Match]:
         index = self.makes(name, op)
-        if index is not None and len(inputs := list(self.node(index).input)) >= len(arguments):
+        if index is not None and len(inputs := list(self.network.nodes[index].input)) >= len(arguments):
             with_it = Match(so_far.tensors, so_far.nodes | {index})
             for order in (inputs, inputs[::-1])[: 1 + (op in _COMMUTE)]:
                 yield from self._all(arguments, order, with_it)
@@ -123,13 +117,13 @@ class NetworkView:
             yield from self._all(patterns[1:], names[1:], found)
 
     def value(self, name: str) -> Array | None:
-        """The value of a small constant."""
+        """Return the value of a small constant."""
         tensor = self.network.initializers.get(name)
         if tensor is None:
             index = self.makes(name, "Constant", "Identity", "Cast")
             if index is None:
                 return None
-            node = self.node(index)
+            node = self.network.nodes[index]
             if node.op_type != "Constant":
                 value = self.value(node.input[0])
                 if value is None or node.op_type == "Identity":
@@ -142,41 +136,39 @@ class NetworkView:
         return np.asarray(numpy_helper.to_array(tensor))
 
     def scalar(self, name: str) -> float | None:
-        """The value of a constant that is one number."""
+        """Return the value of a constant that is one number."""
         value = self.value(name)
         known = value is not None and value.size == 1 and value.dtype.kind in "fiu"
         return float(value.reshape(-1)[0]) if known and value is not None else None
 
-    def info(self, name: str) -> TensorInfo | None:
-        """Type and shape of a tensor, as far as they are known."""
-        return self.network.infos.get(name)
-
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor, if all of it is known."""
-        info = self.info(name)
+        """Return the shape of a tensor, if all of it is known."""
+        info = self.network.infos.get(name)
         if info is None or info.shape is None or not info.is_static:
             return None
         return tuple(int(dim or 0) for dim in info.shape)
 
     def is_float(self, name: str) -> bool:
-        """Whether a tensor is known to be float32."""
-        info = self.info(name)
+        """Return whether a tensor is known to be float32."""
+        info = self.network.infos.get(name)
         return info is not None and info.dtype == np.float32
 
-    def axes(self, name: str, *, kept: bool = True) -> list[int] | None:
-        """The axes that the reduction goes over which makes a tensor.
+    def reduction(self, name: str) -> tuple[list[int], bool] | None:
+        """Return the axes of the reduction that makes a tensor, and whether they stay as dimensions of 1.
 
-        Returns:
-            The axes; ``None`` where they are all, or not constant, or not ``kept`` as dimensions of 1 where that is asked for.
+        ``None`` where it goes over all axes, or over ones that are not constant.
         """
-        node = self.maker(name)
+        node = self.network.nodes[self.network.producer[name]]
         named = attribute(node, "axes")
         if named is None and len(node.input) > 1 and node.input[1]:
             value = self.value(node.input[1])
             named = None if value is None else value.reshape(-1).tolist()
-        if named is None or (kept and not attribute(node, "keepdims", 1)):
-            return None
-        return [int(axis) for axis in named]
+        return None if named is None else ([int(axis) for axis in named], bool(attribute(node, "keepdims", 1)))
+
+    def axes(self, name: str) -> list[int] | None:
+        """Return the axes of a reduction that keeps its dimensions; see :meth:`reduction`."""
+        found = self.reduction(name)
+        return found[0] if found is not None and found[1] else None
 
 
 @cache
@@ -186,12 +178,12 @@ def _parsed(pattern: str) -> ast.expr:
 
 @dataclass
 class Fragment:
-    """Nodes and constants that take the place of some nodes.
+    """Nodes and constants that replace some nodes.
 
     Attributes:
         view: The graph.
-        anchor: The node that makes the first of the results, behind which nothing of the pattern stands.
-        matched: All nodes of the pattern; those whose results nothing reads any more go.
+        anchor: The node that makes the first of the results; no node of the pattern stands behind it.
+        matched: All nodes of the pattern; those with results that nothing reads any more are removed.
         aliases: Tensors that are read in place of others.
         nodes: The new nodes.
         constants: The new initializers.
@@ -209,11 +201,6 @@ class Fragment:
         self.matched |= {self.anchor}
         self._stem = next(iter(self.view.network.made(self.anchor)))
 
-    @property
-    def made(self) -> str:
-        """The result: what the anchor makes first."""
-        return self._stem
-
     def op(
         self,
         op: str,
@@ -222,17 +209,14 @@ class Fragment:
         like: onnx.NodeProto | None = None,
         **attributes: Any,  # noqa: ANN401 - of many types
     ) -> str:
-        """Add a node.
+        """Add a node and return the tensor that it makes.
 
         Args:
             op: A standard operator.
             inputs: Tensors by name, or constants; numbers are float32. An empty name leaves an optional input out.
             last: Whether it makes the pattern's result.
-            like: A node whose attributes it has too.
-            attributes: Its own attributes.
-
-        Returns:
-            The tensor that it makes.
+            like: A node whose attributes it gets too.
+            attributes: Its attributes.
         """
         stem = f"{self._stem}/rewritten_{len(self.nodes)}_{op}"
         made = self._stem if last else self._fresh(stem)
@@ -260,12 +244,8 @@ class Fragment:
         return free_name(name, self.view.network.names)
 
 
-Rule = Callable[[NetworkView, int], "Fragment | None"]
-"""Given a node at which its pattern may end: what takes the pattern's place."""
-
-
 def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelProto:
-    """The model with fragments in the place of what they match; no two may redefine the same tensor.
+    """Return the model with fragments in the place of their matches; no two may redefine the same tensor.
 
     Messages of all other nodes are the original's own.
     """
@@ -289,7 +269,7 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
     model = clone(network.proto)
     graph = model.graph
     keep_only(graph.node, nodes[::-1])
-    # What is listed as an input too would have to be fed if its value were gone.
+    # An initializer that is listed as an input too would have to be fed without its value.
     read.update(value.name for value in graph.input)
     keep_only(graph.initializer, [t for t in graph.initializer if t.name in read or t.name not in network.consumers])
     add_initializers(model, (tensor for fragment in chosen.values() for tensor in fragment.constants))
@@ -305,21 +285,21 @@ def _follow(aliases: Mapping[str, str], name: str) -> str:
 
 
 _SINCE = {"f": 8, "i": 12, "u": 12}
-"""From which opset on ``Max`` takes values of this kind, and as many as one likes."""
+"""The opset from which on ``Max`` takes any number of values of this kind."""
 
 
 def can_bar(info: TensorInfo | None, opset: int) -> bool:
-    """Whether there is a barrier for a tensor of this type: ``Max`` takes no integers under 32 bits everywhere."""
+    """Return whether there is a barrier for a tensor of this type: not all runtimes have ``Max`` of 8- and 16-bit integers."""
     if info is None or info.dtype.kind not in _SINCE or opset < _SINCE[info.dtype.kind]:
         return False
     return info.dtype.kind == "f" or info.dtype.itemsize >= 4
 
 
 def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
-    """The model with a barrier behind each of some tensors: ``Max(t, t)``, which their readers read instead.
+    """Return the model with a barrier behind each of some tensors: ``Max(t, t)``, which their readers read instead.
 
-    Element by element the greater of a value and itself is that value, NaN too, in any precision, and no runtime looks
-    through it. Names of the tensors stay, also where they are outputs.
+    The maximum of a value and itself is that value, NaN too, in any precision, and no runtime looks through it. Names of the
+    tensors stay, also where they are outputs.
 
     Args:
         network: The model; it is not changed.
@@ -341,3 +321,204 @@ def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
         graph.node.append(rename_reads(node, barred) if barred.keys() & set(network.reads[index]) else node)
         graph.node.extend(barriers(network.made(index)))
     return model
+
+
+_FP16_MAX, _MASKED = 65504.0, 6e4
+"""fp16's largest number, and the replacement of a constant past it, with room for the value it is added to."""
+_SMALLEST = 2.0**-14
+"""fp16's smallest normal number: values scaled to 1 by less could overflow."""
+_BROADCAST_SINCE = 7
+"""Before opset 7 shapes are not broadcast as the rules need it."""
+_SQUARE = "(Mul(v, v) | Pow(v, 2))"
+_SUM = f"(ReduceMean({_SQUARE}) | ReduceSum({_SQUARE}) | ReduceSumSquare(v))"
+_PLUS = f"Add(t := {_SUM}, k) | (t := {_SUM})"
+_ROOT = f"Sqrt({_PLUS}) | Pow({_PLUS}, 0.5) | (t := ReduceL2(v))"
+_NORM = f"Div(v := Sub(x, m := ReduceMean(x)), Sqrt(Add(t := ReduceMean({_SQUARE}), k) | (t := ReduceMean({_SQUARE}))))"
+
+
+def _log_sum_exp(view: NetworkView, index: int) -> Fragment | None:
+    """``log(sum(exp(x)))``, spelled out or one operator, the maximum taken out: no exponential past 1."""
+    match = view.match(index, "Log(t := ReduceSum(Exp(x))) | (t := ReduceLogSumExp(x))")
+    reduction = view.reduction(match["t"]) if match else None
+    if match is None or reduction is None or not reduction[0] or not view.is_float(match["x"]):
+        return None
+    axes, kept = reduction
+    fragment = Fragment(view, index, match.nodes)
+    largest = fragment.reduce("ReduceMax", match["x"], axes)
+    summed = fragment.reduce("ReduceSum", fragment.op("Exp", fragment.op("Sub", match["x"], largest)), axes)
+    made = fragment.op("Add", fragment.op("Log", summed), largest, last=kept)
+    if not kept and view.opset >= 13:
+        fragment.op("Squeeze", made, np.array(axes, np.int64), last=True)
+    elif not kept:
+        fragment.op("Squeeze", made, last=True, axes=axes)
+    return fragment
+
+
+def _mask(view: NetworkView, index: int) -> Fragment | None:
+    """Constants past fp16's largest number, which mask the input of a softmax, within it: -1e9 as -6e4.
+
+    Where the difference of two masked values matters the forms differ; behind a softmax it does not matter.
+    """
+    node = view.network.nodes[index]
+    if node.op_type not in ("Add", "Sub", "Where", "Mul", "Clip", "Max", "Min", "Expand"):
+        return None
+    inputs: list[str | Array] = list(node.input)
+    for place, name in enumerate(node.input):
+        value = view.value(name) if name else None
+        if value is not None and value.dtype == np.float32:
+            past = np.isfinite(value) & (np.abs(value) > _FP16_MAX)
+            if past.any():
+                inputs[place] = np.where(past, np.sign(value) * np.float32(_MASKED), value).astype(np.float32)
+    if all(isinstance(each, str) for each in inputs):
+        return None
+    fragment = Fragment(view, index)
+    fragment.op(node.op_type, *inputs, last=True, like=node)
+    return fragment
+
+
+def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
+    """The root of a sum or mean of squares, of values divided by the largest of them: ``s * sqrt(mean((x/s)^2) + e/s^2)``.
+
+    Each square is at most 1 then, so nothing overflows where the root itself does not (as ``hypot`` is computed; J. Blue,
+    "A portable Fortran program to find the Euclidean norm of a vector", 1978). Also for ``ReduceL2``.
+    """
+    match = view.match(index, _ROOT)
+    axes = view.axes(match["t"]) if match else None
+    if match is None or axes is None or not view.is_float(match["v"]):
+        return None
+    small = view.scalar(match["k"]) if "k" in match.tensors else 0.0
+    if small is None or not 0 <= small < 1:
+        return None
+    by = "ReduceMean" if view.makes(match["t"], "ReduceMean") is not None else "ReduceSum"
+    fragment, value = Fragment(view, index, match.nodes), match["v"]
+    floor = max(math.sqrt(small), _SMALLEST)
+    largest = fragment.op("Max", fragment.reduce("ReduceMax", fragment.op("Abs", value), axes), floor)
+    part = fragment.op("Div", value, largest)
+    total = fragment.reduce(by, fragment.op("Mul", part, part), axes)
+    if small:
+        ratio = fragment.op("Div", math.sqrt(small), largest)
+        total = fragment.op("Add", total, fragment.op("Mul", ratio, ratio))
+    fragment.op("Mul", fragment.op("Sqrt", total), largest, last=True)
+    return fragment
+
+
+def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
+    """A ``LayerNormalization`` that is spelled out over the last axes, as the operator (opset 17 and later)."""
+    match = view.match(index, _NORM) if view.opset >= 17 else None
+    shape = view.shape(match["x"]) if match else None
+    if match is None or shape is None or not view.is_float(match["x"]):
+        return None
+    rank, small = len(shape), view.scalar(match["k"]) if "k" in match.tensors else 0.0
+    own, squared = view.axes(match["m"]), view.axes(match["t"])
+    if own is None or squared is None or small is None:
+        return None
+    axes = sorted(axis % rank for axis in squared)
+    if sorted(axis % rank for axis in own) != axes or axes != list(range(axes[0], rank)):
+        return None
+    fragment, ones = Fragment(view, index, match.nodes), np.ones(shape[axes[0] :], np.float32)
+    fragment.op("LayerNormalization", match["x"], ones, last=True, axis=axes[0] - rank, epsilon=small)
+    return fragment
+
+
+def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
+    """A mean, or a sum that is divided by a constant, with each value divided before the sum: no sum is past its mean."""
+    match = view.match(index, "Div(t := ReduceSum(x), k) | Mul(t := ReduceSum(x), k) | (t := ReduceMean(x))")
+    axes = view.axes(match["t"]) if match else None
+    if match is None or axes is None or not view.is_float(match["x"]):
+        return None
+    if "k" in match.tensors:
+        by = view.scalar(match["k"])
+        if not by or len(view.shape(match["k"]) or ()) > 1:
+            return None
+        factor = by if view.network.nodes[index].op_type == "Mul" else 1 / by
+    else:
+        shape = view.shape(match["x"])
+        count = math.prod(shape[axis] for axis in axes) if shape else 0
+        factor = 1 / count if count else math.inf
+    if abs(factor) > 1:
+        return None
+    fragment = Fragment(view, index, match.nodes)
+    fragment.reduce("ReduceSum", fragment.op("Mul", match["x"], float(factor)), axes, last=True)
+    return fragment
+
+
+def _redundant(view: NetworkView, index: int) -> Fragment | None:
+    """A node that returns its input is left out."""
+    node, outputs = view.network.nodes[index], view.network.outputs
+    if not node.input or not node.output or node.output[0] in outputs or not _does_nothing(view, node):
+        return None
+    if any(view.network.consumers.get(name) for name in node.output[1:]):
+        return None
+    return Fragment(view, index, aliases={node.output[0]: node.input[0]})
+
+
+def _does_nothing(view: NetworkView, node: onnx.NodeProto) -> bool:
+    value = node.input[0]
+    if node.op_type == "Transpose":
+        perm = attribute(node, "perm")
+        return perm is not None and list(perm) == list(range(len(perm)))
+    if node.op_type == "Cast":
+        info = view.network.infos.get(value)
+        return info is not None and element_dtype(attribute(node, "to")) == info.dtype
+    if node.op_type in ("Reshape", "Expand", "Flatten"):
+        shape = view.shape(value)
+        return shape is not None and shape == view.shape(node.output[0])
+    return node.op_type == "Identity" or (node.op_type == "Dropout" and (len(node.input) < 3 or not node.input[2]))
+
+
+def _kernel_shape(view: NetworkView, index: int) -> Fragment | None:
+    """A convolution with its kernel's shape and its other sizes written out.
+
+    Parsers infer it from stored weights alone: onnx-tensorrt 8.6 (``convMultiInput``) from none that a node makes.
+    """
+    node = view.network.nodes[index]
+    if node.op_type not in ("Conv", "ConvTranspose") or attribute(node, "kernel_shape") is not None:
+        return None
+    stored = view.network.initializers.get(node.input[1])
+    shape = view.shape(node.input[1]) if stored is None else tuple(stored.dims)
+    if shape is None or len(shape) < 3:
+        return None
+    ones = [1] * (len(shape) - 2)
+    given = {each.name for each in node.attribute}
+    written = {"kernel_shape": list(shape[2:]), "dilations": ones, "strides": ones}
+    fragment = Fragment(view, index)
+    more = {name: value for name, value in written.items() if name not in given}
+    fragment.op(node.op_type, *node.input, last=True, like=node, **more)
+    return fragment
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A rule.
+
+    Attributes:
+        what: What it does, in words.
+        rule: Returns the replacement of the pattern that ends at a node.
+        ranges: Whether it keeps values within a precision's range, and not only avoids a runtime's bug.
+    """
+
+    what: str
+    rule: Callable[[NetworkView, int], Fragment | None]
+    ranges: bool = False
+
+
+RULES: dict[str, Rewrite] = {
+    "redundant": Rewrite("left out, for it does nothing", _redundant),
+    "layer-norm": Rewrite("as LayerNormalization", _layer_norm, ranges=True),
+    "log-sum-exp": Rewrite("with its maximum taken out", _log_sum_exp, ranges=True),
+    "mask": Rewrite("its constant within fp16's range", _mask, ranges=True),
+    "mean-of-parts": Rewrite("divided before it is summed", _mean_of_parts, ranges=True),
+    "scaled-square": Rewrite("scaled by its largest value before it is squared", _scaled_square, ranges=True),
+    "kernel-shape": Rewrite("with the shape of its kernel written out", _kernel_shape),
+}
+"""Rules by name, the cheapest form first."""
+
+
+def matches(view: NetworkView, name: str) -> list[Fragment]:
+    """Return the replacements of a rule's pattern, in topological order; no two redefine the same tensor."""
+    if view.opset < _BROADCAST_SINCE:
+        return []
+    network = view.network
+    searched = (index for index in network.order if not network.constant[index])
+    standard = (index for index in searched if network.nodes[index].domain in DEFAULT_DOMAINS)
+    return [found for index in standard if (found := RULES[name].rule(view, index)) is not None]

@@ -1,45 +1,165 @@
-"""Write a model where a user wants it."""
+"""Write models, and weights that lie outside of them.
+
+A search derives a hundred models from one. Large weights are stored once, in a file that every candidate refers to.
+ONNX and ONNX Runtime require that this file lies in the folder of the model and is no link, so such candidates share a folder.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import ExitStack
+import shutil
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 import onnx
+from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import OutputFileError, quoted
-from bisect_trt.onnxlib.external_data import (
-    ALIGNMENT,
-    SHARED_TENSOR_BYTES,
+from bisect_trt.onnxlib.load import (
     WeightPlace,
-    align,
-    copy_range,
+    element_bits,
     external_files,
     has_external_data,
-    inner_bytes,
     load_all_inside,
     load_inside,
     model_tensors,
-    move_out,
     place_of,
-    refer_to,
 )
+from bisect_trt.onnxlib.nodes import clone
 from bisect_trt.tensors.npz import written_whole
 
+EMBED_LIMIT_BYTES = 64 << 20
+"""Up to this total size weights stay inside each candidate; larger ones are shared."""
+SHARED_TENSOR_BYTES = 1024
+"""A smaller tensor is never moved out of the model: it may be a shape that parsers need to see."""
 SINGLE_FILE_LIMIT_BYTES = 1 << 30
-"""Past this the weights go into a file beside the model; protobuf itself ends at 2 GiB."""
+"""Past this the weights of a written model go into a file beside it; protobuf itself ends at 2 GiB."""
+WEIGHTS_FILE = "bisect_trt_weights.bin"
+_ALIGNMENT = 4096
+"""Weights begin at a multiple of it: runtimes map whole pages."""
+_CHUNK = 16 << 20
+_FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
+"""The fields of a tensor that hold numbers one by one, with their type."""
+
+
+def inner_bytes(tensor: TensorProto) -> int:
+    """Return how many bytes of numbers a tensor holds inside the model; 0 for strings, which cannot lie outside it."""
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    width = max(1, element_bits(tensor.data_type) // 8)
+    counts = {kind: len(getattr(tensor, field)) for field, kind in _FIELDS.items()}
+    return sum(count * min(width, np.dtype(kind).itemsize) for kind, count in counts.items())
+
+
+def make_raw(tensor: TensorProto) -> None:
+    """Store numbers that are listed one by one as bytes, which alone can lie outside the model; the values stay equal.
+
+    A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits (``onnx.proto``, TensorProto).
+    """
+    width = max(1, element_bits(tensor.data_type) // 8)
+    for field, kind in _FIELDS.items():
+        if not tensor.HasField("raw_data") and (numbers := getattr(tensor, field)):
+            values = np.array(numbers, dtype=kind)
+            if kind[0] in "iu" and width < values.itemsize:
+                values = values.astype(f"u{width}")
+            tensor.raw_data = values.astype(values.dtype.newbyteorder("<")).tobytes()
+            tensor.ClearField(field)
+
+
+def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Make a tensor refer to ``length`` bytes at ``offset`` of the file ``location``, instead of holding bytes."""
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
+    """Put a large model's weights into ``folder`` once, and make ``model`` refer to them there.
+
+    Small weights that are inside the model stay there.
+
+    Args:
+        model: Changed in place.
+        source: The file it was read from.
+        folder: Where candidates will lie.
+        weights: The folder with its external files, if that is not its own.
+
+    Raises:
+        UsageError: The weights cannot be copied.
+    """
+    try:
+        taken = external_files(model)
+        for location in taken:
+            copy_file((weights or source.parent) / location, folder / location)
+        embedded = [tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES]
+        if sum(map(inner_bytes, embedded)) > EMBED_LIMIT_BYTES:
+            name = WEIGHTS_FILE
+            while name in taken:
+                name = f"_{name}"
+            with (folder / name).open("wb") as file:
+                for tensor in embedded:
+                    _move_out(tensor, file, name)
+    except OSError as error:
+        raise OutputFileError(
+            f"the weights of {source} cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
+        ) from error
+
+
+def _move_out(tensor: TensorProto, file: BinaryIO, location: str) -> None:
+    """Append a tensor's values to a file, and make the tensor refer to them; ``location`` is the name of the file."""
+    make_raw(tensor)
+    at = _align(file)
+    file.write(tensor.raw_data)
+    refer_to(tensor, location, at, len(tensor.raw_data))
+
+
+def _align(file: BinaryIO) -> int:
+    """Go to where the next weight begins in a file, and return that place."""
+    return file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, unless the target has its size already; the target appears when it is complete.
+
+    Runtimes take a hard link too, but ONNX's loader refuses a file with two names, and the user's own model with it.
+
+    Raises:
+        OSError: The file cannot be read or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.stat().st_size != source.stat().st_size:
+        with source.open("rb") as reader, written_whole(target) as writer:
+            shutil.copyfileobj(reader, writer, _CHUNK)
+
+
+def _copy_range(source: Path, place: WeightPlace, writer: BinaryIO) -> None:
+    """Append a range of a file to another one.
+
+    Raises:
+        OSError: One file cannot be read or written, or the first ends early.
+    """
+    with source.open("rb") as reader:
+        reader.seek(place.offset)
+        left = place.length
+        while left > 0:
+            chunk = reader.read(min(left, _CHUNK))
+            if not chunk:
+                raise OSError(errno.EIO, f"{source} ends early")
+            left -= writer.write(chunk)
 
 
 def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> None:
-    """Make sure that a file can be written, before hours are spent on what goes into it.
+    """Make sure that a file can be written, before hours are spent on its content.
 
     Args:
         path: The file.
         overwrite: Whether it may exist.
-        read_back: Whether the command reads it again, so that a device or FIFO will not do.
+        read_back: Whether the command reads it again, so that it cannot be a device or FIFO.
 
     Raises:
         UsageError: It, or the file for weights beside it, exists, or its folder does not or is not writable.
@@ -59,25 +179,24 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
 
 
 def data_file(path: Path) -> Path:
-    """Where the weights of a model at ``path`` go that are too large to lie in it."""
+    """Return the path of the file for weights that are too large to lie in the model at ``path``."""
     return path.with_name(path.name + ".data")
 
 
 def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: bool = False) -> None:
-    """Write a model with all its weights.
+    """Write a model with all its weights; readers see the file from before until it is complete.
 
     Args:
         proto: The model; it is not changed.
-        weights: The folder with the files that its external weights lie in.
-        path: Where to; weights past 1 GiB go to ``<path>.data`` beside it. The suffix says in which of ONNX's formats
+        weights: The folder with the files of its external weights.
+        path: The file; weights past 1 GiB go to ``<path>.data`` beside it. Its suffix selects one of ONNX's formats
             (``.json``, ``.textproto``, ``.onnxtxt``), binary for all others.
         beside: Whether weights past 1 GiB stay in their files where these lie in the same folder; see :func:`said_beside`.
 
     Raises:
         UsageError: It cannot be written.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = clone(proto)
     inside = sum(map(inner_bytes, model_tensors(model)))
     stay = beside and inside <= SINGLE_FILE_LIMIT_BYTES and path.parent.resolve() == weights.resolve()
     try:
@@ -86,7 +205,9 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
                 _write_weights(model, weights, data_file(path))
         elif has_external_data(model):
             load_all_inside(model, weights)
-        _write(model, path)
+        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
+        with written_whole(path) as file:
+            onnx.save(model, file, format=form)
     except OSError as error:
         instead = "make room or name another file"
         if beside and error.errno == errno.ENOSPC:
@@ -95,28 +216,27 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
 
 
 def said_beside(path: Path) -> str | None:
-    """That a model which was written needs weights' files that were there before, if it does, in words."""
+    """Return the sentence that a written model needs files of weights that were there before, if it does."""
     own = data_file(path).name
     files = [name for name in external_files(onnx.load(str(path), load_external_data=False)) if name != own]
     return f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are" if files else None
 
 
-def _bytes(tensor: onnx.TensorProto) -> int:
+def _bytes(tensor: TensorProto) -> int:
     return place_of(tensor).length if uses_external_data(tensor) else inner_bytes(tensor)
 
 
 def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
     """Write a model's weights into one file, and make the model refer to them there.
 
-    No weight is read into memory as a whole; a range of a file that two weights share is copied once. Small weights go into
-    the model, where parsers need to see shapes.
+    External weights are copied piece by piece; a range that two of them share is copied once. Small weights go into the
+    model, where parsers need to see shapes.
 
     Raises:
         OSError: They cannot be read or written.
     """
     written: dict[WeightPlace, int] = {}
-    with ExitStack() as stack, written_whole(data) as writer:
-        readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}
+    with written_whole(data) as writer:
         for tensor in model_tensors(model):
             outside = uses_external_data(tensor)
             if _bytes(tensor) < SHARED_TENSOR_BYTES:
@@ -125,19 +245,8 @@ def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
             elif outside:
                 place = place_of(tensor)
                 if place not in written:
-                    written[place] = align(writer, place.offset % ALIGNMENT)  # blocks can be shared then
-                    copy_range(readers[Path(place.location).as_posix()], place.offset, place.length, writer)
+                    written[place] = _align(writer)
+                    _copy_range(weights / place.location, place, writer)
                 refer_to(tensor, data.name, written[place], place.length)
             else:
-                move_out(tensor, writer, data.name)
-
-
-def _write(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model in the format of its file's suffix, as it is read again; whoever reads meanwhile sees the file before.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
-    with written_whole(path) as file:
-        onnx.save(model, file, format=form)
+                _move_out(tensor, writer, data.name)

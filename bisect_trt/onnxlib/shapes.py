@@ -7,7 +7,7 @@ initializers and from ``Constant`` nodes, so a large network is done in stretche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from sys import intern
@@ -30,6 +30,8 @@ from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_strin
 if TYPE_CHECKING:
     from bisect_trt.onnxlib.network import Network
 
+Shape = tuple[int | str | None, ...]
+"""A dimension is a size, a name, or free."""
 _EXTENSIONS = {
     "BFLOAT16": "bfloat16",
     "FLOAT8E4M3FN": "float8_e4m3fn",
@@ -122,9 +124,7 @@ def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or not tensor.elem_type:
         return None
-    shape: tuple[int | str | None, ...] | None = None
-    if tensor.HasField("shape"):
-        shape = tuple(_dimension(dim) for dim in tensor.shape.dim)
+    shape = tuple(map(_dimension, tensor.shape.dim)) if tensor.HasField("shape") else None
     try:
         return TensorInfo(value.name, element_dtype(tensor.elem_type), shape)
     except UnavailableError:
@@ -137,59 +137,48 @@ def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     return str(dim.dim_param) or None
 
 
-def from_info(info: TensorInfo) -> onnx.ValueInfoProto:
-    """A declaration of a tensor."""
-    return helper.make_tensor_value_info(info.name, element_type(info.dtype), info.shape)
-
-
 def value_info(
     name: str, infos: Mapping[str, TensorInfo], declared: Mapping[str, onnx.ValueInfoProto]
 ) -> onnx.ValueInfoProto:
-    """The best declaration there is: what was seen when it ran, else what the model says, else the bare name.
+    """Return the declaration of a tensor: as it ran, else as the model declares it, else its bare name.
 
-    ONNX Runtime finds the type of an output by itself, so that a bare name will do there.
+    ONNX Runtime infers the type of an output, so that a bare name is enough there.
     """
     if name in infos:
-        return from_info(infos[name])
+        return helper.make_tensor_value_info(name, element_type(infos[name].dtype), infos[name].shape)
     return declared.get(name) or onnx.ValueInfoProto(name=name)
 
 
 AT_ONCE = 2048
 """Nodes of a stretch. Below twice as many the whole is done at once."""
 _SHAPE_BYTES = 1 << 16
-"""A larger weight is no shape: inference is given its type alone, for it makes a copy, and no message can be of 2 GB."""
+"""A larger weight is no shape: inference gets its type alone, for it makes a copy, and no message can be of 2 GB."""
 
 
 def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = False) -> Declarations | None:
-    """The types that are declared and found, of sequences too, by name; ``None`` where inference gives up.
+    """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
 
     Args:
         network: The model.
         at_once: Nodes of a stretch.
-        follow_values: Whether sizes that nodes compute of shapes are followed to where they are used.
+        follow_values: Whether to follow sizes that nodes compute of shapes.
     """
     order, known = network.order, Declarations(network.declared)
     step = at_once if len(order) >= 2 * at_once else len(order)
     try:
         for start in range(0, len(order), step):
-            for value in _of(network, order[start : start + step], known, follow_values=follow_values):
-                known.put(value)
-    except Exception:  # it gives up as a whole on what it does not understand, in several ways
+            model = _stretch(network, order[start : start + step], known)
+            graph = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
+            for value in chain(graph.value_info, graph.output):
+                if value.HasField("type"):
+                    known.put(value)
+    except Exception:  # it rejects a whole model with an operator that it does not know, by several exceptions
         return None
     return known
 
 
-def _of(
-    network: Network, stretch: Sequence[int], known: Declarations, *, follow_values: bool
-) -> Iterable[onnx.ValueInfoProto]:
-    """What is found of a stretch.
-
-    Args:
-        network: The model.
-        stretch: Nodes that follow each other in topological order.
-        known: What is known of the tensors that it reads.
-        follow_values: See :func:`infer`.
-    """
+def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> onnx.ModelProto:
+    """Return a model of consecutive nodes of the topological order, with what is known of the tensors they read."""
     source, inside = network.proto, set(stretch)
     before = {parent for index in stretch for parent in network.parents(index)} - inside
     constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
@@ -210,16 +199,15 @@ def _of(
             graph.input.append(known[name])
     graph.value_info.extend(known[name] for name in made if name in known and name not in network.returned)
     graph.output.extend(known[name] for name in network.outputs if name in made and name in known)
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
-    return (value for value in chain(inferred.value_info, inferred.output) if value.HasField("type"))
+    return model
 
 
 def input_infos(network: Network) -> list[TensorInfo]:
-    """Type and shape of each graph input that must be fed, in order.
+    """Return type and shape of each graph input that must be fed, in order.
 
     Raises:
         UsageError: An input is no tensor (a sequence, map or optional).
-        UnavailableError: An input declares no type, or one that nothing here knows.
+        UnavailableError: An input declares no type, or an unknown one.
     """
     infos = []
     for name in network.inputs:
@@ -248,19 +236,18 @@ def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
 
 def fix_input_shapes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], *, assume: bool = True
-) -> dict[str, tuple[int | str | None, ...]]:
+) -> dict[str, Shape]:
     """Give every graph input a fixed shape: the given one, and 1 for each dimension that is free.
 
-    A dimension that has a name takes the size which a given shape has for that name. An input of unknown rank gets one
-    dimension.
+    A named dimension takes the size that a given shape has for its name. An input of unknown rank gets one dimension.
 
     Args:
         model: Changed in place.
         shapes: By input name.
-        assume: Whether dimensions that nobody gave become 1; else they stay free.
+        assume: Whether free dimensions without a given size become 1; else they stay free.
 
     Returns:
-        The inputs that had free dimensions which nobody gave, with the shape they now have.
+        The inputs with dimensions that became 1, with their new shape.
 
     Raises:
         UsageError: A name is no input of the model, or a shape has another rank than the input.
@@ -269,68 +256,62 @@ def fix_input_shapes(
     weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     inputs = {value.name: value for value in model.graph.input if value.name not in weights}
     infos = {name: info for name, value in inputs.items() if (info := to_info(value)) is not None}
-    for name in shapes:
+    sizes: dict[int | str | None, int] = {}
+    for name, given in shapes.items():
         if name not in inputs:
             raise UnknownNameError(f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.")
-    sizes = _named_sizes(infos, shapes)
-    assumed: dict[str, tuple[int | str | None, ...]] = {}
+        known = infos[name].shape if name in infos else None
+        if known is not None and len(given) != len(known):
+            raise ValueRefusedError(
+                f"the input '{name}' has {len(known)} dimensions, but the shape {list(given)} has {len(given)}."
+            )
+        for dim, size in zip(known or (), given, strict=False):
+            sizes.setdefault(dim, size)
+    assumed: dict[str, Shape] = {}
     contradicted = False
     for name, info in infos.items():
-        old = (None,) if info.shape is None else info.shape
-        # A name may be known by now; what is not, is 1.
-        known = tuple(shapes[name]) if name in shapes else tuple(sizes.get(dim, dim) for dim in old)
-        new = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in known)
+        old: Shape = (None,) if info.shape is None else info.shape
+        sized: Shape = tuple(
+            shapes[name] if name in shapes else (sizes.get(d, d) if isinstance(d, str) else d for d in old)
+        )
+        new = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
         if new == old:
             continue
-        if new != known:
+        if new != sized:
             assumed[name] = new
         contradicted |= any(isinstance(was, int) and was != dim for was, dim in zip(old, new, strict=False))
-        element_type = inputs[name].type.tensor_type.elem_type
-        inputs[name].CopyFrom(onnx.helper.make_tensor_value_info(name, element_type, new))
+        _declare_input(inputs[name], new)
     if contradicted:
         forget_shapes(model.graph)
     return assumed
 
 
-def _named_sizes(infos: Mapping[str, TensorInfo], shapes: Mapping[str, Sequence[int]]) -> dict[int | str | None, int]:
-    """The sizes that given shapes have for dimensions with a name."""
-    sizes: dict[int | str | None, int] = {}
-    for name, info in infos.items():
-        given = shapes.get(name)
-        if given is None or info.shape is None:
-            continue
-        if len(given) != len(info.shape):
-            raise ValueRefusedError(
-                f"the input '{name}' has {len(info.shape)} dimensions, but the shape {list(given)} has {len(given)}."
-            )
-        for dim, size in zip(info.shape, given, strict=True):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, size)
-    return sizes
+def _declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]) -> None:
+    """Declare another shape for an input."""
+    value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shape))
 
 
 def free_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str | None]], *, forget: bool = True
 ) -> onnx.ModelProto:
-    """The model with those dimensions of its inputs free that are no number.
+    """Return the model with free dimensions where the given shapes have no number.
 
     Args:
         model: The original; it is not changed.
         shapes: By input.
-        forget: Whether what the model declares of inner shapes is dropped too.
+        forget: Whether to drop the declared shapes of inner tensors too.
     """
     freed = clone(model)
     for value in freed.graph.input:
         if value.name in shapes:
-            kind = value.type.tensor_type.elem_type
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+            _declare_input(value, shapes[value.name])
     if forget:
         forget_shapes(freed.graph)
     return freed
 
 
 def forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop what a model declares of inner shapes, when its inputs get others; an output keeps its rank, which it needs."""
+    """Drop the declared shapes of inner tensors, when the inputs get others; an output keeps its rank, which it needs."""
     del graph.value_info[:]
     for value in graph.output:
         if value.type.WhichOneof("value") == "tensor_type":
@@ -343,7 +324,7 @@ def declare_shapes(model: onnx.ModelProto, values: Mapping[str, onnx.ValueInfoPr
 
     Args:
         model: Changed in place.
-        values: What is known of its tensors, outputs included, by name; what the model declares itself is part of it.
+        values: The declarations of its tensors, outputs included, by name; the model's own ones are among them.
     """
     graph = model.graph
     # Both are made first: values may be parts of this model.

@@ -1,15 +1,16 @@
 """The units of a search, patterns of units that belong together, and the neighbourhood of nodes.
 
 A failure of a fused pattern needs all of its nodes, and a search that finds them one by one pays a bisection for each. So
-when a unit that is needed does not fail alone, the pattern around it is tried as one unit before its parts are.
+when a needed unit does not fail alone, the pattern around it is tried as one unit before its parts are.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from sys import intern
 
 import onnx
@@ -35,7 +36,7 @@ class Patterns:
         """``searched`` are the units of a search, in topological order."""
         self._searched = list(searched)
         self._scopes = [intern(network.nodes[network.order[unit]].name.rpartition("/")[0]) for unit in self._searched]
-        self._widths = crossing_widths(network, self._searched)
+        self._widths = _crossing_widths(network, self._searched)
 
     def around(self, unit: int) -> Subset:
         """The largest pattern around a unit that is not too large; the unit alone if there is none."""
@@ -81,44 +82,30 @@ def _stretch(place: int, inside: Sequence[bool]) -> tuple[int, int]:
     return start, stop
 
 
-def crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
-    """How many tensors cross each place of the order.
+def _crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
+    """Return how many tensors cross the place before each unit, and the end of the order.
+
+    A tensor crosses the places from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
 
     Args:
         network: The model.
         searched: Its units that depend on a graph input, in topological order.
-
-    Returns:
-        One number for the place before each unit, and one for the end: the tensors that are made (or are graph inputs)
-        before it and read, or returned, after it.
     """
-    place = [-1] * len(network.nodes)
-    for index, unit in enumerate(searched):
-        place[network.order[unit]] = index
-    end = len(searched)
+    place = {network.order[unit]: index for index, unit in enumerate(searched)}
+    end, inputs = len(searched), set(network.inputs)
     steps = [0] * (end + 2)
-    returned = set(network.outputs)
     for name, readers in network.consumers.items():
         maker = network.producer.get(name)
-        if maker is None and name not in network.inputs:
-            continue
-        if maker is not None and place[maker] < 0:
+        if name not in inputs if maker is None else maker not in place:
             continue
         born = 0 if maker is None else place[maker] + 1
-        last = end if name in returned else max(place[reader] for reader in readers)
+        last = end if name in network.returned else max(place.get(reader, -1) for reader in readers)
         if last >= born:
             steps[born] += 1
             steps[last + 1] -= 1
-    widths = []
-    width = 0
-    for step in steps[: end + 1]:
-        width += step
-        widths.append(width)
-    return widths
+    return list(accumulate(steps[: end + 1]))
 
 
-_REMEMBERED = 200_000
-"""How many units all remembered sets of :meth:`Units.with_weights` may hold together, about 10 MB."""
 STORED_LIMIT_BYTES = 1 << 20
 """A weight whose value is larger keeps the node that makes it: storing it would make the model larger, not smaller."""
 
@@ -166,10 +153,6 @@ class NetworkUnits:
             heavy = [m for name, m in constants.items() if m in lost or not _light(infos.get(name))]
             self._weights.append(self._units([*needs, *constants.values()]))
             self._bare.append(self._units([*needs, *heavy]))
-        # A search that is run ahead on guessed verdicts asks for the same sets again and again; where nothing is added there
-        # is nothing to remember.
-        remembered = lru_cache(max(4, _REMEMBERED // max(1, len(order))))
-        self._complete = remembered(self._with_weights) if any(self._weights) else self._with_weights
 
     def __len__(self) -> int:
         """How many units a search walks."""
@@ -185,9 +168,6 @@ class NetworkUnits:
 
     def with_weights(self, units: Iterable[int]) -> frozenset[int]:
         """The units with every node that makes a weight for them, and all that they cannot be cut from."""
-        return self._complete(frozenset(units))
-
-    def _with_weights(self, units: frozenset[int]) -> frozenset[int]:
         return _close(units, self._weights)
 
     def bare(self, units: Iterable[int]) -> frozenset[int]:
@@ -236,60 +216,43 @@ def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]
 
 
 HUB_READERS = 12
-"""Of a tensor that more nodes read than this (a mask, say) only the nearest readers are followed."""
+"""Of a tensor with more readers (a mask, say) only the nearest readers are followed."""
 _ATTRIBUTE_LENGTH = 120
 _SHOWN = 32
-"""Values of a list."""
-_LARGE = (
-    onnx.AttributeProto.TENSOR,
-    onnx.AttributeProto.TENSORS,
-    onnx.AttributeProto.GRAPH,
-    onnx.AttributeProto.GRAPHS,
-    onnx.AttributeProto.SPARSE_TENSOR,
-    onnx.AttributeProto.SPARSE_TENSORS,
-)
-"""Attributes whose values are no matter of a line."""
+"""Shown values of a list."""
 
 
 def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[int]:
-    """The nodes nearest to some, breadth first with and against the edges.
+    """Return the nodes nearest to some, breadth first with and against the edges.
 
-    Nodes that only make weights are left out, unless they are asked for.
+    Nodes that only make weights are left out, unless they are in the centre.
 
     Args:
         network: The model.
         centre: Node numbers, the most important first.
-        most: How many nodes at most.
+        most: The most nodes to return.
 
     Returns:
-        Node numbers, the nearest first; the centre is the beginning of them.
+        Node numbers, the nearest first, beginning with the centre.
     """
     found = dict.fromkeys(centre)
     pending = deque(found)
     while pending and len(found) < most:
         node = pending.popleft()
-        for other in _neighbours(network, node):
-            if other not in found and not network.constant[other]:
-                found[other] = None
-                pending.append(other)
+        near = network.parents(node)
+        for name in network.made(node):
+            readers = sorted(
+                network.consumers.get(name, ()), key=lambda reader: abs(network.rank[reader] - network.rank[node])
+            )
+            near += readers[:HUB_READERS]
+        new = [other for other in dict.fromkeys(near) if other not in found and not network.constant[other]]
+        found |= dict.fromkeys(new)
+        pending += new
     return list(found)[:most]
 
 
-def _neighbours(network: Network, node: int) -> Iterator[int]:
-    """What makes a node's inputs, then what reads its outputs."""
-    yield from network.parents(node)
-    for name in network.made(node):
-        yield from _nearest(network, node, network.consumers.get(name, []))
-
-
-def _nearest(network: Network, node: int, readers: Sequence[int]) -> Sequence[int]:
-    if len(readers) <= HUB_READERS:
-        return readers
-    return sorted(readers, key=lambda reader: abs(network.rank[reader] - network.rank[node]))[:HUB_READERS]
-
-
 def edges_between(network: Network, nodes: Iterable[int]) -> list[tuple[int, int, str]]:
-    """The edges among some nodes: maker, reader, tensor; sorted by reader in topological order."""
+    """Return the edges among some nodes: maker, reader, tensor; sorted by reader in topological order."""
     chosen = set(nodes)
     return [
         (network.producer[name], reader, name)
@@ -300,27 +263,26 @@ def edges_between(network: Network, nodes: Iterable[int]) -> list[tuple[int, int
 
 
 def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
-    """A node's attributes in short, by name: of tensors and graphs only that they are there."""
+    """Return a node's attributes in short, by name: of tensors and graphs only their kind."""
     return {attribute.name: _attribute_text(attribute) for attribute in node.attribute}
 
 
 def _attribute_text(attribute: onnx.AttributeProto) -> str:
-    if attribute.type in _LARGE:
-        return f"<{onnx.AttributeProto.AttributeType.Name(attribute.type).lower().replace('_', ' ')}>"
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type).lower().replace("_", " ")
+    if kind.rstrip("s") in ("tensor", "graph", "sparse tensor", "type proto"):
+        return f"<{kind}>"
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
-        return _cut(_decoded(value[: _ATTRIBUTE_LENGTH + 1]))  # plugins keep megabytes of state in one
+        return _cut(_value_text(value[: _ATTRIBUTE_LENGTH + 1]))  # plugins keep megabytes of state in one
     if isinstance(value, (int, float)):
-        return _number(value)
-    texts = [_decoded(each) if isinstance(each, bytes) else _number(each) for each in value[:_SHOWN]]
-    return f"[{_cut(', '.join(texts + ['...'] * (len(value) > _SHOWN)))}]"
+        return _value_text(value)
+    texts = [*map(_value_text, value[:_SHOWN]), *["..."] * (len(value) > _SHOWN)]
+    return f"[{_cut(', '.join(texts))}]"
 
 
-def _decoded(value: bytes) -> str:
-    return value.decode("utf-8", errors="replace")
-
-
-def _number(value: object) -> str:
+def _value_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 

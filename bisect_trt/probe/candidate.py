@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.onnxlib.cut import Cut
-from bisect_trt.onnxlib.external_data import has_external_data
+from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import value_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, ResourceError
-from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored
+from bisect_trt.onnxlib.cleanup import shape_value
+from bisect_trt.onnxlib.cut import Slice, cut, mark_outputs, nothing_stored, plan_slices, slice_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
-from bisect_trt.onnxlib.pieces import Slice, plan_slices, slice_model
 from bisect_trt.onnxlib.shapes import infer
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.workspace import Workspace
@@ -186,7 +185,7 @@ class InferredValues:
         for index in network.order:
             node, reads = network.nodes[index], [name for name in network.reads[index] if not network.is_weight(name)]
             if node.op_type in ("Shape", "Size") and reads and reads[0] in static:
-                sizes[node.output[0]] = _size_of(node, static[reads[0]])
+                sizes[node.output[0]] = shape_value(node, static[reads[0]])
             elif reads and all(
                 name in sizes or name in self._shapes or network.producer.get(name) in chosen for name in reads
             ):
@@ -205,15 +204,6 @@ class InferredValues:
         """Return the value of a tensor."""
         info = self.infos[name]
         return self._shapes[name] if name in self._shapes else np.zeros(cast("Any", info.shape), info.dtype)
-
-
-def _size_of(node: onnx.NodeProto, info: TensorInfo) -> NDArray[Any]:
-    """Return what a Shape or a Size node makes of a tensor."""
-    sizes = cast("tuple[int, ...]", info.shape)
-    if node.op_type == "Size":
-        return np.array(math.prod(sizes), np.int64)
-    ends = {each.name: each.i for each in node.attribute}
-    return np.array(sizes[ends.get("start", 0) : ends.get("end", len(sizes))], np.int64)
 
 
 class Reference:

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from bisect_trt.errors import BisectError, CheckCommandError, ScriptError
-from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.search.oracle import Verdict

@@ -20,17 +20,8 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import OutputFileError, UsageError
-from bisect_trt.onnxlib.external_data import (
-    EMBED_LIMIT_BYTES,
-    copy_file,
-    external_files,
-    folder_with,
-    inner_bytes,
-    model_tensors,
-    place_of,
-    refer_to,
-    share_weights,
-)
+from bisect_trt.onnxlib.load import external_files, folder_with, model_tensors, place_of
+from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, share_weights
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.targets.base import ELSEWHERE
 from bisect_trt.targets.settings import TargetSettings
@@ -121,7 +112,7 @@ class Workspace:
     """The folder of one run.
 
     A candidate's folder is named by its content. Candidates that share one file of weights have to lie in one folder
-    with it (see ``onnxlib.external_data``): then the model of candidate 1f0c is ``candidates/1f0c.onnx``, else
+    with it (see ``onnxlib.save``): then the model of candidate 1f0c is ``candidates/1f0c.onnx``, else
     ``candidates/1f0c/model.onnx``.
     """
 

@@ -201,7 +201,7 @@ def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:
     Raises:
         BuildError: The model is over 2 GB with its weights inside.
     """
-    from bisect_trt.onnxlib.external_data import folder_with, has_external_data  # noqa: PLC0415 - a model in a file needs no ONNX
+    from bisect_trt.onnxlib.load import folder_with, has_external_data  # noqa: PLC0415 - a model in a file needs no ONNX
 
     try:
         content = proto.SerializeToString()
@@ -231,6 +231,6 @@ def load_proto(path: Path) -> ModelProto:
 
 def low_type(settings: TargetSettings) -> int | None:
     """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it stays as it is."""
-    from bisect_trt.onnxlib.lower_plan import LOW_TYPES  # noqa: PLC0415 - as above
+    from bisect_trt.onnxlib.lower import LOW_TYPES  # noqa: PLC0415 - as above
 
     return next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ConflictError, OutputFileError
-from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import BuildError

@@ -20,7 +20,8 @@ from packaging.version import Version
 from support import command_lines, overflowing_products, read_json, save
 
 from bisect_trt.onnxlib import save as saving
-from bisect_trt.onnxlib.external_data import external_files, refer_to
+from bisect_trt.onnxlib.load import external_files
+from bisect_trt.onnxlib.save import refer_to
 
 takes_a_folder = pytest.mark.skipif(
     Version(onnxruntime.__version__) < Version("1.21"),

@@ -15,7 +15,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, save, script
 
-from bisect_trt.onnxlib.lower_plan import tensor_dtypes
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.shared import Data
 from bisect_trt.options.spec import written
 
@@ -31,7 +31,7 @@ def check_mixed(path: Path, keep: list[str], low: int = FLOAT16) -> onnx.ModelPr
     """A written model is valid, and typed as it was said to be."""
     onnx.checker.check_model(str(path), full_check=True)
     model = onnx.load(str(path))
-    types = tensor_dtypes(model)
+    types = Network(model).element_types
     for node in model.graph.node:
         # What a node makes, or else reads: Resize reads scales in fp32 whatever it resizes.
         made, read = ({types[name] for name in names if name} & {FLOAT, low} for names in (node.output, node.input))

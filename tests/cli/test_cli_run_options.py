@@ -12,7 +12,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import chain, command_lines, overflowing, read_json, save
 
-from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.onnxlib.load import external_files
 
 
 def run(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, Any]:

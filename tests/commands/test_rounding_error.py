@@ -24,7 +24,7 @@ from bisect_trt.commands.settings import CheckSettings, ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import Draws
+from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
@@ -108,11 +108,11 @@ def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
     flag = np.array(trains)
     constant = helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(flag))
     model = model_of(dropout, weights={"t": flag}) if stored else model_of(constant, dropout)
-    assert [Draws(model, {}, unsure=unsure).by(dropout) for unsure in (True, False)] == [trains, trains]
+    assert [bool(drawing_nodes(model, {}, unsure=unsure)) for unsure in (True, False)] == [trains, trains]
     model = model_of(dropout, weights={"t": np.array(1.0)})  # of no type that it may have, so it is not known
-    assert Draws(model, {"t": flag}, unsure=not trains).by(dropout) == trains
-    assert Draws(model, {}, unsure=True).by(dropout)
-    assert not Draws(model, {}, unsure=True).by(helper.make_node("Dropout", ["x"], ["y"]))
+    assert bool(drawing_nodes(model, {"t": flag}, unsure=not trains)) == trains
+    assert drawing_nodes(model, {}, unsure=True)
+    assert not drawing_nodes(model_of(helper.make_node("Dropout", ["x"], ["y"])), {}, unsure=True)
 
 
 def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:

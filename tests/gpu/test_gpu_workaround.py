@@ -13,8 +13,7 @@ from conftest import CommandLine
 from support import read_json
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import NetworkView, splice_in
-from bisect_trt.onnxlib.rules import matches
+from bisect_trt.onnxlib.rewrites import NetworkView, matches, splice_in
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vit_overflow" / "make_model.py"
 Record = Callable[[str, object], None]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import TARGET, overflowing, read_json
 
-from bisect_trt.onnxlib.exported import Module, module_of, script_path
+from bisect_trt.onnxlib.exported import Module, module_of
 
 NAMES = st.from_regex(r"[a-z_][a-z_0-9]{0,6}|[0-9]{1,2}", fullmatch=True)
 PATHS = st.lists(NAMES, max_size=4)
@@ -58,7 +58,8 @@ def test_torch_script_names_what_a_sequential_calls_with_the_sequential_before_i
     for place, name in enumerate(path):
         inside = place > 0 and place in called  # of a Sequential, which is a scope of its own
         scopes.append(f"{scopes[-1]}.{name}" if inside else name)
-    assert script_path(scopes) == ".".join(path)
+    node = helper.make_node("Conv", ["x"], ["y"], name=f"/{'/'.join(scopes)}/Conv")
+    assert module_of(node) == Module(".".join(path))
 
 
 @pytest.mark.parametrize(

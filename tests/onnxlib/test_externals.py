@@ -14,22 +14,18 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.onnxlib import external_data
+from bisect_trt.onnxlib import save
 from bisect_trt.onnxlib.cut import cut
-from bisect_trt.onnxlib.external_data import (
+from bisect_trt.onnxlib.load import external_files, load_all_inside, load_model, read_weight
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.save import (
     WEIGHTS_FILE,
     copy_file,
-    copy_range,
-    external_files,
     inner_bytes,
-    load_all_inside,
     make_raw,
-    read_weight,
+    save_model,
     share_weights,
 )
-from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.save import save_model
 
 SIZE = 20
 ELEMENTS = [
@@ -67,7 +63,7 @@ def in_files(folder: Path, layout: str) -> Path:
         for tensor in model.graph.initializer:
             (folder / "weights").mkdir(exist_ok=True)
             (folder / "weights" / tensor.name).write_bytes(tensor.raw_data)
-            external_data.refer_to(tensor, f"weights/{tensor.name}", 0, len(tensor.raw_data))
+            save.refer_to(tensor, f"weights/{tensor.name}", 0, len(tensor.raw_data))
             tensor.ClearField("raw_data")
         path.write_bytes(model.SerializeToString())
     elif layout == "links":  # as a cache of downloads keeps them
@@ -113,7 +109,7 @@ def run_inside(chosen: object) -> dict[str, object]:
 @pytest.mark.parametrize("layout", ["one file", "a file each", "a folder", "links", "inside"])
 @pytest.mark.parametrize("limit", [0, 1 << 20])
 def test_cuts_find_their_weights(tmp_path: Path, layout: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", limit)
+    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", limit)
     source = in_files(tmp_path / "source", layout)
     before = {path: path.read_bytes() for path in source.parent.rglob("*") if path.is_file()}
     model = shared(source, tmp_path / "run")
@@ -131,13 +127,13 @@ def test_cuts_find_their_weights(tmp_path: Path, layout: str, limit: int, monkey
 
 
 def test_some_inside_some_outside_under_our_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
+    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
     folder = tmp_path / "source"
     folder.mkdir()
     model = network()
     weight = model.graph.initializer[0]
     (folder / WEIGHTS_FILE).write_bytes(weight.raw_data)
-    external_data.refer_to(weight, WEIGHTS_FILE, 0, len(weight.raw_data))
+    save.refer_to(weight, WEIGHTS_FILE, 0, len(weight.raw_data))
     weight.ClearField("raw_data")
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     model = shared(folder / "model.onnx", tmp_path / "run")
@@ -181,7 +177,7 @@ def test_types_that_numpy_lacks(element: str) -> None:
 def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:
     def constant(location: str) -> onnx.NodeProto:
         tensor = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[3])
-        external_data.refer_to(tensor, location, 8, 12)
+        save.refer_to(tensor, location, 8, 12)
         return helper.make_node("Constant", [], [location], value=tensor)
 
     body = helper.make_graph([constant("in a body")], "body", [], [tensor_info("in a body", TensorProto.FLOAT, [3])])
@@ -201,7 +197,7 @@ def test_a_weight_is_read_the_same_however_its_file_lies(tmp_path: Path, states_
         os.link(tmp_path / "w.bin", tmp_path / "second name")
     model = ModelProto()
     tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[3])
-    external_data.refer_to(tensor, "w.bin", 6, 12)
+    save.refer_to(tensor, "w.bin", 6, 12)
     if not states_length:
         del tensor.external_data[2]
     assert external_files(model) == {"w.bin": 18}
@@ -231,23 +227,8 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
         external_files(model)
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_a_part_of_a_file_is_copied_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(18, "Invalid cross-device link")
-
-    if not shares:
-        monkeypatch.setattr(os, "copy_file_range", refuse)
-    whole = os.urandom(100_000)
-    (tmp_path / "from").write_bytes(whole)
-    with (tmp_path / "from").open("rb") as reader, (tmp_path / "to").open("wb") as writer:
-        writer.write(b"x" * 7)
-        copy_range(reader, 5000, 90_000, writer)
-        assert writer.tell() == 90_007
-        writer.write(b"y")
-        with pytest.raises(OSError, match="ends early"):
-            copy_range(reader, 99_999, 2, writer)
-    assert (tmp_path / "to").read_bytes() == b"x" * 7 + whole[5000:95_000] + b"y" + whole[-1:]
+def test_a_file_is_copied_once(tmp_path: Path) -> None:
+    (tmp_path / "from").write_bytes(whole := os.urandom(100_000))
     copy_file(tmp_path / "from", tmp_path / "copy")
     before = (tmp_path / "copy").stat().st_mtime_ns
     copy_file(tmp_path / "from", tmp_path / "copy")

@@ -120,7 +120,7 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
         ([], ["w"], "--outputs: 'w' is not computed"),
         (["c"], ["b"], "--inputs: no output depends on 'c'"),
         (["x", "left", "right"], ["c"], "--inputs: no output depends on 'x'"),
-        (["left"], ["c"], "--inputs: Split 'left', which makes 'left', is needed for what else it makes"),
+        (["left"], ["c"], "--inputs: Split 'left', which makes 'left', is needed for its other outputs"),
     ],
 )
 def test_mistakes(network: Network, inputs: list[str], outputs: list[str], words: str) -> None:

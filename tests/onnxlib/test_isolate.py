@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 from random_models import SHAPE, feeds, models
 
+from bisect_trt.onnxlib.cut import Isolated, is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.pieces import Isolated, is_frozen, isolate
 from bisect_trt.tensors.info import TensorInfo
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.onnxlib.external_data import refer_to
 from bisect_trt.onnxlib.load import load_model
+from bisect_trt.onnxlib.save import refer_to
 
 
 def small() -> ModelProto:

@@ -23,7 +23,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.lower import lower_fp16
-from bisect_trt.onnxlib.lower_plan import tensor_dtypes
+from bisect_trt.onnxlib.network import Network
 
 
 def pow_sqrt() -> ModelProto:
@@ -63,7 +63,7 @@ def test_a_kept_node_sees_and_writes_full_precision(lower: Lowering) -> None:
     assert np.array_equal(got["y"], full["y"].astype(np.float16).astype(np.float32))
     assert np.isinf(run_as_lowered(lower, checked(lower, source), X900)["y"]).all(), "without keep it has to overflow"
     if lower is lower_fp16:
-        types = tensor_dtypes(lowered)
+        types = Network(lowered).element_types
         inner = [node for node in lowered.graph.node if node.op_type in ("Pow", "Mul")][:3]
         assert {types[name] for node in inner for name in (*node.input, *node.output)} == {FLOAT}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -15,9 +16,10 @@ from random_lowering import feeds_for, random_models
 from support import examples
 
 from bisect_trt.onnxlib.emulation import emulate, widen_tensor
-from bisect_trt.onnxlib.lower import lower_fp16, lower_tensor
-from bisect_trt.onnxlib.lower_plan import tensor_dtypes
+from bisect_trt.onnxlib.lower import low_tensor, lower_fp16
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.save import refer_to
 
 BFLOAT16 = TensorProto.BFLOAT16
 LOW = (FLOAT16, BFLOAT16)
@@ -41,7 +43,7 @@ def target(cast: NodeProto) -> int:
 
 def no_cast_is_needless(lowered: ModelProto) -> None:
     """None undoes another, none is there twice, and each is read."""
-    types = tensor_dtypes(lowered)
+    types = Network(lowered).element_types
     made = {cast.output[0]: cast for cast in casts(lowered)}
     for cast in made.values():
         assert types[cast.input[0]] != target(cast)
@@ -76,7 +78,7 @@ def test_a_mixed_model_is_typed_throughout_and_computes_what_its_nodes_do(
     source, keep = case
     lowered = checked(lower_fp16, source, keep=keep)
     onnx.checker.check_model(lowered, full_check=True)
-    types = tensor_dtypes(lowered)
+    types = Network(lowered).element_types
     inner = [node for node in lowered.graph.node if node.op_type != "Cast"]
     for node, was in zip(inner, source.graph.node, strict=True):
         assert node.op_type == was.op_type
@@ -97,27 +99,20 @@ def test_bfloat16_is_rounded_as_onnx_runtime_rounds_it(values: list[float]) -> N
         helper.make_node("Cast", ["low"], ["y"], to=FLOAT),
     ]
     expected = ort_run(model(there_and_back, ["y"], inputs=[("x", FLOAT, x.shape)]), {"x": x})["y"]
-    tensor = numpy_helper.from_array(x, "x")
-    np.testing.assert_array_equal(
-        numpy_helper.to_array(widen_tensor(lower_tensor(tensor, "x", BFLOAT16), "x")), expected
-    )
-    low = lower_tensor(tensor, "x", BFLOAT16)
+    low = low_tensor(x, "x", BFLOAT16)
     assert (low.data_type, list(low.dims), len(low.raw_data)) == (BFLOAT16, list(x.shape), 2 * x.size)
     np.testing.assert_array_equal(numpy_helper.to_array(widen_tensor(low, "x")), expected)
 
 
 @pytest.mark.parametrize("low", LOW)
-def test_weights_that_stay_in_fp32_pass_casts(low: int) -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value_float=1 / 3),
-        helper.make_node("Sum", ["x", "w", "c"], ["y"]),
-    ]
-    source = model(nodes, ["y"], [weight("w", np.full((2, 3), 1 / 7))])
-    lowered = lower_fp16(source, low=low, store_weights=False)
-    onnx.checker.check_model(lowered, full_check=True)
-    assert [tensor.data_type for tensor in lowered.graph.initializer] == [FLOAT]
-    assert ops(lowered)["Cast"] == 4
-    stored = lower_fp16(source, low=low)
-    assert [tensor.data_type for tensor in stored.graph.initializer] == [low]
+def test_external_weights_are_stored_in_the_low_precision_or_cast(tmp_path: Path, low: int) -> None:
+    source = model([helper.make_node("Sum", ["x", "w"], ["y"])], ["y"], [weight("w", np.full((2, 3), 1 / 7))])
     x = {"x": np.zeros((2, 3), np.float32)}
-    np.testing.assert_array_equal(ort_run(emulate(lowered, low), x)["y"], ort_run(emulate(stored, low), x)["y"])
+    expected = ort_run(emulate(lower_fp16(source, low=low), low), x)["y"]
+    (tmp_path / "w.bin").write_bytes(source.graph.initializer[0].raw_data)
+    refer_to(source.graph.initializer[0], "w.bin", 0, 24)
+    assert ops(lower_fp16(source, low=low))["Cast"] == 3
+    stored = lower_fp16(source, low=low, weights=tmp_path)
+    onnx.checker.check_model(stored, full_check=True)
+    assert [tensor.data_type for tensor in stored.graph.initializer] == [low]
+    np.testing.assert_array_equal(ort_run(emulate(stored, low), x)["y"], expected)

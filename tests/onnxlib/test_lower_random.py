@@ -23,7 +23,7 @@ from support import examples
 
 from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.lower import lower_fp16
-from bisect_trt.onnxlib.lower_plan import tensor_dtypes
+from bisect_trt.onnxlib.network import Network
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -33,7 +33,7 @@ def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: 
     feeds = feeds_for(seed)
     emulated = checked(lower_roundtrip, with_outputs(source, computed(source)))
     onnx.checker.check_model(emulated, full_check=True)
-    types = tensor_dtypes(emulated)
+    types = Network(emulated).element_types
     inner = [node for node in emulated.graph.node if node.op_type != "Cast"]
     assert all(types[name] == FLOAT for node in inner for name in (*node.input, *node.output))
     values = ort_run(emulated, feeds, level)
@@ -61,7 +61,7 @@ def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: 
 @given(source=random_models(), seed=st.integers(0, 99))
 def test_real_fp16_models_hold_fp16_from_end_to_end(source: ModelProto, seed: int) -> None:
     lowered = checked(lower_fp16, source)
-    types = tensor_dtypes(lowered)
+    types = Network(lowered).element_types
     for node in lowered.graph.node:
         if node.op_type != "Cast":
             assert {types[name] for name in (*node.input, *node.output)} == {FLOAT16}, node.op_type

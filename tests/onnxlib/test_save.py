@@ -13,10 +13,9 @@ from onnx import ModelProto, TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UsageError
-from bisect_trt.onnxlib import external_data, save
-from bisect_trt.onnxlib.external_data import external_files, place_of, refer_to, share_weights
-from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.save import check_output, data_file, said_beside, save_model
+from bisect_trt.onnxlib import save
+from bisect_trt.onnxlib.load import external_files, load_model, place_of
+from bisect_trt.onnxlib.save import check_output, data_file, refer_to, said_beside, save_model, share_weights
 
 FEEDS = {"x": np.ones((1, 30), np.float32)}
 
@@ -31,7 +30,7 @@ def model() -> ModelProto:
 @pytest.fixture
 def parted(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProto, Path]:
     """The model with its weights in a run's folder, and that folder."""
-    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
+    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
     folder = tmp_path / "run"
     folder.mkdir()
     copy = ModelProto()

@@ -18,10 +18,10 @@ from bisect_trt.onnxlib.shapes import (
     element_dtype,
     element_type,
     fix_input_shapes,
-    from_info,
     infer,
     input_infos,
     to_info,
+    value_info,
 )
 from bisect_trt.tensors.info import TensorInfo
 
@@ -120,7 +120,7 @@ def test_every_element_type_there_and_back(name: str) -> None:
         assert to_info(tensor_info("t", kind, [1])) is None
         return
     assert element_type(dtype) == kind
-    value = from_info(TensorInfo("t", dtype, (2, "n", None)))
+    value = value_info("t", {"t": TensorInfo("t", dtype, (2, "n", None))}, {})
     assert value.type.tensor_type.elem_type == kind
     assert to_info(value) == TensorInfo("t", dtype, (2, "n", None))
 

@@ -15,8 +15,8 @@ from light import Light
 from onnx import TensorProto, helper
 from support import TARGET, examples, overflowing, read_json
 
+from bisect_trt.onnxlib.cut import plan_slices
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.pieces import plan_slices
 from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors.store import ActivationStore

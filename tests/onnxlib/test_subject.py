@@ -12,8 +12,9 @@ from cutting import model_of, tensor_info
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from support import has, script
 
-from bisect_trt.onnxlib import external_data
-from bisect_trt.onnxlib.external_data import WEIGHTS_FILE, external_files
+from bisect_trt.onnxlib import save
+from bisect_trt.onnxlib.load import external_files
+from bisect_trt.onnxlib.save import WEIGHTS_FILE
 
 FLOAT = TensorProto.FLOAT
 
@@ -67,7 +68,7 @@ def test_values_say_what_shapes_are_free(cli: CommandLine, here: Path) -> None:
 def test_large_weights_are_shared_by_all_candidates(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
-    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
+    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=(30, 30)).astype(np.float32) for name in ("v", "w")}
     nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]

@@ -223,12 +223,12 @@ def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str
     """Return element types of tensors behind operators that ONNX Runtime knows and ONNX does not (``com.microsoft``)."""
     import onnx  # noqa: PLC0415 - a command line is read without
 
-    from bisect_trt.onnxlib.lower_plan import tensor_dtypes  # noqa: PLC0415 - as above
+    from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
     from bisect_trt.targets.messages import BuildError  # noqa: PLC0415 - as above
     from bisect_trt.targets.onnxrt.runner import OrtRunner  # noqa: PLC0415 - as above
     from bisect_trt.targets.runtime import content_of  # noqa: PLC0415 - as above
 
-    known = tensor_dtypes(model)
+    known = Network(model).element_types
     unknown = {name for node in model.graph.node for name in node.output if name and name not in known}
     if not unknown:
         return {}

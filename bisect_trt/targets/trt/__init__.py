@@ -76,8 +76,7 @@ class TensorRtTarget(Target):
         Its dimensions are free where a profile has ranges, every node has a name of its own, and, if the graph's types run, it
         has Casts to the low precision.
         """
-        from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - a command line is read without
-        from bisect_trt.onnxlib.lower_plan import LOW_TYPES  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - a command line is read without
         from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
