@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import onnx
+
 from bisect_trt.commands.subject import Subject
-from bisect_trt.onnxlib.units import attribute_texts, edges_between, neighbourhood
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.units import neighbourhood
 from bisect_trt.report.charts import plain_number
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import tolerance_ratio
@@ -20,6 +23,9 @@ _MOST_ELEMENTS = 1 << 26
 """How many elements of tensors are read for their ranges: a few tenths of a second."""
 _SHOWN_INPUTS = 64
 """Of a node; a Concat of thousands is not listed in full."""
+_ATTRIBUTE_LENGTH = 120
+_SHOWN = 32
+"""Shown values of a list."""
 _ERROR_FIELDS = ("passed", "kind", "max_abs", "max_rel", "atol", "rtol", "worst", "mismatching", "total", "reason")
 
 
@@ -181,3 +187,42 @@ def _outputs(entries: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _error(comparison: Mapping[str, Any]) -> dict[str, Any]:
     return {key: comparison.get(key) for key in _ERROR_FIELDS} | {"ratio": plain_number(tolerance_ratio(comparison))}
+
+
+def edges_between(network: Network, nodes: Iterable[int]) -> list[tuple[int, int, str]]:
+    """Return the edges among some nodes: maker, reader, tensor; sorted by reader in topological order."""
+    chosen = set(nodes)
+    return [
+        (network.producer[name], reader, name)
+        for reader in sorted(chosen, key=lambda node: network.rank[node])
+        for name in network.reads[reader]
+        if network.producer.get(name) in chosen
+    ]
+
+
+def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
+    """Return a node's attributes in short, by name: of tensors and graphs only their kind."""
+    return {attribute.name: _attribute_text(attribute) for attribute in node.attribute}
+
+
+def _attribute_text(attribute: onnx.AttributeProto) -> str:
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type).lower().replace("_", " ")
+    if kind.rstrip("s") in ("tensor", "graph", "sparse tensor", "type proto"):
+        return f"<{kind}>"
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return _cut(_value_text(value[: _ATTRIBUTE_LENGTH + 1]))  # plugins keep megabytes of state in one
+    if isinstance(value, (int, float)):
+        return _value_text(value)
+    texts = [*map(_value_text, value[:_SHOWN]), *["..."] * (len(value) > _SHOWN)]
+    return f"[{_cut(', '.join(texts))}]"
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _ATTRIBUTE_LENGTH else f"{text[:_ATTRIBUTE_LENGTH]}..."

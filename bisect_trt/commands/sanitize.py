@@ -23,9 +23,9 @@ from bisect_trt.onnxlib.cleanup import (
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import tensor_bytes
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import share_names, tell_apart
+from bisect_trt.onnxlib.nodes import free_name, keep_only, share_names
 from bisect_trt.onnxlib.save import save_model, share_weights
-from bisect_trt.onnxlib.shapes import declare_shapes, fix_input_shapes
+from bisect_trt.onnxlib.shapes import fix_input_shapes
 from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import reference_settings
@@ -63,7 +63,10 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     subject, console, result = session.subject, session.console, session.result
     model = subject.settings.load()
     before = len(model.graph.node)
-    changes: dict[str, Any] = {"shaped_inputs": list(options.override_input_shapes), "renamed_nodes": tell_apart(model)}
+    changes: dict[str, Any] = {
+        "shaped_inputs": list(options.override_input_shapes),
+        "renamed_nodes": _tell_apart(model),
+    }
     changes |= {"folded_nodes": 0, "stored_tensors": 0, "stored_bytes": 0, "too_large": [], "not_computed": []}
     share_weights(model, subject.settings.path, subject.workspace.candidates, subject.settings.weights)
     if options.override_input_shapes:
@@ -152,8 +155,34 @@ def _declare(model: onnx.ModelProto) -> int:
     found = {name: value for name, value in network.inferred.items() if value.type.tensor_type.HasField("shape")}
     new = [name for name, value in found.items() if network.declared.get(name) != value]
     if new:
-        declare_shapes(model, {**{value.name: value for value in model.graph.value_info}, **found})
+        graph, returned = model.graph, network.returned
+        known = {**{value.name: value for value in graph.value_info}, **found}
+        declared = [value for name, value in known.items() if name in network.producer and name not in returned]
+        outputs = [known.get(value.name, value) for value in graph.output]
+        keep_only(graph.output, outputs)
+        keep_only(graph.value_info, declared)
     return len(new)
+
+
+def _tell_apart(model: onnx.ModelProto) -> int:
+    """Give each node of the graph a unique name; nodes without one keep none.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        The number of renamed nodes.
+    """
+    taken = {node.name for node in model.graph.node}
+    seen: set[str] = set()
+    changed = 0
+    for node in model.graph.node:
+        if node.name and node.name in seen:
+            node.name = free_name(node.name, taken)
+            taken.add(node.name)
+            changed += 1
+        seen.add(node.name)
+    return changed
 
 
 def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
@@ -166,7 +195,7 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
     if share_names(proto):  # ONNX Runtime refuses duplicate names of nodes
         proto = onnx.ModelProto()
         proto.CopyFrom(subject.network.proto)
-        tell_apart(proto)
+        _tell_apart(proto)
     original, changed = models.write("original", proto), models.write("sanitized", model)
     tolerance, names = ToleranceOptions(nonfinite_equal=True), tuple(subject.network.outputs)
     for number, sample in enumerate(subject.samples, 1):

@@ -430,11 +430,6 @@ def _slice(network: Network, stretch: Iterable[int], constants: set[int]) -> Sli
     return Slice(nodes, inputs, tuple(name for index in kept for name in network.made(index)))
 
 
-def slice_model(network: Network, part: Slice, infos: Infos) -> onnx.ModelProto:
-    """Return the model of a slice, with every tensor that it makes as an output."""
-    return cut(network, part.nodes, infos, nothing_stored, part.tensors).proto
-
-
 def _bytes(network: Network, infos: Infos, name: str) -> int:
     if name in network.initializers:
         return tensor_bytes(network.initializers[name])

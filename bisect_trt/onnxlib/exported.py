@@ -56,20 +56,13 @@ def module_of(node: onnx.NodeProto) -> Module | None:
     return None if path is None else Module(path)
 
 
-def describe_module(said: Mapping[str, Any], *, short: bool = False) -> str:
-    """Return a module's plain values in words: ``model.norm (RMSNorm), net.py:7``.
-
-    Args:
-        said: The values from :meth:`Module.to_json`.
-        short: Whether to give only the name of the file, without the user's folders.
-    """
+def describe_module(said: Mapping[str, Any]) -> str:
+    """Return the plain values of :meth:`Module.to_json` in words: ``model.norm (RMSNorm), net.py:7``."""
     path, kind, source = (said.get(key) or "" for key in ("path", "class", "source"))
     words = path or "the root"
     if kind:
         words += f" ({kind.rpartition('.')[2]})"
-    if source and short:
-        source = source.replace("\\", "/").rpartition("/")[2]
-    elif source and Path(source).is_relative_to(Path.cwd()):
+    if source and Path(source).is_relative_to(Path.cwd()):
         source = str(Path(source).relative_to(Path.cwd()))
     return f"{words}, {source}" if source else words
 

@@ -46,11 +46,6 @@ def tensor_bytes(tensor: TensorProto) -> int:
     return -(-math.prod(int(dim) for dim in tensor.dims) * element_bits(tensor.data_type) // 8)
 
 
-def held_bytes(model: ModelProto) -> int:
-    """Return about how much memory a runtime takes for a model's weights: each, and a copy laid out for its kernels."""
-    return 2 * sum(map(tensor_bytes, model.graph.initializer))
-
-
 def model_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Yield every weight of a model: initializers and the tensors in attributes, those in bodies and functions too."""
     yield from model.graph.initializer

@@ -68,12 +68,8 @@ def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> li
     done: list[int] = []
     new, open_, closed = range(3)
     state = bytearray(count)
-    used = bytearray(count)
-    for node in range(count):
-        for needed in parents(node):
-            used[needed] = 1
-    sinks = (node for node in range(count) if not used[node])
-    for start in chain(sinks, range(count)):  # only a cycle leaves used nodes unvisited
+    used = {parent for node in range(count) for parent in parents(node)}
+    for start in sorted(range(count), key=used.__contains__):  # sinks first; only a cycle leaves others unvisited
         stack = [(start, iter(parents(start)))] if state[start] == new else []
         state[start] = state[start] or open_
         while stack:
@@ -317,7 +313,7 @@ class Network:
         known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
         return known if module is None else {**known, "module": module.to_json()}
 
-    def written(self, index: int, *, short: bool = False) -> str | None:
+    def written(self, index: int) -> str | None:
         """The module and source line of a node; see :func:`~bisect_trt.onnxlib.exported.describe_module`."""
         module = module_of(self.nodes[index])
-        return None if module is None else describe_module(module.to_json(), short=short)
+        return None if module is None else describe_module(module.to_json())

@@ -82,27 +82,6 @@ def share_names(model: onnx.ModelProto) -> bool:
     return len(set(names)) < len(names)
 
 
-def tell_apart(model: onnx.ModelProto) -> int:
-    """Give each node of the graph a name that no other has; those without one keep none.
-
-    Args:
-        model: Changed in place.
-
-    Returns:
-        How many have another name now.
-    """
-    taken = {node.name for node in model.graph.node}
-    seen: set[str] = set()
-    changed = 0
-    for node in model.graph.node:
-        if node.name and node.name in seen:
-            node.name = free_name(node.name, taken)
-            taken.add(node.name)
-            changed += 1
-        seen.add(node.name)
-    return changed
-
-
 def reads(node: onnx.NodeProto) -> Iterator[str]:
     """The tensors that a node consumes, those that its bodies take from outside included; no empty names."""
     yield from (name for name in node.input if name)
@@ -145,6 +124,13 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
         for value in body.output:
             value.name = outer.get(value.name, value.name)
     return new
+
+
+def last_alias(aliases: Mapping[str, str], name: str) -> str:
+    """Return the end of a chain of aliases that begins with a name."""
+    while name in aliases:
+        name = aliases[name]
+    return name
 
 
 def free_name(stem: str, taken: Collection[str]) -> str:

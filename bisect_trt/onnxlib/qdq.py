@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.nodes import (
     inner_nodes,
     keep_only,
     label,
+    last_alias,
     rename_reads,
 )
 
@@ -374,7 +375,7 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
                 passed[index] = pair  # an output keeps its name, and a tensor its type
             else:
                 instead[node.output[0]] = node.input[0]
-    final = {name: _end(name, instead) for name in instead}
+    final = {name: last_alias(instead, name) for name in instead}
     kept: list[onnx.NodeProto] = []
     for index, node in enumerate(network.nodes):
         if index in passed:
@@ -393,12 +394,6 @@ def _moved_on(network: Network, name: str) -> list[str]:
     """Return a quantized tensor and those behind it, up to where they are dequantized: they become floats."""
     readers = [index for index in network.consumers.get(name, ()) if not is_dequantize(network.nodes[index])]
     return [name, *(each for index in readers for made in network.made(index) for each in _moved_on(network, made))]
-
-
-def _end(name: str, instead: Mapping[str, str]) -> str:
-    while name in instead:
-        name = instead[name]
-    return name
 
 
 def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:

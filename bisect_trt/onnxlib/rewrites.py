@@ -24,6 +24,7 @@ from bisect_trt.onnxlib.nodes import (
     free_name,
     held,
     keep_only,
+    last_alias,
     reads,
     rename_reads,
 )
@@ -153,22 +154,19 @@ class NetworkView:
         info = self.network.infos.get(name)
         return info is not None and info.dtype == np.float32
 
-    def reduction(self, name: str) -> tuple[list[int], bool] | None:
-        """Return the axes of the reduction that makes a tensor, and whether they stay as dimensions of 1.
+    def axes(self, name: str, *, kept: bool = True) -> list[int] | None:
+        """Return the axes of the reduction that makes a tensor.
 
-        ``None`` where it goes over all axes, or over ones that are not constant.
+        ``None`` where these are all or not constant, or, if ``kept``, do not stay as dimensions of 1.
         """
         node = self.network.nodes[self.network.producer[name]]
         named = attribute(node, "axes")
         if named is None and len(node.input) > 1 and node.input[1]:
             value = self.value(node.input[1])
             named = None if value is None else value.reshape(-1).tolist()
-        return None if named is None else ([int(axis) for axis in named], bool(attribute(node, "keepdims", 1)))
-
-    def axes(self, name: str) -> list[int] | None:
-        """Return the axes of a reduction that keeps its dimensions; see :meth:`reduction`."""
-        found = self.reduction(name)
-        return found[0] if found is not None and found[1] else None
+        if named is None or (kept and not attribute(node, "keepdims", 1)):
+            return None
+        return [int(axis) for axis in named]
 
 
 @cache
@@ -251,7 +249,7 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
     """
     network, chosen = view.network, {fragment.anchor: fragment for fragment in fragments}
     aliases = {name: other for fragment in chosen.values() for name, other in fragment.aliases.items()}
-    final = {name: _follow(aliases, name) for name in aliases}
+    final = {name: last_alias(aliases, name) for name in aliases}
     maybe = {index for fragment in chosen.values() for index in fragment.matched}
     nodes: list[onnx.NodeProto] = []
     read = set(network.outputs)
@@ -278,21 +276,10 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
     return model
 
 
-def _follow(aliases: Mapping[str, str], name: str) -> str:
-    while name in aliases:
-        name = aliases[name]
-    return name
-
-
-_SINCE = {"f": 8, "i": 12, "u": 12}
-"""The opset from which on ``Max`` takes any number of values of this kind."""
-
-
 def can_bar(info: TensorInfo | None, opset: int) -> bool:
     """Return whether there is a barrier for a tensor of this type: not all runtimes have ``Max`` of 8- and 16-bit integers."""
-    if info is None or info.dtype.kind not in _SINCE or opset < _SINCE[info.dtype.kind]:
-        return False
-    return info.dtype.kind == "f" or info.dtype.itemsize >= 4
+    kind, size = ("", 0) if info is None else (info.dtype.kind, info.dtype.itemsize)
+    return (kind == "f" and opset >= 8) or (kind in ("i", "u") and size >= 4 and opset >= 12)
 
 
 def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
@@ -339,10 +326,10 @@ _NORM = f"Div(v := Sub(x, m := ReduceMean(x)), Sqrt(Add(t := ReduceMean({_SQUARE
 def _log_sum_exp(view: NetworkView, index: int) -> Fragment | None:
     """``log(sum(exp(x)))``, spelled out or one operator, the maximum taken out: no exponential past 1."""
     match = view.match(index, "Log(t := ReduceSum(Exp(x))) | (t := ReduceLogSumExp(x))")
-    reduction = view.reduction(match["t"]) if match else None
-    if match is None or reduction is None or not reduction[0] or not view.is_float(match["x"]):
+    axes = view.axes(match["t"], kept=False) if match else None
+    if match is None or not axes or not view.is_float(match["x"]):
         return None
-    axes, kept = reduction
+    kept = bool(attribute(view.network.nodes[view.network.producer[match["t"]]], "keepdims", 1))
     fragment = Fragment(view, index, match.nodes)
     largest = fragment.reduce("ReduceMax", match["x"], axes)
     summed = fragment.reduce("ReduceSum", fragment.op("Exp", fragment.op("Sub", match["x"], largest)), axes)

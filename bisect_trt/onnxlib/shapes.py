@@ -24,7 +24,7 @@ from bisect_trt.errors import (
     UnsuitableModelError,
     ValueRefusedError,
 )
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, keep_only
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone
 from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_string
 
 if TYPE_CHECKING:
@@ -317,19 +317,3 @@ def forget_shapes(graph: onnx.GraphProto) -> None:
         if value.type.WhichOneof("value") == "tensor_type":
             for dim in value.type.tensor_type.shape.dim:
                 dim.Clear()
-
-
-def declare_shapes(model: onnx.ModelProto, values: Mapping[str, onnx.ValueInfoProto]) -> None:
-    """Declare the types and shapes of tensors in a model.
-
-    Args:
-        model: Changed in place.
-        values: The declarations of its tensors, outputs included, by name; the model's own ones are among them.
-    """
-    graph = model.graph
-    # Both are made first: values may be parts of this model.
-    outputs = [values.get(value.name, value) for value in graph.output]
-    made = {name for node in graph.node for name in node.output}.difference(value.name for value in graph.output)
-    declared = [values[name] for name in values if name in made]
-    keep_only(graph.output, outputs)
-    keep_only(graph.value_info, declared)

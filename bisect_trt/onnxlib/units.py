@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from sys import intern
-
-import onnx
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.search.oracle import Subset
@@ -46,38 +44,29 @@ class Patterns:
         start, stop = max(fitting, key=lambda window: window[1] - window[0], default=(place, place + 1))
         return frozenset(self._searched[start:stop])
 
-    def _scope_windows(self, place: int) -> list[tuple[int, int]]:
-        """The neighbours in the same module, in the module around that, and so on."""
-        windows = []
+    def _scope_windows(self, place: int) -> Iterator[tuple[int, int]]:
+        """Yield the neighbours in the same module, in the module around that, and so on."""
         scope = self._scopes[place]
         while scope:
             inside = [name == scope or name.startswith(scope + "/") for name in self._scopes]
-            windows.append(_stretch(place, inside))
+            yield _stretch(place, [one and other for one, other in pairwise([False, *inside])])
             scope = scope.rpartition("/")[0]
-        return windows
 
-    def _narrow_windows(self, place: int) -> list[tuple[int, int]]:
-        """The stretches around a place that end where ever fewer tensors cross."""
-        windows = []
+    def _narrow_windows(self, place: int) -> Iterator[tuple[int, int]]:
+        """Yield the stretches around a place between places that fewer and fewer tensors cross."""
         for width in range(max(self._widths[place], self._widths[place + 1]), 0, -1):
-            start = place
-            while start > 0 and self._widths[start] >= width:
-                start -= 1
-            stop = place + 1
-            while stop < len(self._searched) and self._widths[stop] >= width:
-                stop += 1
+            start, stop = _stretch(place, [crossing >= width for crossing in self._widths[:-1]])
             if stop - start > LARGEST_PATTERN:
                 break
-            windows.append((start, stop))
-        return windows
+            yield start, stop
 
 
-def _stretch(place: int, inside: Sequence[bool]) -> tuple[int, int]:
-    start = place
-    while start > 0 and inside[start - 1]:
+def _stretch(place: int, joined: Sequence[bool]) -> tuple[int, int]:
+    """Return the window around a place in which each unit is ``joined`` to the one before it."""
+    start, stop = place, place + 1
+    while start > 0 and joined[start]:
         start -= 1
-    stop = place + 1
-    while stop < len(inside) and inside[stop]:
+    while stop < len(joined) and joined[stop]:
         stop += 1
     return start, stop
 
@@ -217,9 +206,6 @@ def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]
 
 HUB_READERS = 12
 """Of a tensor with more readers (a mask, say) only the nearest readers are followed."""
-_ATTRIBUTE_LENGTH = 120
-_SHOWN = 32
-"""Shown values of a list."""
 
 
 def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[int]:
@@ -249,42 +235,3 @@ def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[in
         found |= dict.fromkeys(new)
         pending += new
     return list(found)[:most]
-
-
-def edges_between(network: Network, nodes: Iterable[int]) -> list[tuple[int, int, str]]:
-    """Return the edges among some nodes: maker, reader, tensor; sorted by reader in topological order."""
-    chosen = set(nodes)
-    return [
-        (network.producer[name], reader, name)
-        for reader in sorted(chosen, key=lambda node: network.rank[node])
-        for name in network.reads[reader]
-        if network.producer.get(name) in chosen
-    ]
-
-
-def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
-    """Return a node's attributes in short, by name: of tensors and graphs only their kind."""
-    return {attribute.name: _attribute_text(attribute) for attribute in node.attribute}
-
-
-def _attribute_text(attribute: onnx.AttributeProto) -> str:
-    kind = onnx.AttributeProto.AttributeType.Name(attribute.type).lower().replace("_", " ")
-    if kind.rstrip("s") in ("tensor", "graph", "sparse tensor", "type proto"):
-        return f"<{kind}>"
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return _cut(_value_text(value[: _ATTRIBUTE_LENGTH + 1]))  # plugins keep megabytes of state in one
-    if isinstance(value, (int, float)):
-        return _value_text(value)
-    texts = [*map(_value_text, value[:_SHOWN]), *["..."] * (len(value) > _SHOWN)]
-    return f"[{_cut(', '.join(texts))}]"
-
-
-def _value_text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="replace")
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _ATTRIBUTE_LENGTH else f"{text[:_ATTRIBUTE_LENGTH]}..."

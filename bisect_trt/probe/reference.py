@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import shape_value
-from bisect_trt.onnxlib.cut import Slice, cut, mark_outputs, nothing_stored, plan_slices, slice_model
+from bisect_trt.onnxlib.cut import Slice, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.shapes import infer
@@ -352,7 +352,8 @@ class Reference:
             if place:
                 store = ActivationStore.open(self.store)
                 infos |= {name: store.info(name) for name in part.inputs if name in store}
-            problem = self._collect(slice_model(self._network, part, infos), append=place > 0)
+            piece = cut(self._network, part.nodes, infos, nothing_stored, part.tensors)
+            problem = self._collect(piece.proto, append=place > 0)
             if problem is not None:
                 return problem
         return None

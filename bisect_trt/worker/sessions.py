@@ -105,7 +105,7 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
 def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:
     """The steps of the model's quantized tensors, of which some scales are computed; and what is rounded to 16 bits."""
     try:
-        from bisect_trt.onnxlib.emulation import find_roundings  # noqa: PLC0415 - it needs onnx, which may not be there
+        from bisect_trt.onnxlib.roundings import find_roundings  # noqa: PLC0415 - it needs onnx, which may not be there
     except ImportError:
         return {}, {}
 

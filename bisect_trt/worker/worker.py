@@ -210,7 +210,7 @@ def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
 _spare: list[WorkerProcess] = []
 _most_kept = 0
 _FOR_REFERENCE = ("onnxruntime", "bisect_trt.targets.onnxrt.runner")
-FOR_COMPARING = ("bisect_trt.tensors.compare", "bisect_trt.tensors.saved", "bisect_trt.onnxlib.emulation")
+FOR_COMPARING = ("bisect_trt.tensors.compare", "bisect_trt.tensors.saved", "bisect_trt.onnxlib.roundings")
 """With ONNX, which no other part of a worker needs."""
 
 

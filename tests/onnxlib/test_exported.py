@@ -115,9 +115,6 @@ def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLin
         assert entry["module"] == {"path": path, "class": "net.C3", "source": "/src/torch/norm.py:7"}
         assert f"in module {path} (C3), /src/torch/norm.py:7" in ran.out
     (culprit,) = result["culprits"]
-    words = f"in module `blocks.0.{culprit['name']} (C3), norm.py:7`"
-    for text in ("ISSUE.md", "README.md"):
-        assert words in (here / "bug" / text).read_text()
     assert b"/src/" not in (here / "bug/model.onnx").read_bytes()
     report = Path(result["artifacts"]["report"]).read_text()
     assert report.count("/src/torch/norm.py:7") >= 2

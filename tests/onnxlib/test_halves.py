@@ -12,7 +12,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from bisect_trt.onnxlib.emulation import find_roundings, lows_of
+from bisect_trt.onnxlib.roundings import find_roundings, lows_of
 from bisect_trt.tensors.tolerance import Precision
 
 FP16, BF16 = Precision.FP16, Precision.BF16

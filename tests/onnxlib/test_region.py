@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 from random_models import models
 
+from bisect_trt.commands.region import attribute_texts, edges_between
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.units import HUB_READERS, attribute_texts, edges_between, neighbourhood
+from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
 
 
 def adjacent(network: Network, one: int, other: int) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.onnxlib.emulation import steps_of
+from bisect_trt.onnxlib.roundings import steps_of
 from bisect_trt.targets.reproduce import differs
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import TensorComparison
