@@ -415,7 +415,7 @@ def test_values_stand_behind_the_model(here: Path) -> None:
     with pytest.raises(UsageError, match="did you mean target='onnxrt'"):
         bisect_trt.reduce(model, "onnxrt", fp16=True)
     with pytest.raises(UsageError, match="give a function, a command"):
-        bisect_trt.reduce(model, large, target="onnxrt")  # type: ignore[arg-type]  # values are no check
+        bisect_trt.reduce(model, large, target="onnxrt")
 
 
 def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:

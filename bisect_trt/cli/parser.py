@@ -34,44 +34,11 @@ COMMON = frozenset(
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
 RARE = frozenset(
     {
-        *("calibration_cache", "sensitivity", "archive", "save_onnx"),
-        *(
-            "validation_data",
-            "fresh_samples",
-            "int4",
-            "ladder",
-            "min_good",
-            "reduce_inputs",
-            "reduce_outputs",
-            "mode",
-            "keep_set",
-        ),
+        *("calibration_cache", "sensitivity", "archive", "save_onnx", "validation_data", "keep_set"),
+        *("fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }
 )
 """The options of single commands that only ``--help-all`` shows."""
-RENAMED = {
-    "--art-dir": "--artifacts-dir",
-    "--compare-func": "--compare",
-    "--exclude-outputs": "--onnx-exclude-outputs",
-    "--fp-to-fp16": "--fp16",
-    "--iter-artifact": "--candidate",
-    "--l2-tolerance": "--l2-threshold",
-    "--model-input-shapes": "--input-shapes",
-    "--postprocess-func": "--postprocess",
-    "--psnr-tolerance": "--psnr-threshold",
-    "--silent": "--quiet",
-    "--snr-tolerance": "--snr-threshold",
-    "--trt-exclude-outputs": "--onnx-exclude-outputs",
-    "--trt-outputs": "--onnx-outputs",
-}
-"""Polygraphy's names of options that have another name here."""
-IGNORED = frozenset(
-    {
-        *("--force-fallback-shape-inference", "--no-onnxruntime-shape-inference", "--no-remove-intermediate"),
-        "--use-subprocess",
-    }
-)
-"""Polygraphy's switches for what is always done here."""
 _CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, of Click or of Typer's copy of it
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
@@ -86,7 +53,9 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         SystemExit: Help, the version or a completion was asked for (status 0), or a word is wrong (status 2).
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    named = next((word for word in argv or _completed() if word in COMMANDS), None)
+    # A shell that completes a word passes the command line in its environment.
+    completed = f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
+    named = next((word for word in argv or completed if word in COMMANDS), None)
     app = make_app(named, lambda name, values: found.append((name, values)))
     words = (argv or ["--help"]) if named is None else expand(argv, several(named))
     try:
@@ -149,18 +118,22 @@ def _function(
         values.pop("help_all", None)
         run(name, values)
 
-    parameters = [_parameter(entry, group, groups[0]) for group in groups for entry in entries(group)]
-    if any(group is not groups[0] for group in groups):
-        said = "Show all options, also the rarely used ones, and exit."
-        everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help=said)
-        parameters.append(_keyword("help_all", Annotated[bool, everything], False))
+    annotations = {
+        entry.name: _annotation(entry, group, shared=group is not groups[0])
+        for group in groups
+        for entry in entries(group)
+    }
+    if len(groups) > 1:
+        about = "Show all options, also the rarely used ones, and exit."
+        everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help=about)
+        annotations["help_all"] = (Annotated[bool, everything], False)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(key, kind, annotation=hint, default=value) for key, (hint, value) in annotations.items()
+    ]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    function.__annotations__ = {key: hint for key, (hint, _) in annotations.items()}
     return function
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:  # noqa: ANN401 - of many types
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _show_all(context: typer.Context, wanted: bool) -> None:
@@ -172,39 +145,32 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-def _parameter(entry: Entry, group: type, own: type) -> inspect.Parameter:
-    """A parameter of a function as Typer reads them."""
-    words = entry.option.read is not None or entry.form == "named"
-    one: Any = Path if entry.option.metavar == "FILE" else str if words else entry.kind
+def _annotation(entry: Entry, group: type, *, shared: bool) -> tuple[Any, Any]:
+    """The annotation and the default of a parameter as Typer reads them; values stay words but for numbers and choices."""
+    option = entry.option
+    words = option.read is not None or entry.form == "named"
+    one: Any = Path if option.metavar == "FILE" else str if words else entry.kind
     kind = list[one] if entry.several else one
-    if entry.option.count:
-        default: Any = 0
+    if entry.required:
+        default: Any = inspect.Parameter.empty
     else:
-        default, kind = (inspect.Parameter.empty, kind) if entry.required else (None, Optional[kind])  # noqa: UP045 - not a type expression
-    known: dict[str, Any] = {"help": _plain(entry.option.help), "show_default": _shown(entry) or False}
-    if entry.option.metavar is not None or words or entry.option.positional:
+        default, kind = (0, one) if option.count else (None, Optional[kind])  # noqa: UP045 - not a type expression
+    plain = entry.required or entry.several or option.read or option.count or one is bool or entry.default is None
+    value = entry.default.value if isinstance(entry.default, Enum) else entry.default
+    known: dict[str, Any] = {"help": _plain(option.help), "show_default": not plain and str(value)}
+    if option.metavar is not None or words or option.positional:
         known["metavar"] = entry.placeholder
-    if entry.option.positional:
-        return _keyword(entry.name, Annotated[kind, typer.Argument(**known)], default)
-    known |= {"count": entry.option.count} if entry.option.count else {}
-    if one is int and not entry.several:
-        known |= {"min": entry.option.min, "max": entry.option.max}
-    known["hidden"] = entry.name in RARE or (group is not own and entry.name not in COMMON)
-    known["rich_help_panel"] = None if group is own else title(group)
-    return _keyword(entry.name, Annotated[kind, typer.Option(*entry.flags, **known)], default)
+    if option.positional:
+        return Annotated[kind, typer.Argument(**known)], default
+    known["count"] = option.count
+    known["hidden"] = entry.name in RARE or (shared and entry.name not in COMMON)
+    known["rich_help_panel"] = title(group) if shared else None
+    return Annotated[kind, typer.Option(*entry.flags, **known)], default
 
 
 def _plain(text: str) -> str:
     """A text in which Rich sees no markup."""
     return text.replace("[", "\\[")
-
-
-def _shown(entry: Entry) -> str:
-    """The default, for ``--help``; empty where the help says it or there is none to say."""
-    plain = entry.required or entry.several or entry.option.read or entry.option.count or entry.kind is bool
-    if plain or entry.default is None:
-        return ""
-    return str(entry.default.value if isinstance(entry.default, Enum) else entry.default)
 
 
 def several(name: str) -> frozenset[str]:
@@ -223,14 +189,10 @@ def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
     """
     done: list[str] = []
     current = ""
-    for place, given in enumerate(words):
-        flag, equals, value = given.partition("=")
-        word = RENAMED.get(flag, flag) + equals + value
-        if word in IGNORED:
-            current = ""
-        elif word == CHECK and CHECK in several:
+    for place, word in enumerate(words):
+        if word == CHECK and CHECK in several:
             return done + ([f"{CHECK}={each}" for each in words[place + 1 :]] or [f"{CHECK}="])
-        elif word in several:
+        if word in several:
             current = word
             if place + 1 == len(words) or _is_flag(words[place + 1]):
                 done.append(word)  # without a value, which Typer refuses
@@ -244,8 +206,3 @@ def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
 
 def _is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not _NUMBER.match(word)
-
-
-def _completed() -> list[str]:
-    """The words of the command line that a shell completes; it passes them in its environment."""
-    return f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.commands.call import Call
@@ -17,30 +16,16 @@ from bisect_trt.commands.places import look_there, open_places
 from bisect_trt.errors import UnavailableError
 from bisect_trt.options.shared import Places
 from bisect_trt.plugins import FAILED, conflicting_builds
-from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, environment
 from bisect_trt.targets import find, names
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.guard import scratch
-from bisect_trt.worker.process import ProcessEnd, module_command, run_to_end
+from bisect_trt.worker.process import module_command, run_to_end
 
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
 _CUDA = ("trt", "cuda")
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-
-
-@dataclass(frozen=True)
-class Examined:
-    """What one process found.
-
-    Attributes:
-        found: By name.
-        missing: Why the rest is not there, if it is not.
-    """
-
-    found: dict[str, str]
-    missing: str | None
 
 
 def rows() -> dict[str, list[tuple[str, str]]]:
@@ -59,28 +44,32 @@ def rows() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def doctor(folder: Path, console: Console, result: Result) -> Result:
-    """Look at everything, say what was found, and what is missing for what.
+def run(call: Call) -> Result:
+    """Print versions and devices of this machine or of some places, and what is missing for which target.
 
-    Args:
-        folder: Where the processes' output goes.
-        console: Who is told.
-        result: Gets ``environment`` and ``targets``: for each target why it cannot be used, or ``None``.
+    Raises:
+        UnavailableError: A place cannot be used.
     """
-    wanted = list(dict.fromkeys([*(look for needed in rows().values() for look in needed), _CUDA]))
-    with ThreadPoolExecutor(len(wanted)) as threads:
-        looks = dict(zip(wanted, threads.map(lambda look: examine(look[0], look[1], folder), wanted), strict=True))
+    places, console, result = open_places(call[Places], call.console), call.console, call.result
+    for problem in (*FAILED, conflicting_builds()):
+        if problem is not None:
+            console.warn(problem)
+    with scratch() as name:
+        folder = Path(name)
+        if places:
+            return look_there(folder, places, console, result)
+        wanted = list(dict.fromkeys([*(look for needed in rows().values() for look in needed), _CUDA]))
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            looks = dict(zip(wanted, threads.map(lambda look: examine(look[0], look[1], folder), wanted), strict=True))
     machine = environment()
-    for look in looks.values():
-        machine |= look.found
-    gpus = ask_nvidia_smi()
-    if gpus:
+    for found, _ in looks.values():
+        machine |= found
+    if gpus := ask_nvidia_smi():
         machine["GPU"] = "; ".join(gpus)
     targets = {
-        target: next((why for look in needed if (why := looks[look].missing)), None)
-        for target, needed in rows().items()
+        target: next((why for look in needed if (why := looks[look][1])), None) for target, needed in rows().items()
     }
-    result.extra |= {"environment": machine, "targets": targets, "cuda": looks[_CUDA].missing}
+    result.extra |= {"environment": machine, "targets": targets, "cuda": looks[_CUDA][1]}
     for name, value in machine.items():
         console.answer(f"{name}: {value}")
     for target, missing in targets.items():
@@ -89,16 +78,17 @@ def doctor(folder: Path, console: Console, result: Result) -> Result:
     return result
 
 
-def examine(target: str, look: str, folder: Path) -> Examined:
-    """Look at one thing of a target, in a process of its own."""
+def examine(target: str, look: str, folder: Path) -> tuple[dict[str, str], str | None]:
+    """Return what a process of its own finds of a target, by name, and why the rest is missing."""
     log, file = (folder / f"{target}-{look}.{suffix}" for suffix in ("log", "json"))
     command = module_command("bisect_trt.commands.doctor", target, look, str(file))
     end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
     try:
-        plain = json.loads(file.read_text())
+        found, missing = json.loads(file.read_text())
     except (OSError, ValueError):
-        return Examined({}, _how_it_ended(end, log))
-    return Examined(plain["found"], plain["missing"])
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return {}, f"{end.describe()} when it was loaded{f', after: {lines[-1]}' if lines else ''}."
+    return found, missing
 
 
 def look_inside() -> None:
@@ -115,13 +105,8 @@ def look_inside() -> None:
         missing = str(error)
     except Exception as error:
         missing = f"{type(error).__name__}: {error}."
-    Path(file).write_text(json.dumps({"found": found, "missing": missing}))
+    Path(file).write_text(json.dumps([found, missing]))
     os._exit(0)  # some libraries crash when they are taken down
-
-
-def _how_it_ended(end: ProcessEnd, log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return f"{end.describe()} when it was loaded{f', after: {lines[-1]}' if lines else ''}."
 
 
 def ask_nvidia_smi() -> Sequence[str]:
@@ -134,22 +119,6 @@ def ask_nvidia_smi() -> Sequence[str]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-
-def run(call: Call) -> Result:
-    """Print what is here or in some places, and what is missing for which target.
-
-    Raises:
-        UnavailableError: A place is not there.
-    """
-    places = open_places(call[Places], call.console)
-    for problem in (*FAILED, conflicting_builds()):
-        if problem is not None:
-            call.console.warn(problem)
-    with scratch() as folder:
-        if places:
-            return look_there(Path(folder), places, call.console, call.result)
-        return doctor(Path(folder), call.console, call.result)
 
 
 if __name__ == "__main__":

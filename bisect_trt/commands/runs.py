@@ -2,24 +2,115 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from bisect_trt.commands.binding import RUN_FILE, Binding
+from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.view import EarlierRun
-from bisect_trt.commands.view import view as show
 from bisect_trt.errors import RunFolderError, UnknownNameError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import LogOptions, Report, Resume, ViewOptions
-from bisect_trt.probe.workspace import RUNS_FOLDER
-from bisect_trt.report.console import Console
-from bisect_trt.report.page import write_report
+from bisect_trt.probe.ledger import JOURNAL, read_journal
+from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER
+from bisect_trt.report.console import Console, open_page
+from bisect_trt.report.page import frame, macro, sentence, write_report
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
+from bisect_trt.report.text import Json, plural
+from bisect_trt.tensors.npz import replacing
+
+VIEW_FILE = "view.html"
+"""In a run's folder: the page of ``view``."""
+_CUT = " units"
+"""In the title of a candidate that the whole model was cut down to, and of no other."""
+_LATE_S = 1.0
+"""Seconds by which the journal is newer than the result of a resumed run."""
+_SHOWN = 100
+"""Probes in the table."""
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """A run, read from its folder while it works or after.
+
+    Attributes:
+        folder: The run's folder.
+        binding: What it is bound to.
+        words: The command line, or the Python call.
+        probes: The verdicts, in the order in which the search asked.
+        running: The probes that never ended.
+    """
+
+    folder: Path
+    binding: Binding
+    words: str
+    probes: Sequence[Json]
+    running: Sequence[Json]
+
+    @classmethod
+    def read(cls, folder: Path) -> EarlierRun:
+        """Read a run's folder.
+
+        Raises:
+            UnavailableError: It is no run's folder.
+        """
+        called = (folder / CALL_FILE).exists()
+        binding = Binding.read(folder, CALL_FILE if called else RUN_FILE)
+        command, *words = binding.argv or ("",)
+        shown = f"bisect_trt.{command}({', '.join(words)})" if called else f"bisect-trt {shlex.join(binding.argv)}"
+        verdicts: dict[int, Json] = {}
+        unfinished: dict[str, Json] = {}
+        for entry in read_journal(folder / JOURNAL):
+            if entry["event"] == "started":
+                unfinished[entry["key"]] = entry
+            elif entry["event"] in ("outcome", "moot"):
+                unfinished.pop(entry["key"], None)
+            elif entry["event"] == "verdict":
+                verdicts[entry["number"]] = entry
+            elif entry["event"] == "undo":
+                verdicts.pop(entry["number"], None)
+        return cls(folder, binding, shown, [verdicts[number] for number in sorted(verdicts)], [*unfinished.values()])
+
+    @cached_property
+    def result(self) -> Json | None:
+        """The result; ``None`` while the run is at work, also after it was resumed."""
+        file, journal = self.folder / RESULT_FILE, self.folder / JOURNAL
+        if not file.exists() or (journal.exists() and journal.stat().st_mtime > file.stat().st_mtime + _LATE_S):
+            return None
+        return read_result(self.folder)
+
+    @property
+    def headline(self) -> str:
+        """The answer; before there is one, the smallest failing candidate so far, or the number of probes."""
+        if self.result is not None:
+            return sentence(self.result)
+        cut = [probe for probe in self.probes if probe["verdict"] == "FAIL" and _CUT in probe["title"]]
+        if cut:
+            best = min(cut, key=lambda probe: probe["size"])
+            return f"{best['title']} still fail{'s' if best['size'] == 1 else ''}"
+        return f"{plural(len(self.probes), 'probe')} done" if self.probes else "nothing is known yet"
+
+    def page(self) -> str:
+        """Return the page of the run: its state and its newest probes."""
+        counts = Counter(str(probe["verdict"]).lower() for probe in self.probes)
+        verdicts = ", ".join(f"{counts[key]} {key}" for key in ("fail", "pass", "unresolved") if counts[key])
+        facts = [
+            ("Command", self.words),
+            ("Probes", f"{len(self.probes):,}{f' ({verdicts})' if verdicts else ''}"),
+            ("Running now", None if self.result else ", ".join(str(probe["title"]) for probe in self.running)),
+        ]
+        main = macro("runs.html", "run", self, facts, self.probes[: -_SHOWN - 1 : -1])
+        return frame(self.folder.name, main, "Made by bisect-trt from the folder of the run.", "runs.js")[0]
 
 
 def newest_run(file: str = RUN_FILE) -> Path:
-    """The folder of the run that was started last from the working directory; says which it is.
+    """Return the folder of the run that was started last from the working directory, and print it.
 
     Raises:
         UnavailableError: There is none.
@@ -36,42 +127,35 @@ def log(call: Call) -> Result:
     """Show every probe of a run with its reason, or one in full.
 
     Raises:
-        UnavailableError: There is no such run or probe.
+        UnavailableError: There is no such run.
+        UsageError: The run has no such probe.
     """
     own = call[LogOptions]
     run, number = own.run, own.number
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
     found = EarlierRun.read(newest_run() if run is None else run)
-    if number is None:
-        _show_run(found, call.console)
-    else:
+    show = call.console.answer
+    if number is not None:
         _show_probe(found, number, call.console)
+        return call.result
+    show(found.words)
+    show(f"in {found.binding.cwd}, version {found.binding.version}")
+    for entry in found.probes:
+        show(
+            f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
+        )
+    for entry in found.running:
+        show(f"   - unfinished             {entry['title']}: was running when the run ended")
     return call.result
 
 
-def _show_run(run: EarlierRun, console: Console) -> None:
-    """Print one line for each probe, in the order in which the search asked."""
-    console.answer(run.words)
-    console.answer(f"in {run.binding.cwd}, version {run.binding.version}")
-    for entry in run.probes:
-        console.answer(
-            f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
-        )
-    for entry in run.running:
-        console.answer(f"   - unfinished             {entry['title']}: was running when the run ended")
-
-
 def _show_probe(run: EarlierRun, number: int, console: Console) -> None:
-    """Print one probe: its candidate, the command that runs it again, its output.
-
-    Raises:
-        UsageError: The run has no such probe.
-    """
+    """Print one probe: its candidate, the command that runs it again, its output."""
     entry = next((each for each in run.probes if each["number"] == number), None)
     if entry is None:
         raise UnknownNameError(f"{run.folder} has no probe {number}; it has {len(run.probes)}.")
-    folder = run.candidate(entry)
+    folder = run.folder / "candidates" / str(entry["key"])[:KEY_LENGTH]
     inside = folder / "model.onnx"
     model = inside if inside.exists() else folder.with_suffix(".onnx")  # where it shares a file of weights with others
     console.answer(f"probe {number}: {entry['verdict']}, {entry['reason']}")
@@ -106,14 +190,30 @@ def report(call: Call) -> Result:
 
 
 def view(call: Call) -> Result:
-    """Show runs in a browser.
+    """Write the page of a run into its folder, again and again until the run ends, and open it in the browser.
 
     Raises:
-        UnavailableError: There is no such run, or no port is free.
+        UnavailableError: There is no such run.
+        UsageError: The page cannot be written.
     """
     own = call[ViewOptions]
     folder = newest_run() if own.run is None else own.run
-    show(folder, call.console, own.port, browser=not own.no_browser)
+    path, shown = (folder / VIEW_FILE).absolute(), ""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            run = EarlierRun.read(folder)
+            page = run.page()
+            if page != shown:
+                with replacing(path) as file:
+                    file.write(page.encode(errors="backslashreplace"))
+            if not shown:
+                call.console.answer(str(path))
+                if not own.no_browser:
+                    open_page(path.as_uri())
+            if run.result is not None:
+                break
+            shown = page
+            time.sleep(1)
     return call.result
 
 

@@ -91,23 +91,19 @@ class Inspect:
         inspect data inputs.npz --show values
     """
 
-    said: Annotated[
-        str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
+    file_kind: Annotated[
+        str | None, argument("The kind of the file; by its suffix if left out.", metavar="model|engine|data|tactics")
     ] = None
     path: Annotated[
         Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
     ] = None
     show: Annotated[
         list[Show],
-        option(help="Of a model: its layers, their attributes (attrs), its weights. Of data: some values."),
+        option(help="Layers, their attributes (attrs), weights (names and shapes); of data, values."),
     ] = field(default_factory=list)
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
-    external_data_dir: Annotated[
-        Path | None, option(metavar="DIR", help="Where the files of the model's weights lie.")
-    ] = None
-    ignore_external_data: Annotated[bool, switch("Read only the model's own file; the others may be missing.")] = False
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 
@@ -189,13 +185,12 @@ class Report:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Show a run in a browser, while it runs and after; on this machine alone.
+    """Show a run in a browser, while it runs and after: view.html in its folder, written again until the run ends.
 
     Examples:
         view
-        view .bisect-trt/reduce-model --no-browser --port 8000
+        view .bisect-trt/reduce-model --no-browser
     """
 
     run: RunFolder = None
-    port: Annotated[int, option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")] = 0
-    no_browser: Annotated[bool, switch("Only say the address; open no browser.")] = False
+    no_browser: Annotated[bool, switch("Write the page, and open no browser.")] = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
-from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
+from bisect_trt.options.reading import TopK, one_of, top_k
 from bisect_trt.options.spec import Option, option, switch
 
 THRESHOLDS = {
@@ -23,25 +23,22 @@ PerOutput = dict[str, float]
 """A number for each output, by name; that of the name ``''`` for all others."""
 
 
-def tolerances(help: str) -> Option:  # noqa: A002 - as every command line library calls it
-    """Declare how far outputs may be off."""
-    return option(metavar="[OUT:]TOL", help=help, read=tolerance)
-
-
-def threshold(stem: str, unit: str, help: str, read: Callable[[Any], Any]) -> Option:  # noqa: A002 - as above
-    """Declare how good one number of an output has to be."""
-    return option(f"--{stem}-threshold", metavar=f"[OUT:]{unit}", help=help, read=read)
+def threshold(unit: str, help: str, low: float = 0, high: float = math.inf) -> Option:  # noqa: A002 - as in Typer
+    """Declare a number for each output."""
+    return option(metavar=f"[OUT:]{unit}", help=help, min=low, max=high)
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How far the target may be off."""
+    """Comparison."""
 
     atol: Annotated[
         PerOutput,
-        tolerances("Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16, or of fp16 itself, 1% of it."),
+        threshold(
+            "TOL", "Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16, or of fp16 itself, 1% of it."
+        ),
     ] = field(default_factory=dict)
-    rtol: Annotated[PerOutput, tolerances("Relative tolerance; default 1e-5, with --fp16 1e-2.")] = field(
+    rtol: Annotated[PerOutput, threshold("TOL", "Relative tolerance; default 1e-5, with --fp16 1e-2.")] = field(
         default_factory=dict
     )
     check_error_stat: Annotated[
@@ -53,7 +50,7 @@ class CompareOptions:
         ),
     ] = field(default_factory=dict)
     error_quantile: Annotated[
-        PerOutput, option(metavar="[OUT:]Q", help="Which quantile of the errors to check; default 0.99.", read=quantile)
+        PerOutput, threshold("Q", "Which quantile of the errors to check; default 0.99.", 0, 1)
     ] = field(default_factory=dict)
     infinities_compare_equal: Annotated[bool, switch("The same Inf on both sides is no error.")] = False
     validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
@@ -61,21 +58,21 @@ class CompareOptions:
         Algorithm,
         option("--compare", help="As numbers, as indices, or by one number for each output."),
     ] = Algorithm.SIMPLE
-    l2_threshold: Annotated[
-        PerOutput, threshold("l2", "TOL", "Largest L2 norm of the error; default 1e-5.", tolerance)
-    ] = field(default_factory=dict)
+    l2_threshold: Annotated[PerOutput, threshold("TOL", "Largest L2 norm of the error; default 1e-5.")] = field(
+        default_factory=dict
+    )
     cosine_similarity_threshold: Annotated[
-        PerOutput, option(metavar="[OUT:]COS", help="Least cosine similarity; default 0.997.", read=similarity)
+        PerOutput, threshold("COS", "Least cosine similarity; default 0.997.", -1, 1)
     ] = field(default_factory=dict)
     psnr_threshold: Annotated[
-        PerOutput, threshold("psnr", "DB", "Least peak signal-to-noise ratio; default 30.", decibels)
+        PerOutput, threshold("DB", "Least peak signal-to-noise ratio; default 30.", -math.inf)
     ] = field(default_factory=dict)
-    snr_threshold: Annotated[
-        PerOutput, threshold("snr", "DB", "Least signal-to-noise ratio; default 20.", decibels)
-    ] = field(default_factory=dict)
+    snr_threshold: Annotated[PerOutput, threshold("DB", "Least signal-to-noise ratio; default 20.", -math.inf)] = field(
+        default_factory=dict
+    )
     index_tolerance: Annotated[
         dict[str, int],
-        option(metavar="[OUT:]N", help="For --compare indices: how many places one may be away.", read=places),
+        threshold("N", "For --compare indices: how many places one may be away."),
     ] = field(default_factory=dict)
     postprocess: Annotated[
         dict[str, TopK],

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError, MissingOptionError, UnsuitableModelError
-from bisect_trt.options.reading import number
 from bisect_trt.options.spec import option, switch
 
 
@@ -35,17 +34,19 @@ def drop(value: Any) -> Drop:  # noqa: ANN401 - whatever was given
     """``0.5%`` of the reference's number, or ``0.005`` absolute."""
     if isinstance(value, Drop):
         return value
-    wanted = "a number from 0 up, such as 0.005, or a part of the reference's, such as 0.5%"
     relative = isinstance(value, str) and value.endswith("%")
-    return Drop(number(0, 1e300, wanted)(value[:-1] if relative else value), relative)
-
-
-finite = number(-1e300, 1e300, "a number")
+    try:
+        size = float(value[:-1] if relative else value)
+    except (TypeError, ValueError, OverflowError):
+        size = math.nan
+    if isinstance(value, bool) or not 0 <= size <= 1e300:
+        raise ValueError("a number from 0 up, such as 0.005, or a part of the reference's, such as 0.5%")
+    return Drop(size, relative)
 
 
 @dataclass(frozen=True)
 class MetricOptions:
-    """A metric over a whole set of samples says good or bad."""
+    """Metric over a set of samples."""
 
     metric: Annotated[
         str | None,
@@ -62,10 +63,10 @@ class MetricOptions:
         ),
     ] = None
     min: Annotated[
-        float | None, option(metavar="VALUE", help="What it has to be at least; more is better.", read=finite)
+        float | None, option(metavar="VALUE", help="What it has to be at least; more is better.", min=-1e300, max=1e300)
     ] = None
     max: Annotated[
-        float | None, option(metavar="VALUE", help="What it may be at most; less is better.", read=finite)
+        float | None, option(metavar="VALUE", help="What it may be at most; less is better.", min=-1e300, max=1e300)
     ] = None
     lower_is_better: Annotated[bool, switch("A smaller number of the FILE's metric is better.")] = False
 

@@ -1,4 +1,4 @@
-"""What a value of an option becomes, given as a word or as a Python value: numbers of a range, shapes, sizes, choices."""
+"""Readers of option values, given as a word or as a Python value: shapes, ranges, sizes, choices, pairs, files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ from typing import Any
 from bisect_trt.errors import ConflictError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE | re.ASCII)
-_SHAPE = "a shape such as [1,3,224,224], of whole numbers from 0 up"
-_RANGE = "a range [LOW,HIGH] of two finite numbers"
-_SIZES = (
-    "NAME:[D,...], each D a size, a range 1..64 or 1..64:8, or a list {1,2,7}, with a name in front (n=1..64) or not"
-)
+_SHAPE = "a shape such as [1,3,224,224] or 1x3x224x224, of whole numbers from 0 up"
+_SWEPT = "NAME:[D,...], each D a size, a range 1..64 or 1..64:8, or a list {1,2,7}, with or without a name (n=1..64)"
 _MOST_SIZES = 1_000_000
-_TOP_K = "top-K or top-K,axis=N with K from 1 up"
 
 
 @dataclass(frozen=True)
@@ -43,42 +39,19 @@ class TopK:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that one dimension is to be tried at.
+    """The sizes of one swept dimension.
 
     Attributes:
-        sizes: These, in order, each once; one alone is not swept.
-        name: What the dimension is called; dimensions of one name have one size.
+        sizes: In order, each once; one alone is not swept.
+        name: The name of the dimension; dimensions of one name have one size.
     """
 
     sizes: tuple[int, ...]
     name: str = ""
 
 
-def number(low: float, high: float, wanted: str) -> Callable[[Any], float]:
-    """A reader of numbers of a range, the ends included; NaN is in none."""
-
-    def read(value: Any) -> float:  # noqa: ANN401 - whatever was given
-        try:
-            if isinstance(value, bool):
-                raise TypeError
-            found = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError(wanted) from None
-        if not low <= found <= high:
-            raise ValueError(wanted)
-        return found
-
-    return read
-
-
-tolerance = number(0, math.inf, "a number from 0 up")
-quantile = number(0, 1, "a number from 0 to 1")
-similarity = number(-1, 1, "a number from -1 to 1")
-decibels = number(-math.inf, math.inf, "a number of decibels")
-
-
 def one_of(*kinds: type[Enum]) -> Callable[[Any], Any]:
-    """A reader of one of several choices, by its word."""
+    """Return a reader of one of several choices, by its word."""
 
     def read(value: Any) -> Enum:  # noqa: ANN401 - whatever was given
         for kind in kinds:
@@ -98,109 +71,43 @@ def regex(value: Any) -> str:  # noqa: ANN401 - whatever was given
     return str(value)
 
 
-def places(value: Any) -> int:  # noqa: ANN401 - whatever was given
-    """A number of places."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    if not isinstance(value, str) or not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise ValueError("a whole number of places from 0 up")
-    return int(value)
-
-
 def top_k(value: Any) -> TopK:  # noqa: ANN401 - whatever was given
     """``top-5`` or ``top-5,axis=1``."""
     if isinstance(value, TopK):
         return value
-    match = re.fullmatch(r"top-(\d{1,18})(?:,axis=(-?\d{1,18}))?", value, re.ASCII) if isinstance(value, str) else None
+    match = re.fullmatch(r"top-(\d{1,18})(?:,axis=(-?\d{1,18}))?", str(value), re.ASCII)
     if match is None or int(match[1]) == 0:
-        raise ValueError(_TOP_K)
+        raise ValueError("top-K or top-K,axis=N with K from 1 up")
     return TopK(int(match[1]), int(match[2] or -1))
 
 
 def shape(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - whatever was given
-    """``[1,3,224,224]``; ``[]`` is a scalar."""
-    sizes = _list(value, int, _SHAPE)
+    """``[1,3,224,224]``, or trtexec's ``1x3x224x224``; ``[]`` is a scalar."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}(x\d{1,18})*", value, re.ASCII):
+        value = value.split("x")
+    sizes = _numbers(value, int, _SHAPE)
     if any(size < 0 for size in sizes):
         raise ValueError(_SHAPE)
     return tuple(sizes)
 
 
-def swept_shape(value: Any) -> tuple[str, tuple[Sizes, ...]]:  # noqa: ANN401 - whatever was given
-    """``x:[1..64,3,224,224]``, or such a pair: an input and the sizes of each of its dimensions.
-
-    A dimension is a size, a range with both ends (``1..64``), one with a step (``1..64:8``) or a list (``{1,2,7}``, also in
-    parentheses or brackets), which may have ranges in it; ``n=`` before it names the dimension.
-    """
-    if isinstance(value, str):
-        name, colon, text = value.rpartition(":[")
-        if not colon or not name or not text.endswith("]"):
-            raise ValueError(_SIZES)
-        parts: list[Any] = _split(text[:-1])
-    else:
-        name, parts = value[0], list(value[1])
-    if any(isinstance(part, Sizes) for part in parts):
-        return name, tuple(part if isinstance(part, Sizes) else _sizes(str(part)) for part in parts)
-    return name, tuple(_sizes(_as_word(part)) for part in parts)
-
-
-def _as_word(part: Any) -> str:  # noqa: ANN401 - whatever was given
-    """A dimension of Python's, a number or several, as its word."""
-    if isinstance(part, str) or not isinstance(part, Iterable):
-        return str(part)
-    return f"{{{','.join(map(str, part))}}}"
-
-
-def _split(text: str) -> list[str]:
-    """The parts between commas, but for those within any brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "{[(") - (letter in "}])")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth or (not text.strip()):
-        raise ValueError(_SIZES)
-    return parts
-
-
-def _sizes(text: str) -> Sizes:
-    name, equals, rest = text.strip().rpartition("=")
-    if equals and not name.strip():
-        raise ValueError(_SIZES)
-    rest = rest.strip()
-    listed = [rest]
-    if rest[:1] + rest[-1:] in ("{}", "[]", "()"):
-        listed = rest[1:-1].split(",")
-    found: set[int] = set()
-    for each in listed:
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?\s*", each, re.ASCII)
-        if match is None:
-            raise ValueError(_SIZES)
-        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if high < low or step < 1 or (high - low) // step >= _MOST_SIZES:
-            raise ValueError(f"{_SIZES}; a range goes up, by a step from 1 up, over at most {_MOST_SIZES:,} sizes")
-        found.update(range(low, high + 1, step))
-    return Sizes(tuple(sorted(found)), name.strip())
-
-
 def value_range(value: Any) -> tuple[float, float]:  # noqa: ANN401 - whatever was given
     """``[0,1]``: two finite numbers, the lower first."""
-    numbers = _list(value, float, _RANGE)
-    if len(numbers) != 2:
-        raise ValueError(_RANGE)
-    low, high = numbers
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise ValueError(f"{_RANGE}, the lower first")
-    return low, high
+    wanted = "a range [LOW,HIGH] of two finite numbers, the lower first"
+    numbers = _numbers(value, float, wanted)
+    if len(numbers) != 2 or not -math.inf < numbers[0] <= numbers[1] < math.inf:
+        raise ValueError(wanted)
+    return numbers[0], numbers[1]
 
 
-def _list(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]:  # noqa: ANN401 - whatever was given
+def _numbers(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]:  # noqa: ANN401 - whatever was given
+    """``[A,B,...]``, or an iterable of numbers."""
+    parts: list[Any]
     if isinstance(value, str):
-        inner = value.strip()
-        if not (inner.startswith("[") and inner.endswith("]")):
+        if not (value.strip().startswith("[") and value.strip().endswith("]")):
             raise ValueError(wanted)
-        parts: list[Any] = inner[1:-1].split(",") if inner[1:-1].strip() else []
+        inner = value.strip()[1:-1]
+        parts = inner.split(",") if inner.strip() else []
     else:
         parts = list(value) if isinstance(value, Iterable) else [None]
     try:
@@ -213,30 +120,58 @@ def _list(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]:  # 
     return numbers
 
 
+def swept_shape(value: Any) -> tuple[str, tuple[Sizes, ...]]:  # noqa: ANN401 - whatever was given
+    """``x:[1..64,3,224,224]``: an input and the sizes of each of its dimensions.
+
+    A dimension is a size, a range with both ends (``1..64``), one with a step (``1..64:8``) or a list of these (``{1,2,7}``);
+    ``n=`` before it names the dimension.
+    """
+    name, colon, text = value.rpartition(":[") if isinstance(value, str) else ("", "", "")
+    if not colon or not name or not text.endswith("]"):
+        raise ValueError(_SWEPT)
+    return name, tuple(map(_sizes, re.split(r",(?![^{]*\})", text[:-1])))
+
+
+def _sizes(text: str) -> Sizes:
+    match = re.fullmatch(r"\s*(?:([^={}]*[^={}\s])\s*=)?\s*(?:\{([^{}]*)\}|([^{}=]*))\s*", text)
+    if match is None:
+        raise ValueError(_SWEPT)
+    found: set[int] = set()
+    for each in (match[2] or match[3] or "").split(","):
+        part = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?\s*", each, re.ASCII)
+        if part is None:
+            raise ValueError(_SWEPT)
+        low, high, step = int(part[1]), int(part[2] or part[1]), int(part[3] or 1)
+        if high < low or step < 1 or (high - low) // step >= _MOST_SIZES:
+            raise ValueError(f"{_SWEPT}; a range goes up, by a step from 1 up, over at most {_MOST_SIZES:,} sizes")
+        found.update(range(low, high + 1, step))
+    return Sizes(tuple(sorted(found)), (match[1] or "").strip())
+
+
 def pair(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
     """``NAME:VALUE``, split at the first colon, or such a pair; Python's values become the words for them."""
-    if isinstance(value, str):
-        name, colon, text = value.partition(":")
-        if name and colon:
-            return name, text
-    elif isinstance(value, Iterable):
-        name, text = value
-        return str(name), str(int(text) if isinstance(text, bool) else text)
-    raise ValueError("NAME:VALUE")
+    return _pair(value, ":")
 
 
 def assignment(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
     """``NAME=VALUE``, split at the first equals sign, or such a pair; Python's values become the words for them."""
+    return _pair(value, "=")
+
+
+def _pair(value: Any, between: str) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
+    name: Any = ""
+    text: Any = ""
     if isinstance(value, str):
-        name, equals, text = value.partition("=")
-        if name and equals:
-            return name, text
-        raise ValueError("NAME=VALUE")
-    return pair(value)
+        name, _, text = value.partition(between)
+    elif isinstance(value, Iterable):
+        name, text = value
+    if not name or (isinstance(value, str) and between not in value):
+        raise ValueError(f"NAME{between}VALUE")
+    return str(name), str(int(text) if isinstance(text, bool) else text)
 
 
 def once(flag: str) -> Callable[[Any], Any]:
-    """A check that no name of an option's pairs is given twice."""
+    """Return a check that no name of an option's pairs is given twice."""
 
     def check(pairs: Any) -> Any:  # noqa: ANN401 - a tuple of pairs
         names = [name for name, _ in pairs]
@@ -264,9 +199,9 @@ def existing_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
 
 def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was given
     """``workspace:4G``, or such a pair: a memory pool and its size in bytes."""
-    pool, colon, limit = value.rpartition(":") if isinstance(value, str) else (value[0], ":", value[1])
     try:
-        if not colon or not pool:
+        pool, limit = value.rsplit(":", 1) if isinstance(value, str) else value
+        if not pool:
             raise ValueError
         return pool, size(limit)
     except ValueError:

@@ -24,7 +24,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What to run and compare."""
+    """Outputs to compare."""
 
     onnx_outputs: Annotated[
         list[str],

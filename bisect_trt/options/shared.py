@@ -40,7 +40,7 @@ def _named(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class General:
-    """What every command takes."""
+    """Output."""
 
     json: Annotated[Path | None, option(help="Write the result as JSON.", metavar="FILE")] = None
     report: Annotated[
@@ -49,8 +49,8 @@ class General:
     junit: Annotated[
         Path | None, option(help="Write the result as JUnit XML too, a test case an output.", metavar="FILE")
     ] = None
-    verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
-    quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
+    verbose: Annotated[int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")] = 0
+    quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
 
     @property
     def verbosity(self) -> int:
@@ -60,14 +60,14 @@ class General:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What says good or bad."""
+    """Check."""
 
     check: Annotated[
         list[str],
         option(
             metavar="CMD...",
-            help="Command that says good (0) or bad; takes all that follows, so it comes last. {model}, {inputs}, {golden} "
-            "and {dir} become the candidate's paths, {shapes} its inputs' shapes (x:5x3,y:5).",
+            help="Command that exits with 0 where a candidate passes; takes all that follows, so it is last. {model}, {inputs}, "
+            "{golden} and {dir} become the candidate's paths, {shapes} its inputs' shapes (x:5x3,y:5).",
         ),
     ] = field(default_factory=list)
     fail_regex: Annotated[
@@ -94,7 +94,7 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class Data:
-    """What to feed the model."""
+    """Inputs and weights."""
 
     input_shapes: Annotated[
         dict[str, tuple[int, ...]],
@@ -149,7 +149,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Search:
-    """How the search is run."""
+    """Search."""
 
     workers: Annotated[
         int | None, option(metavar="N", min=1, help="Probes at a time; default one a GPU, or else one a core.")
@@ -158,7 +158,7 @@ class Search:
         int | None, option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
     ] = None
     confidence: Annotated[
-        float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
+        float, option(metavar="P", min=0.5, max=0.999999, help="Confidence for a failure that is not deterministic.")
     ] = 0.99
     shrink: Annotated[bool, option(help="Do not make the tensors of the minimal case smaller.")] = True
     max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
@@ -182,7 +182,7 @@ class Plots:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the target runs."""
+    """Places."""
 
     on: Annotated[
         list[str],

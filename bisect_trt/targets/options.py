@@ -139,9 +139,7 @@ def target_group() -> type[TargetOptions]:
         hints = typing.get_type_hints(plugin.own, include_extras=True)
         new = [each for each in entries(plugin.own) if each.keyword not in {name for name, _, _ in declared}]
         declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in new]
-    return make_dataclass(
-        "Target", declared, bases=(TargetOptions,), namespace={"__doc__": "The runtime under suspicion."}
-    )
+    return make_dataclass("Target", declared, bases=(TargetOptions,), namespace={"__doc__": "Target."})
 
 
 def _shared() -> dict[str, Any]:

@@ -158,6 +158,6 @@ def test_outputs_are_chosen_by_the_operator_that_makes_them(cli: CommandLine, he
 
     assert compared("--onnx-outputs", "op:Mul") == ["big_out", "small_out"]
     assert compared("--onnx-outputs", "op:M*", "a0_out") == ["big_out", "small_out", "a0_out"]
-    assert compared("--onnx-outputs", "mark", "all", "--exclude-outputs", "op:Add") == ["big_out", "small_out"]
+    assert compared("--onnx-outputs", "mark", "all", "--onnx-exclude-outputs", "op:Add") == ["big_out", "small_out"]
     ran = cli("run", model, "--onnxrt", "--onnx-outputs", "op:Softmax")
     assert "the model makes no tensor 'op:Softmax'" in ran.error

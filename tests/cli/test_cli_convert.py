@@ -33,7 +33,7 @@ def test_fp16(cli: CommandLine, here: Path) -> None:
     with np.errstate(over="ignore"):
         assert np.isinf(evaluate(half)).all()  # as fp16 makes of this model
     # The same by the name that Polygraphy has for it.
-    assert cli("convert", model, "--fp-to-fp16", "-o", "same.onnx").status == 0
+    assert cli("convert", model, "--fp16", "-o", "same.onnx").status == 0
     assert onnx.load("same.onnx") == half
 
 

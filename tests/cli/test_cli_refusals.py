@@ -205,8 +205,6 @@ REFUSALS = """
 2002 engine | inspect engine nope.engine
 1003 --show | inspect model m.onnx --show values
 1003 --show | inspect data a.npz --show layers
-1003 --ignore-external-data | inspect data a.npz --ignore-external-data
-1003 --external-data-dir | inspect data a.npz --external-data-dir folder
 1004 model, engine | inspect modle m.onnx
 1004 file | inspect
 1004 model | inspect model

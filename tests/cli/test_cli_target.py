@@ -134,7 +134,7 @@ def test_what_options_become(words: list[str], expected: TargetSettings | TrtSet
 
 
 def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
-    ran = cli("run", chain(tmp_path / "m.onnx"), "--onnxrt", "--trt-outputs", "t2", "t0", "--json", "r.json")
+    ran = cli("run", chain(tmp_path / "m.onnx"), "--onnxrt", "--onnx-outputs", "t2", "t0", "--json", "r.json")
     assert ran.status == 0
     assert [entry["name"] for entry in read_json(Path("r.json"))["comparisons"]] == ["t2", "t0"]
 

@@ -43,9 +43,7 @@ _TEXTS = (
     "n" * 300,
     "a\nb",
 )
-_WORDS = {
-    values.tolerance: ("1e-3", "y:1e-2", "0", "inf", "nan", "-1", "x:y", ""),
-    values.quantile: ("0.5", "y:1", "2", "nan"),
+_WORDS: dict[object, tuple[str, ...]] = {
     values.shape: (
         "x:[2,3]",
         "x:[]",
@@ -58,7 +56,6 @@ _WORDS = {
         "x:[" + "1," * 70 + "1]",
     ),
     values.value_range: ("[0,1]", "x:[-1,1]", "[1,0]", "[nan,1]", "[1e308,1e308]", "x:[0]", "[-1e308,1e308]"),
-    values.places: ("0", "y:3", "-1", "9" * 30),
     values.top_k: ("top-1", "y:top-2,axis=0", "top-0", "top-99999999,axis=9", "top"),
     values.size: ("0", "1K", "16M", "9" * 40 + "G", "-1", "lots"),
 }
@@ -142,7 +139,13 @@ def _argument(name: str, entry: Entry, rng: random.Random) -> str:
         return rng.choice([".", "model.onnx", "values.json", "0", "-7", "99999999999999999999", "none"])
     if name == "inspect":
         return rng.choice(
-            ["model.onnx", "values.npz", "values.json", *(["model", "data"] if entry.name == "said" else []), *_FILES]
+            [
+                "model.onnx",
+                "values.npz",
+                "values.json",
+                *(["model", "data"] if entry.name == "file_kind" else []),
+                *_FILES,
+            ]
         )
     return "model.onnx" if rng.random() < 0.97 else rng.choice(_FILES)
 

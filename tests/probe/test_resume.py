@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from support import chain, examples, has, script
 
 from bisect_trt.commands.binding import RUN_FILE
-from bisect_trt.commands.runs import _show_run
-from bisect_trt.commands.view import EarlierRun
+from bisect_trt.commands.runs import EarlierRun
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.report.console import Console
 from bisect_trt.search.oracle import Subset, Units, Verdict
 
 pytestmark = pytest.mark.any_version
@@ -155,7 +153,7 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
         binding.write_text(bound)
         file.write_text(text)
         with contextlib.suppress(BisectError):
-            _show_run(EarlierRun.read(run), Console())
+            EarlierRun.read(run).page()
         with contextlib.suppress(BisectError):
             Ledger(run).close()
             read += 1

@@ -14,7 +14,7 @@ from browser import CHROMIUM, Browser
 from onnx import NodeProto, helper, numpy_helper
 from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script
 
-from bisect_trt.commands.view import EarlierRun, run_page
+from bisect_trt.commands.runs import EarlierRun
 from bisect_trt.report.page import write_report
 
 pytestmark = [
@@ -363,7 +363,7 @@ def test_no_rule_of_accessibility_is_broken(
     rules = Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8")
     (folder,) = search.parent.glob(".bisect-trt/*/")
     view = tmp_path / "run.html"
-    view.write_text(run_page(EarlierRun.read(folder))[0], encoding="utf-8")
+    view.write_text(EarlierRun.read(folder).page(), encoding="utf-8")
     for page in (layers, hidden, search, view):
         browser.open(page, width=width)
         browser.evaluate(f"{rules};0")
