@@ -8,6 +8,7 @@ imported until a command line has been read, and only the named command's option
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import sys
@@ -163,6 +164,8 @@ def _annotation(entry: Entry, group: type, *, shared: bool) -> tuple[Any, Any]:
     if option.positional:
         return Annotated[kind, typer.Argument(**known)], default
     known["count"] = option.count
+    if one is int and not entry.several:
+        known |= {name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))}
     known["hidden"] = entry.name in RARE or (shared and entry.name not in COMMON)
     known["rich_help_panel"] = title(group) if shared else None
     return Annotated[kind, typer.Option(*entry.flags, **known)], default
