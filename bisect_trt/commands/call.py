@@ -46,7 +46,7 @@ from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.metrics import find_metric, script_file
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.scripts import split_script
-from bisect_trt.worker.place import Place, is_away
+from bisect_trt.worker.place import Place
 
 Group = TypeVar("Group")
 _FUNCTION_OPTIONS = ("check", "candidate", "artifacts", "artifacts_dir")
@@ -158,7 +158,7 @@ class Call:
             raise ConflictError("--metric scores the outputs of a target; name a target, and no --check.")
         if own.candidate is not None:
             check_output(own.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        argv = CommandCheck.parse(own.check, away=is_away(self[Places].on)) if own.check else ()
+        argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(own, argv, target, tolerance, metric=metric, function=self.function, oracle=self.oracle)
 
@@ -241,7 +241,7 @@ class Call:
             files.append(check_script(compare.compare_func_script))
         if metric.metric is not None:
             files += script_file(metric.metric)
-        words = CommandCheck.parse(check.check, away=True) if check.check else ()
+        words = CommandCheck.parse(check.check) if check.check else ()
         # Not Path.is_file: it raises where a word is longer than any file's name.
         return [*files, *(Path(word) for word in words if os.path.isfile(word)), *self[Target].files()]  # noqa: PTH113 - see above
 

@@ -12,7 +12,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bisect_trt.commands.metric import metric_check
-from bisect_trt.commands.places import look_around
 from bisect_trt.commands.preflight import require_fit, require_reference
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
@@ -84,10 +83,7 @@ def _command_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         tuple(map(re.compile, own.fail_regex)),
         settings.timeout,
         workers.memory_limit,
-        workers if workers.places else None,
     )
-    if own.artifacts and not all(place.local for place in workers.places):
-        raise ConflictError("--artifacts conflicts with --on: they are files that a check leaves here.")
     if settings.by_layer and settings.target is not None:
         return EngineCheck(workers, settings.target, command)
     return command
@@ -162,9 +158,9 @@ def make_prober(
         if settings.metric is not None:
             check = metric_check(subject, check, settings.metric, search.confidence)
     elif subject.workers.places:
-        if not isinstance(check, CommandCheck | EngineCheck):
-            raise ConflictError("--on is where a target or a check command runs, and there is neither; drop it.")
-        look_around(subject, check.target if isinstance(check, EngineCheck) else None)
+        raise ConflictError(
+            "--on is where a target runs, and a check runs here: drop --on, or name a target and no check."
+        )
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time

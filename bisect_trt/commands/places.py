@@ -54,25 +54,23 @@ PLACES_FILE = "places.json"
 """In a run's folder: what there was in its places."""
 
 
-def look_around(subject: Subject, target: TargetSettings | None) -> None:
+def look_around(subject: Subject, target: TargetSettings) -> None:
     """Ask all places what there is, before anything runs there, and make sure that verdicts of one are those of another.
 
     Args:
         subject: What its places are goes to ``seen``.
-        target: The runtime under suspicion; ``None`` if a check command runs there.
+        target: The runtime under test.
 
     Raises:
         UnavailableError: A place is not there, or the target is not there.
         UsageError: They are unlike, or they are not what they were when the run began.
     """
-    plugin = None if target is None else target.target
-    named = [package.name for package in plugin.packages] if plugin is not None else _all_packages()
-    packages = tuple(dict.fromkeys([*named, "numpy"]))
+    plugin = target.target
+    packages = tuple(dict.fromkeys([*(package.name for package in plugin.packages), "numpy"]))
     for place in dict.fromkeys(subject.workers.places):
-        if place in subject.seen or (plugin is not None and plugin.stays):
+        if place in subject.seen or plugin.stays:
             continue
-        request = Look(target or TargetSettings(), packages, start=target is not None)
-        reply = subject.workers.ask(request, place=place)
+        reply = subject.workers.ask(Look(target, packages), place=place)
         if isinstance(reply, Failed):
             raise PlaceError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
         subject.seen[place] = reply

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +28,8 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, Trial, pack, writing
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.process import ProcessEnd, gate, run_to_end
-from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Failed
+from bisect_trt.worker.process import gate, run_to_end
+from bisect_trt.worker.protocol import Failed
 
 _GRACE_SECONDS = 120.0
 """The time of a fresh process beside ten times that of a worker: TensorRT takes ten seconds to start."""
@@ -188,7 +186,7 @@ def leave_reproducer(
         places=[seen.table() for seen in subject.seen.values()],
     )
     written, minimum = reproducer.write(folder), answer.case.minimum
-    trial = _try_script(session, carried, folder, outcome.seconds)
+    trial = _try_script(session, folder, outcome.seconds)
     if record.verdict is not Verdict.FAIL:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
@@ -273,11 +271,11 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
     return target.with_own(**changes) if changes else target, carried
 
 
-def _try_script(session: Session, target: TargetSettings, folder: Path, seconds: float) -> Trial:
+def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
     """Run the script where the target runs, as often as an intermittent failure needs."""
     limit, trial = 10 * seconds + _GRACE_SECONDS, Trial()
     for _ in range(min(session.prober.runner.flakiness.passes_needed, _MOST_RUNS)):
-        trial = _run_script(session.subject, target, folder, limit)
+        trial = _run_script(session.subject, folder, limit)
         if trial.shows is not False:
             break
     session.console.note(f"{SCRIPT}: {'shows the failure' if trial.shows else trial.why}")
@@ -286,22 +284,17 @@ def _try_script(session: Session, target: TargetSettings, folder: Path, seconds:
     return trial
 
 
-def _run_script(subject: Subject, target: TargetSettings, folder: Path, limit: float) -> Trial:
+def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
     log = subject.workspace.scratch(f"{SCRIPT}.log")
-    if subject.workers.places:
-        began, files = time.monotonic(), [path for path in folder.rglob("*") if path.is_file()]
-        sent = {path.relative_to(folder).as_posix(): path for path in files}
-        log.write_bytes(b"")
-        request = Execute(target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), sent)
-        reply = subject.workers.ask(request, limit, place=subject.workers.places[0], log=log)
-        late, code = (reply.kind == "time-out", -signal.SIGKILL) if isinstance(reply, Failed) else (False, reply.code)
-        end = ProcessEnd(code, late, False, time.monotonic() - began)
-    else:
-        try:
-            with gate.turn():
-                end = run_to_end([sys.executable, SCRIPT], log=log, environment={}, timeout=limit, cwd=folder)
-        except OSError as error:
-            return Trial(None, f"not run, for it does not start here ({error.strerror})")
+    place = next(iter(subject.workers.places), None)
+    if place is not None and not place.local:
+        return Trial(None, "not run, for the target runs on another machine")
+    python = sys.executable if place is None else place.argv[0]
+    try:
+        with gate.turn():
+            end = run_to_end([python, SCRIPT], log=log, environment={}, timeout=limit, cwd=folder)
+    except OSError as error:
+        return Trial(None, f"not run, for it does not start here ({error.strerror})")
     if end.code == 1 and not end.timed_out:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")

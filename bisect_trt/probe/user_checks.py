@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import shlex
 import shutil
@@ -17,20 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from bisect_trt.errors import BisectError, CheckCommandError, ScriptError
-from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
+from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.tensors.npz import load_npz
-from bisect_trt.worker.place import Place
-from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, gate, run_to_end
-from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, PLACE_FOLDER, PLACE_PYTHON, Execute, Failed
+from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY
 
 _TAIL_LINES = 5
 _TAIL_BYTES = 4096
@@ -41,10 +35,6 @@ SKIP_CODE = 125
 _PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine|python|shapes)\}")
 PYTHON = "{python}"
 """Placeholder of the interpreter that a candidate is probed with: that of its environment, else this one."""
-_LIMITS = {"time-out": "timed out", "cancelled": "cancelled", "memory": "over memory"}
-"""The limit that a command in a place was past, by the kind of ``Failed``."""
-_THERE = {"model": "model.onnx", "inputs": "inputs.npz", "golden": "golden.npz", "engine": "model.engine"}
-"""The names of a candidate's files in a place, by placeholder."""
 
 
 def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome]) -> Outcome:
@@ -85,7 +75,6 @@ class CommandCheck:
         fail_regexes: Only output that one of these matches is the failure.
         timeout: Seconds a candidate may take.
         memory_limit: Bytes that a candidate's check and all that it starts may hold.
-        workers: In whose places it runs, if not here.
     """
 
     argv: tuple[str, ...]
@@ -94,15 +83,10 @@ class CommandCheck:
     fail_regexes: tuple[re.Pattern[str], ...] = ()
     timeout: float | None = None
     memory_limit: int | None = None
-    workers: WorkerPool | None = None
 
     @classmethod
-    def parse(cls, words: Sequence[str], *, away: bool = False) -> tuple[str, ...]:
+    def parse(cls, words: Sequence[str]) -> tuple[str, ...]:
         """The command from the words after ``--check``: the command itself, or one quoted string.
-
-        Args:
-            words: The words.
-            away: Whether it runs elsewhere, where other programs are.
 
         Raises:
             UsageError: It is empty, its quotes do not match, or the program does not exist.
@@ -113,7 +97,7 @@ class CommandCheck:
             raise CheckCommandError(f"--check {words[0]}: {error}; mend the quotes.") from error
         if not argv:
             raise CheckCommandError("--check needs a command after it.")
-        if argv[0] != PYTHON and not away and shutil.which(argv[0]) is None:
+        if argv[0] != PYTHON and shutil.which(argv[0]) is None:
             raise CheckCommandError(
                 f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
             )
@@ -144,10 +128,6 @@ class CommandCheck:
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
-        if self.workers is not None:
-            note_command(files, shlex.join(argv))
-            files.renew()
-            return self._run_there(self.workers, files, cancel)
         note_command(files, f"{copy}{shlex.join(argv)}")
         for number in range(MOST_LOST):
             if number or (files.sample or 1) > 1:
@@ -180,33 +160,6 @@ class CommandCheck:
         wanted = end.code in (*self.fail_codes, *self.ignore_fail_codes)
         killed = end.code in _SHELL_KILLED or (end.code != 0 and oom_kills() > kills)
         return end, end.from_outside or (killed and not wanted)
-
-    def _run_there(self, workers: WorkerPool, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
-        """Run it on a candidate in one of the places.
-
-        On this machine it runs in the user's own working directory. Elsewhere it runs in the candidate's folder, and files
-        here that its words name go along.
-        """
-        local = all(place.local for place in workers.places)
-        sent, known = _of_candidate(files)
-        argv = _filled(self.argv, known)
-        if not local:
-            argv = [_sent(word, place, sent) for place, word in enumerate(argv)]
-        environment = {f"BISECT_TRT_{name.upper()}": path for name, path in known.items() if name != "python"}
-        environment |= {} if files.sample is None else {"BISECT_TRT_SAMPLE": str(files.sample)}
-        request = Execute(TargetSettings(), tuple(argv), sent, environment, Path.cwd() if local else None)
-        places: list[Place] = []
-        files.log.write_bytes(b"")
-        began = time.monotonic()
-        reply = workers.ask(request, self.timeout, cancel, log=files.log, told=places.append)
-        seconds, place = time.monotonic() - began, places[-1].said if places else None
-        if isinstance(reply, Failed) and reply.kind in ("lost", "crash"):
-            return Outcome(Ending.SKIPPED, LOST, reply.message, seconds, place=place)
-        if isinstance(reply, Failed):
-            end = ProcessEnd.past(_LIMITS.get(reply.kind), None, seconds)
-        else:
-            end = ProcessEnd.past(None, reply.code, seconds, reply.left_out)
-        return replace(self._read(end, files.log), place=place)
 
     def _read(self, end: ProcessEnd, log: Path) -> Outcome:  # noqa: PLR0911 - one return a row of the table
         """The table of the check command's contract, its first row that applies."""
@@ -273,28 +226,6 @@ def _tail(log: Path) -> str:
     """The last lines of a log."""
     lines = _text(log, _TAIL_BYTES).rstrip().splitlines()
     return "\n".join(lines[-_TAIL_LINES:])
-
-
-def _of_candidate(files: CandidateFiles) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files of a candidate by their names in a place, and the values of the placeholders there."""
-    here = {"model": files.model, "inputs": files.inputs, "golden": files.golden}
-    here |= {} if files.engine is None else {"engine": files.engine}
-    sent = {_THERE[name]: path for name, path in here.items()}
-    if files.kept is not None:
-        sent[FIXED_PATH.name] = sent[POLYGRAPHYS_PATH.name] = files.model
-    for location in external_files(onnx.load(str(files.model), load_external_data=False)):
-        sent[location] = files.model.absolute().parent / location
-    known = {name: f"{PLACE_FOLDER}/{_THERE[name]}" for name in here}
-    return sent, known | {"dir": PLACE_FOLDER, "python": PLACE_PYTHON, "shapes": files.placeholders()["shapes"]}
-
-
-def _sent(word: str, place: int, sent: dict[str, Path]) -> str:
-    """A word of the command, as the path in the place of the file that it names here; a bare program is the place's own."""
-    if (place == 0 and "/" not in word) or not os.path.isfile(word):  # noqa: PTH113 - a word may be longer than any name
-        return word
-    name = f"check/{place}-{Path(word).name}" if place == 0 else f"check/{Path(word).name}"
-    sent[name] = Path(word).absolute()
-    return f"{PLACE_FOLDER}/{name}"
 
 
 _OUTCOMES = {

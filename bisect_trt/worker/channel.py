@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ Buffer = Any
 """Bytes, a bytearray or a memoryview of bytes."""
 Message = tuple[dict[str, Any], bytearray]
 """Its header and its payload."""
+LAST = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
+"""Exit statuses of a process in a place after which the place ends: the driver is gone, or a message may be cut short."""
 _HEAD = struct.Struct(">IQ")
 _CHUNK = 1 << 20
 

@@ -23,7 +23,17 @@ from typing import IO, Any
 from bisect_trt.errors import PlaceError, kind_of
 from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.worker.channel import Buffer, Closed, ConnectionLost, Message, ProcessDied, receive, send, write_all
+from bisect_trt.worker.channel import (
+    LAST,
+    Buffer,
+    Closed,
+    ConnectionLost,
+    Message,
+    ProcessDied,
+    receive,
+    send,
+    write_all,
+)
 from bisect_trt.worker.place import FIRST_LINE, GREETING, Place
 
 OLDEST = (3, 10)
@@ -143,6 +153,8 @@ class Connection:
         self.memory = header.get("memory", self.memory)
         self.printed += header["printed"]
         if "died" in header:
+            if header["died"]["code"] in LAST:
+                self.close()
             raise ProcessDied(**header["died"])
         if "error" in header:
             _raise_error(**header["error"])

@@ -1,12 +1,10 @@
-"""Ends the processes of a run when the run itself is killed, and what a check leaves behind when it ends.
+"""Ends the processes of a run and removes its temporary folders when the run ends, also when it is killed.
 
-Each check has a process group of its own, so that a time-out ends all of it. The price is that a check would outlive a driver
-that is killed (kill -9, out of memory). A small process, the guard, therefore waits for the end of a socket that only the driver
-holds open, and then kills the groups that are still registered. PR_SET_PDEATHSIG cannot do this: it reaches no group, and the
-kernel sends it when the starting *thread* ends.
-
-What has left its group, as a daemon does, is found by a mark in its environment (Linux); one that has cleared its environment
-is left running. Temporary folders lie in one folder that the guard removes, whichever signal ends the driver.
+Each check has its own process group, so that a time-out ends all of it; such a group would outlive a driver that is killed
+(kill -9, out of memory). A small process, the guard, therefore waits for the end of a socket that only the driver holds open,
+and then kills the groups that are still registered and every process with the driver's mark in its environment (Linux): one
+that was just being started, or that has left its group as a daemon does. PR_SET_PDEATHSIG cannot replace it: it reaches no
+group, and the kernel sends it when the starting *thread* ends.
 """
 
 from __future__ import annotations
@@ -15,14 +13,12 @@ import atexit
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
@@ -30,12 +26,12 @@ from typing import IO
 from bisect_trt.tensors.kernel import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
-"""Environment variable of the processes that a run starts: the driver's process and a number."""
+"""Environment variable of the processes that a run starts: the process ID of the driver."""
 _WATCH = f"""
 import glob, os, shutil, signal, socket, sys, time
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-driver, starting, groups, folders, locks, rest = socket.socket(fileno=0), 0, set(), set(), [], b''
+driver, groups, folders, locks, rest, looks = socket.socket(fileno=0), set(), set(), [], b'', 5
 def kill(group):
     try:
         os.killpg(group, signal.SIGKILL)
@@ -52,33 +48,34 @@ while True:
     *lines, rest = (rest + content).split(b'\\n')
     for line in lines:
         word, what = line.split()
-        starting += {{b'start': 1, b'started': -1, b'failed': -1}}.get(word, 0)
         if word == b'started':
             groups.add(int(what))
         elif word == b'ended':
             groups.discard(int(what))
         elif word == b'folder':
             folders.add(bytes.fromhex(what.decode()))
+        elif word == b'close':
+            looks = 1
 for group in groups:
     kill(group)
-for _ in range(20 if starting else 1):  # one that was just being started has its mark a little later
+while looks:  # a process that was just being started has its mark a little later, and one that is killed may start another
+    looks -= 1
     for path in glob.glob('/proc/[0-9]*/environ'):
         try:
             with open(path, 'rb') as file:
-                if b'\\0{MARK}=' + sys.argv[1].encode() + b'-' in b'\\0' + file.read():
+                if b'\\0{MARK}=' + sys.argv[1].encode() + b'\\0' in b'\\0' + file.read():
                     kill(os.getpgid(int(path.split('/')[2])))
+                    looks = 5
         except OSError:
             pass
-    time.sleep(0.05 if starting else 0)
+    time.sleep(0.02 if looks else 0)
 for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
-_STRAY_ROUNDS = 100
-"""How often to look for the daemons of a check, while there are some: a killed one may have started more."""
 
 
 class Guard:
-    """Starts processes and knows which are running; its own process starts with the first."""
+    """Starts processes and registers which are running; its own process starts with the first."""
 
     def __init__(self) -> None:
         """Nothing is started yet."""
@@ -86,15 +83,13 @@ class Guard:
         self._pipe: socket.socket | None = None
         self._owner = 0
         self._lock = threading.Lock()
-        self._numbers = count()
-        self._marks: dict[int, str] = {}
         self._scratch: Path | None = None
 
     def scratch(self) -> Path:
-        """The folder for temporary files of this process and its workers; it ends with this process.
+        """The folder for temporary files of this process and its workers; it is removed when this process ends.
 
         Raises:
-            OSError: There is no place for it.
+            OSError: It cannot be made.
         """
         if self._scratch is None or self._owner != os.getpid() or not self._scratch.is_dir():
             folder = Path(gettempdir(), f"bisect-trt-{uuid.uuid4().hex}")
@@ -104,9 +99,9 @@ class Guard:
         return self._scratch
 
     def hold(self, lock: int) -> None:
-        """Have a lock (``flock(2)``, by its file descriptor) held until all processes have ended, whoever ends this one.
+        """Keep a lock (``flock(2)``, by its file descriptor) until all processes have ended, also if this one is killed.
 
-        Who unlocks it unlocks it for the guard too.
+        Unlocking it in this process unlocks it in the guard too.
         """
         self._tell("hold", lock, lock)
 
@@ -119,54 +114,46 @@ class Guard:
         pass_fds: Collection[int] = (),
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own, to be killed with all its group if the driver dies.
+        """Start a process in its own group, to be killed with all its group if the driver dies.
 
         Args:
             argv: The command.
             env: Its whole environment.
             output: Where its stdout and stderr go; it has no stdin.
-            pass_fds: Files that it gets.
+            pass_fds: File descriptors that it inherits.
             cwd: Where it runs; here if not given.
 
         Raises:
             OSError: It cannot be started.
         """
-        mark = f"{os.getpid()}-{next(self._numbers)}"
-        self._tell("start", mark)
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                cwd=cwd,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**env, MARK: mark},
-                pass_fds=pass_fds,
-                start_new_session=True,
-            )
-        except BaseException:
-            self._tell("failed", mark)
-            raise
-        self._marks[process.pid] = mark
+        self._tell("start", 0)  # the guard is there before the process is
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            cwd=cwd,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**env, MARK: str(os.getpid())},
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
         self._tell("started", process.pid)
         prefer_to_end(process.pid)
         return process
 
     def release(self, group: int) -> None:
-        """Forget a group that was killed, and kill the daemons that it has started."""
-        mark = f"{MARK}={self._marks.pop(group)}".encode()
+        """Forget a group that was killed."""
         self._tell("ended", group)
-        for _ in range(_STRAY_ROUNDS):
-            if not _kill_marked(mark, group):
-                break
 
     def close(self) -> None:
-        """End the guard's own process; whatever is still running is killed with it."""
+        """End the guard's process; whatever is still running is killed with it."""
         with self._lock:
             process, pipe = self._process, self._pipe
             if process is None or pipe is None or not self._is_there():
                 return
             self._process = self._pipe = None
+            with contextlib.suppress(ConnectionError):
+                pipe.sendall(b"close 0\n")
             pipe.close()
             process.wait()
             if self._scratch is not None:  # where the guard was killed
@@ -190,7 +177,7 @@ class Guard:
                         stdin=its.fileno(),
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
-                        # Where this driver is part of a check itself, the guard is not to be taken for its daemon.
+                        # Where this driver is part of a check itself, the guard survives the end of that check's run.
                         env={name: value for name, value in os.environ.items() if name != MARK},
                         start_new_session=True,
                     )
@@ -200,18 +187,6 @@ class Guard:
                 socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
 
 
-def _kill_marked(mark: bytes, above: int) -> bool:
-    """Kill the processes with a mark in their environment that were started after another one; whether there were some."""
-    found = False
-    with contextlib.suppress(OSError):  # there is no /proc
-        for path in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if int(path.name) > above and mark in (path / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(path.name), signal.SIGKILL)
-                    found = True
-    return found
-
-
 guard = Guard()
 
 
@@ -219,6 +194,6 @@ def scratch() -> TemporaryDirectory[str]:
     """A temporary folder, which is removed even if this process is killed.
 
     Raises:
-        OSError: There is no place for it.
+        OSError: It cannot be made.
     """
     return TemporaryDirectory(dir=guard.scratch())

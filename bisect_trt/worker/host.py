@@ -1,8 +1,7 @@
 """The program that runs in a place: another interpreter, a container, another host. It is part of the zip application.
 
-Two processes run there. The first passes messages on to the second, which runs models by the runner modules of targets (see
-:mod:`bisect_trt.targets.runtime`). When the second crashes, the first replies how, and starts another for the next message.
-When the driver is gone, it ends everything. Models and other files come by the SHA-256 of their content, each once.
+It runs models by the runner modules of targets (see :mod:`bisect_trt.targets.runtime`) in a child process, so that a crash is
+an answer. Models and other files come by the SHA-256 of their content, each once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bisect_trt.errors import BisectError, CheckCommandError, PlaceError
+from bisect_trt.errors import BisectError, PlaceError
 from bisect_trt.targets.messages import RuntimeFailure
 from bisect_trt.tensors.kernel import (
     adopt_orphans,
@@ -37,11 +36,11 @@ from bisect_trt.tensors.kernel import (
     status_bytes,
     total_bytes,
 )
-from bisect_trt.worker.channel import Closed, receive, send
+from bisect_trt.worker.channel import LAST, Closed, receive, send
 
 _MOST_RUNTIMES = 16
 _OUTPUT_MOST = 32 << 20
-"""What is kept of either end of the output of a call."""
+"""How much of the output of a call is sent back."""
 _LOOK_SECONDS = 0.1
 Reply = tuple[dict[str, Any], bytes]
 """A header and a payload."""
@@ -50,116 +49,79 @@ Reply = tuple[dict[str, Any], bytes]
 def main(own: str, memory_limit: int | None) -> NoReturn:
     """Answer a driver at the other end of stdin and stdout until one side is gone.
 
+    This process watches another, which runs models and talks with the driver. When that crashes, this process reports how, and
+    starts another for the next call. When the driver is gone, it ends everything that was started here.
+
     Args:
         own: A folder of this process; it is removed in the end.
         memory_limit: Bytes that the process that runs models may hold.
     """
     source, sink = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     adopt_orphans()
-    watched = Watched(Path(own), source, sink, memory_limit)
+    log, child, crashed = Path(own, "output.log"), 0, True
+    log.touch()
     try:
-        while True:
-            answered, content = watched.ask(*receive(source))
-            send(sink, answered, [content])
+        while crashed:
+            child = os.fork()
+            if child == 0:
+                _run_models(source, sink, Path(own), log)
+            over_memory = _watch(child, source, sink, memory_limit)
+            code, child = _end(child), 0
+            crashed = code not in LAST
+            send(sink, {"died": {"code": code, "over_memory": over_memory}, "printed": printed(log)})
     except (Closed, SystemExit):
         pass
     finally:
         with contextlib.suppress(BaseException):
-            watched.end()
+            if child:
+                _end(child)
             shutil.rmtree(own, ignore_errors=True)
         os._exit(0)
 
 
-class Watched:
-    """The process that runs models, as the first process sees it."""
+def _watch(child: int, source: int, sink: int, memory_limit: int | None) -> bool:
+    """Wait until the process that runs models has ended, or holds too much memory; returns whether it does.
 
-    def __init__(self, own: Path, source: int, sink: int, memory_limit: int | None) -> None:
-        """It is started by the first message; ``source`` and ``sink`` are the pipes of the driver."""
-        self._own = own
-        self._log = own / "output.log"
-        self._log.touch()
-        self._source, self._sink = source, sink
-        self._memory_limit = memory_limit
-        self._child = self._to = self._from = -1
-
-    def ask(self, header: Mapping[str, Any], payload: bytearray) -> Reply:
-        """Pass a message on; the reply has what was printed meanwhile, or ``died`` if the process has ended.
-
-        Raises:
-            Closed: The driver is gone.
-        """
-        if self._child < 0:
-            self._start()
-        over_memory = gone = False
-        content: bytes | bytearray = b""
-        try:
-            send(self._to, header, [payload])
-            while not (ready := select.select([self._from, self._source], [], [], _LOOK_SECONDS)[0]):
-                if self._memory_limit is not None and holds_more(self._child, self._memory_limit):
-                    over_memory = True
-                    self._kill()
-                if self._has_ended():  # a process that it has started may hold the pipe open
-                    raise Closed
-            gone = self._from not in ready  # a driver sends nothing before it has the reply
-            known, content = ({}, b"") if gone else receive(self._from)
-        except Closed:
-            known = {"died": {"code": self.end(), "over_memory": over_memory}}
-        if gone:
+    Raises:
+        Closed: The driver is gone.
+    """
+    driver = select.poll()
+    driver.register(source, getattr(select, "POLLRDHUP", 0))
+    driver.register(sink, 0)
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if driver.poll(1000 * _LOOK_SECONDS):
             raise Closed("the driver is gone")
-        return {**known, **self._printed()}, bytes(content)
+        if memory_limit is not None and holds_more(child, memory_limit):
+            return True
+    return False
 
-    def _start(self) -> None:
-        requests, self._to = os.pipe()
-        self._from, replies = os.pipe()
-        self._child = os.fork()
-        if self._child == 0:
-            for fd in (self._to, self._from, self._source, self._sink):
-                os.close(fd)
-            _run_models(requests, replies, self._own, self._log)
-        os.close(requests)
-        os.close(replies)
 
-    def _has_ended(self) -> bool:
-        return os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _kill(self) -> None:
-        for kill in (os.killpg, os.kill):  # right after the fork it has no group of its own
+def _end(child: int) -> int:
+    """Kill a process with all that it has started; its exit status, or minus the signal's number."""
+    for kill in (os.killpg, os.kill):  # right after the fork it has no group of its own
+        with contextlib.suppress(OSError):
+            kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while strays := children():  # of those that have left its group this process is the parent now (Linux)
+        for pid in strays:
             with contextlib.suppress(OSError):
-                kill(self._child, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    return code
 
-    def end(self) -> int:
-        """Kill the process with all that it has started; its exit status, or minus the signal's number."""
-        if self._child < 0:
-            return 0
-        self._kill()  # one that is ending has its exit status already
-        code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-        while strays := children():  # of those that have left its group this process is the parent now (Linux)
-            for pid in strays:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-        os.close(self._to)
-        os.close(self._from)
-        self._child = -1
-        return code
 
-    def _printed(self) -> dict[str, Any]:
-        """The output since the last message, of very much the beginning and the end, and how many bytes are left out."""
-        size = self._log.stat().st_size
-        left_out = max(size - 2 * _OUTPUT_MOST, 0)
-        with self._log.open("rb") as file:
-            text = file.read(_OUTPUT_MOST if left_out else size)
-            if left_out:
-                file.seek(-_OUTPUT_MOST, os.SEEK_END)
-                text += f"\n[{left_out} bytes of output left out here]\n".encode() + file.read()
-        os.truncate(self._log, 0)
-        return {"printed": text.decode(errors="replace"), "left_out": left_out}
+def printed(log: Path) -> str:
+    """The output since the last message; of very much the end."""
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - _OUTPUT_MOST, 0))
+        text = file.read()
+    os.truncate(log, 0)
+    return text.decode(errors="replace")
 
 
 def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
@@ -179,7 +141,7 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
             known, content = host.answer(*receive(source))
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-            send(sink, known, [content])
+            send(sink, {**known, "printed": printed(log)}, [content])
     except Closed:
         status = 0
     except BaseException:
@@ -279,28 +241,6 @@ class Host:
         runtime, path = self._runtime(call), self._written(call)
         trace = getattr(runtime, "trace", None)
         return {"trace": {} if trace is None else trace(path, unpack(payload), call["hints"])}, b""
-
-    def command(self, call: dict[str, Any], _: bytearray) -> Reply:
-        """Run a command; its output is printed."""
-        folder = self._own / "command"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for name, digest in call["files"].items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self._file(digest), folder / name)
-
-        def known(word: str) -> str:
-            return word.replace(call["folder"], str(folder)).replace(call["python"], sys.executable)
-
-        environment = {**os.environ, **{name: known(value) for name, value in call["environment"].items()}}
-        # So that "python" is this interpreter, as in an activated environment.
-        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-        argv = [known(word) for word in call["argv"]]
-        try:
-            code = subprocess.call(argv, stdin=subprocess.DEVNULL, env=environment, cwd=call["cwd"] or folder)
-        except OSError as error:
-            raise CheckCommandError(f"'{argv[0]}' cannot be run there: {error.strerror or error}") from error
-        return {"code": code}, b""
 
     def _file(self, digest: str) -> Path:
         return self._own / "files" / digest

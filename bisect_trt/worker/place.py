@@ -75,8 +75,6 @@ class Seen:
         """What verdicts may depend on: the target's version, the GPU, the processor."""
         gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
         known = {"version": self.target.get("version", ""), "GPU": gpus, "processor": self.found.get("CPU", "")}
-        if not self.target:
-            known["packages"] = ", ".join(f"{name} {version}" for name, version in self.found["packages"].items())
         return {name: str(value) for name, value in known.items() if value}
 
     def describe(self) -> str:
@@ -144,15 +142,6 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
         if not words:
             raise ValueRefusedError(f"--on {word}: there is no command.")
     return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
-
-
-def is_away(words: Sequence[str]) -> bool:
-    """Whether some of these places are not this machine.
-
-    Raises:
-        UsageError: One is none.
-    """
-    return any(parse(word)[0] not in ("python", "env") for word in words)
 
 
 def make_place(word: str, environment: Callable[[str], str]) -> Place:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +27,14 @@ _FAULTS = {
 """What a process does to itself; every other signal is sent by somebody."""
 _PIPE_BYTES = 1 << 16
 """What a pipe holds, on Linux."""
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.05
+"""How often a process is looked at that has closed its output, or has left it to another."""
 MEMORY_LOOK_SECONDS = 0.1
 """How often is looked at what a process with a limit holds."""
 LOG_BYTES = 32 << 20
-"""What is kept of either end of a process's output."""
+"""How much of the beginning of a process's output is kept."""
+_TAIL_BYTES = 256 << 10
+"""How much of its end is kept beside."""
 MOST_LOST = 3
 """How often somebody else may end what is asked of a process before it stays unanswered."""
 GRACE_SECONDS = 2.0
@@ -160,36 +162,26 @@ class CappedLog:
         left_out: Bytes in between that are not kept.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
-        """``most`` bytes are kept of either end."""
+    def __init__(self, path: Path) -> None:
+        """Open the file; :data:`LOG_BYTES` of the beginning and :data:`_TAIL_BYTES` of the end are kept."""
         self.left_out = 0
-        self._most = most
-        self._room = most
+        self._room = LOG_BYTES
         self._file = path.open("wb", buffering=0)
-        self._tail: deque[bytes] = deque()
-        self._held = 0
+        self._tail = b""
 
     def write(self, chunk: bytes) -> None:
-        """Add to it; the beginning is in the file at once, so that one can look on."""
-        head, rest = chunk[: self._room], chunk[self._room :]
-        if head:
-            self._file.write(head)
-            self._room -= len(head)
-        if not rest:
-            return
-        self._tail.append(rest)
-        self._held += len(rest)
-        while self._held - len(self._tail[0]) >= self._most:
-            dropped = len(self._tail.popleft())
-            self._held -= dropped
-            self.left_out += dropped
+        """Add output; the beginning is in the file at once."""
+        self._file.write(chunk[: self._room])
+        tail = self._tail + chunk[self._room :]
+        self._room = max(self._room - len(chunk), 0)
+        self._tail = tail[-_TAIL_BYTES:]
+        self.left_out += len(tail) - len(self._tail)
 
     def close(self) -> None:
         """Write the end."""
         if self.left_out:
             self._file.write(f"\n[{self.left_out} bytes of output left out here]\n".encode())
-        for chunk in self._tail:
-            self._file.write(chunk)
+        self._file.write(self._tail)
         self._file.close()
 
 
@@ -220,7 +212,7 @@ def run_to_end(
         OSError: It cannot be started, or its log cannot be written.
     """
     began = time.monotonic()
-    output = CappedLog(log, LOG_BYTES)
+    output = CappedLog(log)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     try:
@@ -267,12 +259,12 @@ class Limits:
         if self._timeout is not None:
             self._deadline = time.monotonic() + self._timeout
 
-    def seconds_left(self, *, polling: bool = False) -> float | None:
-        """How long to wait at most before looking again at what cannot be waited for."""
+    def seconds_left(self, most: float | None = None) -> float | None:
+        """How long to wait at most before checking the limits again, and not longer than ``most``."""
         now = time.monotonic()
         waits = [] if self._deadline is None else [max(self._deadline - now, 0)]
         waits += [] if self._memory is None else [max(self._next_look - now, 0)]
-        return min([*waits, _POLL_SECONDS] if polling else waits, default=None)
+        return min([*waits, *([] if most is None else [most])], default=None)
 
     def passed(self, pid: int) -> str | None:
         """Which of them a process is past, if any."""
@@ -288,26 +280,19 @@ class Limits:
 
 
 def _attend(process: subprocess.Popen[bytes], reading: int, output: CappedLog, limits: Limits) -> str:
-    """Keep what a process prints until it has ended or is past its limits; which of them."""
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # not Linux, or an old kernel: poll instead
-        pidfd = -1
-    watched = [reading, *([pidfd] if pidfd >= 0 else []), *([limits.cancel.read_fd] if limits.cancel else [])]
-    try:
-        while True:
-            ready, _, _ = select.select(watched, [], [], limits.seconds_left(polling=pidfd < 0))
-            if reading in ready and not _drain(reading, output, _PIPE_BYTES):
-                watched.remove(reading)  # nobody has the other end any more
-            if pidfd in ready or (pidfd < 0 and process.poll() is not None):
-                process.wait()
-                return "ended"
-            why = limits.passed(process.pid)
-            if why is not None:
-                return why
-    finally:
-        if pidfd >= 0:
-            os.close(pidfd)
+    """Keep what a process prints until it has ended or is past its limits; returns which of them."""
+    watched = [reading, *([limits.cancel.read_fd] if limits.cancel else [])]
+    while process.poll() is None:
+        why = limits.passed(process.pid)
+        if why is not None:
+            return why
+        seconds = limits.seconds_left(_POLL_SECONDS)
+        if reading not in watched:  # nothing else tells of its end
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        elif reading in select.select(watched, [], [], seconds)[0] and not _drain(reading, output, _PIPE_BYTES):
+            watched.remove(reading)
+    return "ended"
 
 
 def _drain(reading: int, output: CappedLog, most: int) -> bool:

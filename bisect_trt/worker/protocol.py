@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
-PLACE_FOLDER, PLACE_PYTHON = "@BISECT_TRT_FOLDER@", "@BISECT_TRT_PYTHON@"
-"""In the words of a command that runs in a place: the folder of its files, and the place's interpreter."""
 CANCELLED = "cancelled"
 """The signature of a check that was ended because nobody needed its answer any more."""
 LOST = "lost"
@@ -88,19 +86,6 @@ class Scored:
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
     gains: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Executed:
-    """The end of a command.
-
-    Attributes:
-        code: Its exit status, or minus the signal's number.
-        left_out: How many bytes of its output are not in the log, because it printed too much.
-    """
-
-    code: int
-    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -298,23 +283,6 @@ class Look(Request[Seen]):
 
     packages: tuple[str, ...]
     start: bool = True
-
-
-@dataclass(frozen=True)
-class Execute(Request[Executed]):
-    """Run a command in a place; its output goes to the log.
-
-    Attributes:
-        argv: Its words; :data:`PLACE_FOLDER` and :data:`PLACE_PYTHON` in them are replaced there.
-        files: The files in its folder: files here, by their path there.
-        environment: Variables beside the place's own.
-        cwd: Where it runs, if not in that folder.
-    """
-
-    argv: tuple[str, ...]
-    files: Mapping[str, Path]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    cwd: Path | None = None
 
 
 @dataclass(frozen=True)

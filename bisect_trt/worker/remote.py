@@ -25,7 +25,6 @@ from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 from bisect_trt.worker.channel import Message
 from bisect_trt.worker.connection import Connection
 from bisect_trt.worker.host import pack, unpack
-from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
 
 
 class RemoteRunner:
@@ -169,26 +168,6 @@ class RemoteModel:
         """Milliseconds of one run there, the median of several; transfers do not count."""
         header, _ = self._connection.call("run", {"warm_up": warm_up, "timed": runs}, [pack(inputs)])
         return 1000.0 * float(median(header["seconds"]))
-
-
-def execute(connection: Connection, request: Execute) -> Executed:
-    """Run a command in a place.
-
-    Raises:
-        UsageError: There is no such program there.
-    """
-    hashes = {name: file_hash(Path(path)) for name, path in request.files.items()}
-    connection.has({digest: request.files[name] for name, digest in hashes.items()})
-    known = {
-        "argv": list(request.argv),
-        "files": hashes,
-        "environment": dict(request.environment),
-        "cwd": None if request.cwd is None else str(request.cwd),
-        "folder": PLACE_FOLDER,
-        "python": PLACE_PYTHON,
-    }
-    header, _ = connection.call("command", known)
-    return Executed(header["code"], header["left_out"])
 
 
 _hashes: dict[tuple[Path, int, int, int], str] = {}

@@ -38,8 +38,6 @@ from bisect_trt.worker.protocol import (
     Compare,
     Compared,
     Describe,
-    Execute,
-    Executed,
     Failed,
     Look,
     Lower,
@@ -85,7 +83,6 @@ class Worker:
             Collect: self._collect,
             Compare: self._compare,
             Describe: lambda request: self._runtime(request.target).describe_engine(),
-            Execute: self._execute,
             Look: self._look,
             Lower: self._lower,
             Score: self._measure,
@@ -159,13 +156,6 @@ class Worker:
         found = self._place.call("facts", {"packages": list(request.packages)})[0]["facts"]
         runtime: Any = self._runtime(request.target) if request.start else None
         return Seen(self._place.place, found, {} if runtime is None else dict(runtime.facts))
-
-    def _execute(self, request: Execute) -> Executed:
-        """Only in a place."""
-        from bisect_trt.worker.remote import execute  # noqa: PLC0415 - as above
-
-        assert self._place is not None
-        return execute(self._place, request)
 
     def _lower(self, request: Lower) -> bool:
         model = self._runtime(request.target).lowered(request.model)

@@ -68,12 +68,9 @@ def test_environment_and_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "log").read_text() == "kept,given,a b;c,\n"
 
 
-@pytest.mark.parametrize("polling", [False, True])
 @pytest.mark.parametrize("ends", ["by itself", "by time-out", "by cancel"])
-def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, polling: bool) -> None:
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
-    if polling:  # as on systems without pidfd
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
     cancel = Cancel()
     try:
         if ends == "by itself":
