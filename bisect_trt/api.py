@@ -35,7 +35,7 @@ _FREE = ("verbose", "overwrite", "workers", "max_probes", "max_time")
 _HELP = """{help}
 
 Args:
-    model: The model (an onnx.ModelProto, an onnx_graphsurgeon.Graph, a torch.nn.Module), or its path.
+    model: The model (an onnx.ModelProto or a torch.nn.Module), or its path.
     {check}inputs: The values of the model's inputs, or a file of them; random values if not given.
     target: The runtime under test.
     **options: The options of the command, with underscores (docs/reference.md): ``fp16=True``, ``atol=1e-3``. Also ``run``,

@@ -49,8 +49,6 @@ from bisect_trt.tensors.scripts import split_script
 from bisect_trt.worker.place import Place
 
 Group = TypeVar("Group")
-_FUNCTION_OPTIONS = ("check", "candidate", "artifacts", "artifacts_dir")
-"""Options of a check that a Python function has too."""
 
 
 @dataclass
@@ -141,19 +139,20 @@ class Call:
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(CheckOptions(timeout=timeout), target=target, tolerance=tolerance, metric=self.metric())
 
-    def check(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
+    def check(self, target: TargetSettings | None) -> CheckSettings:
         """What decides whether a candidate fails: a function, a command, a target or the user.
 
         Args:
             target: The runtime under test, if there is one.
-            used: Whether the command uses it beside a check command too.
 
         Raises:
             UsageError: An option of the check is wrong, or has no effect.
         """
         own, metric = self[CheckOptions], self.metric()
-        if self.source is not None:
-            self._refuse_idle(target, used=used)
+        if self.source is not None and not self.has_check and target is None:
+            raise MissingOptionError("there is nothing to check with: give check (a function or a command) or target.")
+        if self.function is not None and target is not None:
+            raise ConflictError(f"target='{target.runtime}' has no effect beside check; leave one out.")
         if metric is not None and (target is None or own.check or self.function is not None):
             raise ConflictError("--metric scores the outputs of a target; name a target, and no --check.")
         if own.candidate is not None:
@@ -161,23 +160,6 @@ class Call:
         argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(own, argv, target, tolerance, metric=metric, function=self.function, oracle=self.oracle)
-
-    def _refuse_idle(self, target: TargetSettings | None, *, used: bool) -> None:
-        """Refuse what has no effect in a Python call, where nobody reads a note.
-
-        Raises:
-            UsageError: There is neither a check nor a target, or an option has no effect beside the other.
-        """
-        if not self.has_check and target is None:
-            raise MissingOptionError("there is nothing to check with: give check (a function or a command) or target.")
-        judged = bool(self[CheckOptions].check) or self.function is not None
-        if judged and target is not None and (self.function is not None or not used):
-            raise ConflictError(f"target='{target.runtime}' has no effect beside check; leave one out.")
-        idle = changed(self[CompareOptions]) if judged and target is None else {}
-        if self.function is not None:
-            idle |= {name: 0 for name in changed(self[CheckOptions]) if name not in _FUNCTION_OPTIONS}
-        for name in idle:
-            raise ConflictError(f"{name} has no effect with this check; leave it out.")
 
     def open(
         self,

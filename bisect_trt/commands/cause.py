@@ -315,7 +315,7 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the check cannot be given switches of the target.
         UnavailableError: The target or the reference cannot run the model.
     """
-    check = call.check(call[Target].required(), used=True)
+    check = call.check(call[Target].required())
     call.open(check)
     check = told_of_switches(check)
     with call.subject(check.timeout) as subject, call.investigated(subject, check) as session:

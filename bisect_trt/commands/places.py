@@ -105,11 +105,6 @@ def look_there(folder: Path, places: Sequence[Place], console: Console, result: 
             for name, value in reply.table().items():
                 console.answer(f"{name}: {place.said if name == 'place' else value}")
             console.answer(f"host: {reply.found['host']}; interpreter: {reply.found['executable']}")
-            console.answer(
-                f"free memory: {_gib(reply.found.get('free_memory', 0))} of {_gib(reply.found.get('memory', 0))}"
-            )
-            for gpu in reply.found.get("GPU", ()):
-                console.answer(f"free memory of {gpu['name']}: {_gib(gpu['free_memory'])} of {_gib(gpu['memory'])}")
             for target, missing in targets.items():
                 console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
     result.extra["places"] = found
@@ -124,10 +119,6 @@ def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
     except BisectError as error:
         return str(error)
     return reply.message if isinstance(reply, Failed) else None
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
 
 
 def _all_packages() -> list[str]:

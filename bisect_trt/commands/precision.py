@@ -32,7 +32,7 @@ def run(call: Call) -> Result:
     if not call.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
-    check = call.check(target, used=target is not None and target.target.capabilities.lowers_layers)
+    check = call.check(target)
     call.open(check, precision_files(own))
     if settings.bits:
         return _search_groups(call, settings, check)

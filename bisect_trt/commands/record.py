@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,26 +75,15 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except OSError as error:  # writing to a full disk and closing name no file
+        folder = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
         raise ResourceError(
-            f"{_file_of(error, call)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
+            f"{error.filename or folder} cannot be used: {error.strerror or error}; check its path, permissions and disk."
         ) from error
     except MemoryError as error:
         raise ResourceError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
     except RecursionError as error:
         raise ModelFileError("the model is nested too deeply; export it in a simpler form.") from error
-
-
-def _file_of(error: OSError, call: Call | None) -> str:
-    """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
-    if error.filename:
-        return str(error.filename)
-    found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
-    for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
-        for value in frame.f_locals.values():
-            name = getattr(value, "name", None) if isinstance(value, IOBase) else None
-            found = name if isinstance(name, str) else found
-    return found
 
 
 @contextmanager
@@ -119,15 +106,12 @@ def recorded(examination: Session, target: TargetSettings | None = None) -> Iter
                 "target": target.describe() if target is not None else None,
                 "graph": Findings(subject, result).region(),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
-                "probes": _probes(prober.ledger.records, console) if prober is not None else _known_probes(result),
+                "probes": _probes(prober.ledger.records, console)
+                if prober is not None
+                else list(result.extra.get("report", {}).get("probes", ())),
             }
         except Exception as error:  # no reason to lose the answer
             console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")
-
-
-def _known_probes(result: Result) -> list[dict[str, Any]]:
-    """What a part of the work that had a prober of its own has left."""
-    return list(result.extra.get("report", {}).get("probes", ()))
 
 
 def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:

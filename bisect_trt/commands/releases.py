@@ -429,7 +429,7 @@ def run(call: Call) -> Result:
             "--check command."
         )
     wanted = Range.read(own.from_, own.to)
-    check = call.check(target, used=True)
+    check = call.check(target)
     call.open(check)
     check = replace(check, target=None) if check.argv else check
     with (

@@ -335,7 +335,7 @@ def run(call: Call) -> Result:
     if search.repeat is not None:
         raise ConflictError("--repeat measures how often a search's original fails; here say how often with -n.")
     most, until = own.limits()
-    check = call.check(call[Target].settings(), used=True)
+    check = call.check(call[Target].settings())
     call.open(check)
     target = check.target
     if check.argv and target is not None and not target.target.capabilities.engines:

@@ -43,8 +43,6 @@ _LINES = {
     "declared_shapes": "{declared_shapes} shape(s) declared that inference finds",
     "sorted": "nodes sorted topologically",
     "renamed_nodes": "{renamed_nodes} node(s) with duplicate names renamed",
-    "too_large": "not folded, larger than 16 MiB: {too_large}",
-    "not_computed": "not folded, not computable: {not_computed}",
 }
 """A line for each change, by its field in JSON."""
 
@@ -67,7 +65,7 @@ def sanitize(session: Session, options: Sanitize) -> Result:
         "shaped_inputs": list(options.override_input_shapes),
         "renamed_nodes": _tell_apart(model),
     }
-    changes |= {"folded_nodes": 0, "stored_tensors": 0, "stored_bytes": 0, "too_large": [], "not_computed": []}
+    changes |= {"folded_nodes": 0, "stored_tensors": 0, "stored_bytes": 0}
     share_weights(model, subject.settings.path, subject.workspace.candidates, subject.settings.weights)
     if options.override_input_shapes:
         fix_input_shapes(model, options.override_input_shapes, assume=False)
@@ -101,9 +99,8 @@ def _fold(model: onnx.ModelProto, subject: Subject, changes: dict[str, Any], *, 
         if shapes:
             model = fold_shapes(Network(model)) or model
         folding = Folding(Network(model))
-        values, left = _values(folding, subject)
+        values = _values(folding, subject)
         model = folding.apply(values)
-        changes |= left
         if len(model.graph.node) == before:
             return model
         changes["folded_nodes"] += before - len(model.graph.node)
@@ -111,28 +108,24 @@ def _fold(model: onnx.ModelProto, subject: Subject, changes: dict[str, Any], *, 
         changes["stored_bytes"] += sum(map(tensor_bytes, values.values()))
 
 
-def _values(folding: Folding, subject: Subject) -> tuple[dict[str, onnx.TensorProto], dict[str, list[str]]]:
-    """Return the values to store, and the tensors that stay computed, by the reason."""
+def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
+    """Return the values to store; what is too large or cannot be computed stays computed by the model."""
     network = folding.network
     known: dict[str, onnx.TensorProto] = {}
-    left: dict[str, list[str]] = {"too_large": [], "not_computed": []}
     while missing := [name for name in folding.stored() if name not in known]:
-        sizes = {name: network.infos[name].nbytes or 0 for name in missing if name in network.infos}
-        large = [name for name, size in sizes.items() if size > FOLD_LIMIT_BYTES]
         constants = {name: constant_value(network.nodes[network.producer[name]]) for name in missing}
-        wanted = [name for name in missing if constants[name] is None and name not in large]
-        values = {**constants, **_compute(network, wanted, subject)}
+        values = {name: value for name, value in constants.items() if value is not None}
+        wanted = [name for name in missing if name not in values]
+        sizes = {name: network.infos[name].nbytes or 0 for name in wanted if name in network.infos}
+        wanted = [name for name in wanted if sizes.get(name, 0) <= FOLD_LIMIT_BYTES]
+        computed = _compute(network, wanted, subject)
+        values |= {name: value for name, value in computed.items() if tensor_bytes(value) <= FOLD_LIMIT_BYTES}
         for name in missing:
-            value = values[name]
-            if constants[name] is None and (name in large or (value and tensor_bytes(value) > FOLD_LIMIT_BYTES)):
-                left["too_large"].append(name)
-                folding.keep(name)
-            elif value is None:
-                left["not_computed"].append(name)
-                folding.keep(name)
+            if name in values:
+                known[name] = values[name]
             else:
-                known[name] = value
-    return {name: known[name] for name in folding.stored()}, left
+                folding.keep(name)
+    return {name: known[name] for name in folding.stored()}
 
 
 def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[str, onnx.TensorProto]:

