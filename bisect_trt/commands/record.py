@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +77,26 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:  # writing to a full disk and closing name no file
-        folder = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
+    except OSError as error:
         raise ResourceError(
-            f"{error.filename or folder} cannot be used: {error.strerror or error}; check its path, permissions and disk."
+            f"{_file_of(error, call)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
         ) from error
     except MemoryError as error:
         raise ResourceError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
     except RecursionError as error:
         raise ModelFileError("the model is nested too deeply; export it in a simpler form.") from error
+
+
+def _file_of(error: OSError, call: Call | None) -> str:
+    """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
+    if error.filename:
+        return str(error.filename)
+    found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
+    for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
+        for value in frame.f_locals.values():
+            name = getattr(value, "name", None) if isinstance(value, IOBase) else None
+            found = name if isinstance(name, str) else found
+    return found
 
 
 @contextmanager

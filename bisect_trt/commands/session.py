@@ -192,7 +192,13 @@ class Session:
         """
         if minimum is not FAILURE_LOST:
             return self.doubted(minimum)
-        if self._passes_now():
+        subject = self.subject
+        was, now = (
+            subject.original.proto.graph,
+            subject.cut(subject.units.with_weights(subject.units.everything)).proto.graph,
+        )
+        parts = ("node", "initializer", "input", "output")
+        if all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts) and self._passes_now():
             raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
         raise RebuiltPasses(
             "Re-serializing the model makes the failure disappear, so it cannot be cut. Look for what gets lost: unused nodes "
