@@ -25,7 +25,6 @@ from bisect_trt.commands.minimal_case import (
     weak_suspects,
 )
 from bisect_trt.commands.next_steps import advised
-from bisect_trt.commands.preflight import keep_worst_samples
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.remaining_failures import look_for_others
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
@@ -34,6 +33,7 @@ from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.shrink import shrink
 from bisect_trt.commands.workarounds import after_diagnosis
+from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.precision import find_fix
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
@@ -48,6 +48,7 @@ from bisect_trt.search.oracle import Minimum, Oracle
 from bisect_trt.targets.options import Target
 from bisect_trt.worker.place import rerun_command
 
+MOST_SAMPLES = 16
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -165,8 +166,7 @@ def confirm(session: Session, settings: DiagnoseSettings) -> None:
         free_where_needed(session, passes=False)
     except DoesNotReproduce as error:
         if not free_where_needed(session, passes=True):
-            outcome = session.prober.ledger.outcome(subject.original.key)
-            raise advised(error, subject, settings.check, outcome) from error
+            raise advised(error, subject, settings.check) from error
         record = session.probe_original(settings.search)
     console.say(f"  yes: {record.reason}")
 
@@ -340,7 +340,10 @@ def run(call: Call) -> Result:
     timed = target.target.capabilities.timed and check.metric is None
     settings = replace(settings, check=replace(check, timed=timed))
     with call.subject(check.timeout, target, older=own.releases) as subject:
-        if check.metric is None:
-            keep_worst_samples(subject, settings.check, call.console, call.result)
+        if check.metric is None and len(subject.samples) > MOST_SAMPLES:
+            raise ConflictError(
+                f"diagnose compares every tensor of each sample, and there are {len(subject.samples)} samples: give at most "
+                f"{MOST_SAMPLES}; `bisect-trt samples` finds those that fail."
+            )
         with call.investigated(subject, settings.check) as session:
             return diagnose(session, settings) if check.metric is None else diagnose_metric(session, settings)

@@ -12,27 +12,23 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers, compare_own, engine_layers
+from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers, compare_own
 from bisect_trt.commands.metric_commands import layerwise_scored
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError
 from bisect_trt.onnxlib.exported import in_module, module_of
-from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
-from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.comparison import TensorComparison
 
 _SHOWN, _SHOWN_ATTRIBUTES, _SHOWN_REASONS = 5, 8, 3
-_LONGEST = 160
-"""Characters of a layer's name that are shown; it holds the names of all its nodes, which may be hundreds."""
 
 
 def run(call: Call) -> Result:
@@ -67,14 +63,13 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     """
     subject, console, result = session.subject, session.console, session.result
     console.step(f"{look.target.describe()} against the reference, every tensor an output")
-    original, plain = look.unmarked()
+    original = look.unmarked()
     layers = compare_layers(look, original)
     if layers.refused:
         raise ModelRefusedError(
             f"the target does not run the model with every tensor marked: {layers.refused}. `diagnose` and `reduce` go "
             "on without marks."
         )
-    layers = replace(layers, engine=engine_layers(subject.network, plain.layers))
     if isolate:
         own = compare_own(look)
         if own.refused:
@@ -148,8 +143,6 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
         lines.append(f"  attributes {', '.join(attributes)}")
     own = (layers.own[name] for name in made if name in layers.own)
     lines += [f"  alone, fed the reference's values: '{each.name}' {each.describe()}" for each in own]
-    if index in layers.engine:
-        lines.append(f"  {describe_engine_layer(layers.engine[index])}")
     return lines
 
 
@@ -189,7 +182,6 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
             "inputs": list(network.reads[index]),
             "attributes": {each.name: _attribute(each) for each in network.nodes[index].attribute},
             "comparison": layers.tensors[bad[0]].to_json(),
-            "engine_layer": engine_json(network, layers.engine[index]) if index in layers.engine else None,
         }
 
     def tensor(name: str, comparison: TensorComparison) -> dict[str, Any]:
@@ -212,25 +204,4 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
         "unseen": layers.unseen,
         "builds": layers.builds,
         **({"own_unseen": layers.own_unseen} if layers.own else {}),
-    }
-
-
-def describe_engine_layer(layer: EngineLayer) -> str:
-    """Return the layer that runs a node as text: its name, how many other nodes it runs, and its precision."""
-    others, name = len(layer.nodes) - 1, layer.name
-    alone = "runs as" if not others else f"is fused with {others} other node{'s' * (others > 1)} into"
-    types = f", which makes {' and '.join(layer.precisions)}" if layer.precisions else ""
-    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}...{name[-_LONGEST // 2 :]}"
-    return f"{alone} the engine layer '{short}'{types}"
-
-
-def engine_json(network: Network, layer: EngineLayer) -> dict[str, Any]:
-    """Return an engine layer as JSON; nodes by name, or by their first output where they have none."""
-    names = [network.nodes[index].name or network.made(index)[0] for index in layer.nodes]
-    return {
-        "name": layer.name,
-        "kind": layer.kind,
-        "precisions": list(layer.precisions),
-        "nodes": names,
-        "fused_with": len(names) - 1,
     }

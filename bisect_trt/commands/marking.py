@@ -22,7 +22,6 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -39,7 +38,6 @@ class LayerRun:
     Attributes:
         comparisons: One for each tensor that it returned, on every input sample.
         unseen: Tensors that the target did not return, with the reason.
-        layers: Layers of the target's engine, as the worker returns them.
         refused: Why the target did not run the model, if so.
         signature: The kind of that refusal.
         seconds: How long the run took.
@@ -47,7 +45,6 @@ class LayerRun:
 
     comparisons: tuple[TensorComparison, ...] = ()
     unseen: dict[str, str] = field(default_factory=dict)
-    layers: tuple[dict[str, Any], ...] = ()
     refused: str | None = None
     signature: str | None = None
     seconds: float = 0.0
@@ -70,7 +67,6 @@ class LayerComparison:
         builds: How many marked models the target was given.
         own: The error of each layer fed the reference's values; empty unless that was measured.
         own_unseen: The tensors of which that is not known, with the reason.
-        engine: For nodes, by number, the layer of the target's engine that runs it; empty where the target does not say.
     """
 
     tensors: dict[str, TensorComparison]
@@ -84,7 +80,6 @@ class LayerComparison:
     builds: int = 1
     own: dict[str, TensorComparison] = field(default_factory=dict)
     own_unseen: dict[str, str] = field(default_factory=dict)
-    engine: dict[int, EngineLayer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,6 @@ class Marking:
         *,
         fed: Mapping[str, str] | None = None,
         unfused: bool = False,
-        layers: bool = False,
     ) -> LayerRun | None:
         """Run a model on every input sample and compare some of its outputs with the reference's.
 
@@ -131,7 +125,6 @@ class Marking:
             names: The outputs to compare.
             fed: Activations that it is fed beside the graph's inputs: tensor by the name of the input.
             unfused: Whether to return all tensors that the target does not fuse away, rather than the outputs alone.
-            layers: Whether to return the layers of the target's engine.
 
         Returns:
             ``None`` if the target cannot show the tensors that it does not fuse away.
@@ -145,7 +138,6 @@ class Marking:
             tuple(names),
             every=True,
             unfused=unfused,
-            layers=layers,
             fed=dict(fed or {}),
         )
         began = time.monotonic()
@@ -158,7 +150,7 @@ class Marking:
             return None
         shown = {comparison.name for comparison in reply.comparisons} | reply.skipped.keys()
         unseen = {name: "fused away" for name in names if unfused and name not in shown}
-        return LayerRun(reply.comparisons, {**reply.skipped, **unseen}, reply.layers, seconds=seconds)
+        return LayerRun(reply.comparisons, {**reply.skipped, **unseen}, seconds=seconds)
 
     def marked(self, names: Sequence[str]) -> LayerRun:
         """Run the model with these tensors as outputs, beside its own."""
@@ -169,12 +161,12 @@ class Marking:
         assert seen is not None
         return seen
 
-    def unmarked(self) -> tuple[Outcome, LayerRun]:
-        """Run the model as it is; return how it ends, and the layers of its engine."""
+    def unmarked(self) -> Outcome:
+        """Run the model as it is; return how it ends."""
         names = [name for name in self.outputs if name in self.subject.reference.infos]
-        seen = self.run(self.subject.network.proto, names, layers=True)
+        seen = self.run(self.subject.network.proto, names)
         assert seen is not None
-        return self._judge(seen), seen
+        return self._judge(seen)
 
     def _judge(self, seen: LayerRun) -> Outcome:
         """Return a run as the outcome of a probe, by the model's own outputs."""
@@ -401,15 +393,3 @@ def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
             if all(np.array_equal(first, other) for other in others):
                 frozen[name] = first
     return frozen
-
-
-def engine_layers(network: Network, layers: Iterable[Mapping[str, Any]]) -> dict[int, EngineLayer]:
-    """Return the engine layer that runs each node, by the node's number; of several the last, which makes its outputs."""
-    found: dict[int, EngineLayer] = {}
-    for plain in layers:
-        # A lowered model has tensors and Casts that this one has not.
-        nodes = {network.producer[name] for name in plain["tensors"] if name in network.producer}
-        ordered = tuple(sorted(nodes, key=network.rank.__getitem__))
-        layer = EngineLayer(plain["name"], plain["kind"], ordered, tuple(plain["precisions"]))
-        found |= dict.fromkeys(ordered, layer)
-    return found

@@ -12,7 +12,7 @@ from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.region import Findings
+from bisect_trt.commands.region import region
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
 from bisect_trt.probe.ledger import Record
@@ -117,7 +117,7 @@ def recorded(examination: Session, target: TargetSettings | None = None) -> Iter
         try:
             result.extra["report"] = {
                 "target": target.describe() if target is not None else None,
-                "graph": Findings(subject, result).region(),
+                "graph": region(subject, result),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
                 "probes": _probes(prober.ledger.records, console)
                 if prober is not None

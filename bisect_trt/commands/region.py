@@ -20,165 +20,152 @@ from bisect_trt.tensors.stats import tensor_stats
 MOST_NODES = 150
 _SEARCHES = ("diagnose", "reduce")
 _MOST_ELEMENTS = 1 << 26
-"""How many elements of tensors are read for their ranges: a few tenths of a second."""
+"""Elements of tensors that are read for their ranges: a few tenths of a second."""
 _SHOWN_INPUTS = 64
-"""Of a node; a Concat of thousands is not listed in full."""
+"""Inputs of a node that are listed."""
 _ATTRIBUTE_LENGTH = 120
 _SHOWN = 32
 """Shown values of a list."""
 _ERROR_FIELDS = ("passed", "kind", "max_abs", "max_rel", "atol", "rtol", "worst", "mismatching", "total", "reason")
 
 
-class Findings:
-    """What a result says of the nodes and tensors of a model.
+def region(subject: Subject, result: Result, most: int = MOST_NODES) -> dict[str, Any]:
+    """Return the graph around the culprit; the model is not run.
 
-    Attributes:
-        network: The model's graph.
-        comparisons: Each tensor's error, by name: of several input samples, the first that fails.
+    Returns:
+        ``nodes`` in topological order, ``edges`` as ``[maker, reader, tensor]``, ``tensors`` by name, ``centre`` (ids
+        of nodes) and ``total`` (the nodes of the model that depend on an input).
     """
+    network, extra = subject.network, result.extra
+    entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
+    passed = {entry["name"]: entry for entry in entries if entry["passed"]}
+    # Of several input samples the first that fails counts.
+    comparisons = passed | {entry["name"]: entry for entry in reversed(entries) if not entry["passed"]}
+    named = {
+        "culprits": _outputs(result.culprits),
+        "origins": _outputs(each["node"] for each in extra.get("origins", ())),
+        "mild": _outputs(each["node"] for each in extra.get("mild_origins", ())),
+    }
+    wrong = [entry["name"] for entry in extra.get("comparisons", ()) if not entry["passed"]]
+    centre = [network.order[-1]]
+    for group in (named["culprits"], named["origins"], wrong, network.outputs):
+        if nodes := list(dict.fromkeys(network.producer[name] for name in group if name in network.producer)):
+            centre = nodes
+            break
+    nearest = neighbourhood(network, centre, most)
+    chosen = sorted(nearest, key=lambda node: network.rank[node])
+    names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
+    ranges = _ranges(subject, [name for name in names if name not in network.initializers])
+    infos = subject.infos if "reference" in vars(subject) else network.infos  # asking for it would run the model
+    floats = {name for name in names if name in infos and infos[name].dtype.name == "float32"}
+    kept = _kept(result)
 
-    def __init__(self, subject: Subject, result: Result) -> None:
-        """Look at a result; the model is not run."""
-        self.network, self._result, extra = subject.network, result, result.extra
-        self._reference = vars(subject).get("reference")  # asking the subject for it would run the model
-        self._infos = self.network.infos if self._reference is None else subject.infos
-        entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
-        passed = {entry["name"]: entry for entry in entries if entry["passed"]}
-        self.comparisons = passed | {entry["name"]: entry for entry in reversed(entries) if not entry["passed"]}
-        self._culprits = _outputs(result.culprits)
-        self._origins, self._mild = (
-            _outputs(each["node"] for each in extra.get(key, ())) for key in ("origins", "mild_origins")
-        )
-
-    def centre(self) -> list[int]:
-        """The nodes that the answer is about: culprits, else origins, wrong outputs, outputs."""
-        network = self.network
-        wrong = [entry["name"] for entry in self._result.extra.get("comparisons", ()) if not entry["passed"]]
-        for tensors in (self._culprits, self._origins, wrong, network.outputs):
-            nodes = list(dict.fromkeys(network.producer[name] for name in tensors if name in network.producer))
-            if nodes:
-                return nodes
-        return [network.order[-1]]
-
-    def verdict(self, node: int) -> str:
-        """What is known of a node.
-
-        Returns:
-            ``culprit`` (of the minimal case), ``left`` (of the smallest that is known to fail, after an early end),
-            ``origin`` (wrong although all it reads is right), ``mild`` (the same, but by far less than the outputs),
-            ``mismatch``, ``match``, ``spare`` (not compared, but not of the minimal case) or ``unseen``.
-        """
-        made, searched = self.network.made(node), self._result.command in _SEARCHES
-        # Only a search says that they are needed: `layerwise` names the first origin there, `precision` what to keep.
-        if searched and not set(self._culprits).isdisjoint(made):
-            return "culprit" if self._result.status == "found" else "left"
-        for verdict, names in (("origin", self._origins), ("mild", self._mild)):
-            if not set(names).isdisjoint(made):
-                return verdict
-        seen = [self.comparisons[name]["passed"] for name in made if name in self.comparisons]
-        if seen:
-            return "match" if all(seen) else "mismatch"
-        return "spare" if searched and self._culprits else "unseen"
-
-    def precision(self, node: int) -> tuple[str | None, str | None]:
-        """``fp32`` (kept) or ``low`` where a search for precisions decided, and the reason where it is known.
-
-        Nodes that make nothing in fp32 (integers, shapes, masks) are neither.
-        """
-        made = self.network.made(node)
-        if self._result.artifacts.get("mixed") is None:
-            return None, None
-        for entry in self._result.extra["keep_fp32"] or ():
-            known = entry if isinstance(entry, Mapping) else {"name": str(entry)}
-            names = {str(known.get("name") or ""), *known.get("outputs", ())}
-            if (self.network.nodes[node].name or "\0") in names or not names.isdisjoint(made):
-                return "fp32", known.get("reason")
-        types = [self._infos[name].dtype.name for name in made if name in self._infos]
-        return "low" if "float32" in types else None, None
-
-    def region(self, most: int = MOST_NODES) -> dict[str, Any]:
-        """What is around the culprit, of at most so many nodes.
-
-        Returns:
-            ``nodes`` in topological order, ``edges`` as ``[maker, reader, tensor]``, ``tensors`` by name, ``centre`` (ids
-            of nodes) and ``total`` (the nodes of the model that depend on an input).
-        """
-        network, centre = self.network, self.centre()
-        nearest = neighbourhood(network, centre, most)
-        chosen = sorted(nearest, key=lambda node: network.rank[node])
-        names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
-        ranges = self._ranges([name for name in names if name not in network.initializers])
-        return {
-            "nodes": [self._node(node, set(chosen)) for node in chosen],
-            "edges": [list(edge) for edge in edges_between(network, chosen)],
-            "tensors": {name: self._tensor(name) | ranges.get(name, {}) for name in names},
-            "centre": [node for node in centre if node in set(chosen)],
-            "total": network.constant.count(False),
-        }
-
-    def _node(self, node: int, shown: set[int]) -> dict[str, Any]:
-        network, proto = self.network, self.network.nodes[node]
-        precision, reason = self.precision(node)
+    def describe(node: int) -> dict[str, Any]:
+        proto, made = network.nodes[node], network.made(node)
+        precision, reason = None, None
+        if kept is not None:
+            found = next((name for name in (proto.name, *made) if name and name in kept), None)
+            precision = "fp32" if found is not None else "low" if floats.intersection(made) else None
+            reason = kept[found] if found is not None else None
         makers = {parent for parent in network.parents(node) if not network.constant[parent]}
-        readers = {reader for name in network.made(node) for reader in network.consumers.get(name, ())}
+        readers = {reader for name in made for reader in network.consumers.get(name, ())}
         return {
             "id": node,
             "name": proto.name,
             "op": proto.op_type,
             "domain": proto.domain,
             "attributes": attribute_texts(proto),
-            "inputs": [[name, self._source(name)] for name in network.reads[node][:_SHOWN_INPUTS]],
+            "inputs": [[name, _source(network, name)] for name in network.reads[node][:_SHOWN_INPUTS]],
             "more_inputs": max(len(network.reads[node]) - _SHOWN_INPUTS, 0),
-            "outputs": network.made(node),
+            "outputs": made,
             "written": network.written(node),
-            "verdict": self.verdict(node),
+            "verdict": _verdict(result, named, comparisons, made),
             "precision": precision,
             "reason": reason,
-            "hidden_makers": len(makers - shown),
-            "hidden_readers": len(readers - shown),
+            "hidden_makers": len(makers.difference(chosen)),
+            "hidden_readers": len(readers.difference(chosen)),
         }
 
-    def _source(self, name: str) -> str:
-        """Where a tensor comes from: ``input`` (of the graph), ``weight`` or ``node``."""
-        if name in self.network.inputs:
-            return "input"
-        maker = self.network.producer.get(name)
-        return "weight" if maker is None or self.network.constant[maker] else "node"
-
-    def _tensor(self, name: str) -> dict[str, Any]:
-        extra = self._result.extra
-        known: dict[str, Any] = {
-            key: extra[key][name] for key in ("unseen", "own_unseen") if name in extra.get(key, {})
-        }
-        if (info := self._infos.get(name)) is not None:
+    def tensor(name: str) -> dict[str, Any]:
+        known = {key: extra[key][name] for key in ("unseen", "own_unseen") if name in extra.get(key, {})}
+        if (info := infos.get(name)) is not None:
             shape = None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
             known |= {"dtype": info.dtype.name, "shape": shape}
-        if (comparison := self.comparisons.get(name)) is not None:
+        if (comparison := comparisons.get(name)) is not None:
             known["error"] = _error(comparison)
             if comparison.get("own") is not None:
                 known["own"] = _error(comparison["own"])
             if comparison.get("target_range") is not None:
                 known["target"] = comparison["target_range"]
-        return known
+        return known | ranges.get(name, {})
 
-    def _ranges(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The ranges of the reference's values, of the nearest tensors first, for as long as that is quick."""
-        ranges: dict[str, dict[str, Any]] = {}
-        if (reference := self._reference) is None:
-            return ranges
-        left, infos = _MOST_ELEMENTS, reference.infos
-        for name in names:
-            if name not in infos or is_string(infos[name].dtype) or infos[name].dtype.kind == "c":
-                continue
-            size = math.prod(int(dim) for dim in infos[name].shape or () if dim is not None)
-            left -= size
-            if left < 0 or not size:
-                continue
-            for values in reference.select([name]).values():
-                stats = tensor_stats(values)
-                plain = {key: plain_number(getattr(stats, key)) for key in ("min", "max", "absmax")}
-                ranges[name] = {"reference": {**plain, "nan": stats.nan, "inf": stats.inf}}
-        return ranges
+    return {
+        "nodes": [describe(node) for node in chosen],
+        "edges": [list(edge) for edge in edges_between(network, chosen)],
+        "tensors": {name: tensor(name) for name in names},
+        "centre": [node for node in centre if node in chosen],
+        "total": network.constant.count(False),
+    }
+
+
+def _verdict(
+    result: Result, named: Mapping[str, list[str]], comparisons: Mapping[str, Any], made: Iterable[str]
+) -> str:
+    """Return what is known of a node that makes some tensors.
+
+    Returns:
+        ``culprit`` (of the minimal case), ``left`` (of the smallest that is known to fail, after an early end),
+        ``origin`` (wrong although all it reads is right), ``mild`` (the same, but by far less than the outputs),
+        ``mismatch``, ``match``, ``spare`` (not compared, but not of the minimal case) or ``unseen``.
+    """
+    made = set(made)
+    # Only a search proves that they are needed: `layerwise` names the first origin there, `precision` what to keep.
+    searched = result.command in _SEARCHES
+    if searched and made.intersection(named["culprits"]):
+        return "culprit" if result.status == "found" else "left"
+    for verdict, group in (("origin", "origins"), ("mild", "mild")):
+        if made.intersection(named[group]):
+            return verdict
+    if seen := [comparisons[name]["passed"] for name in made if name in comparisons]:
+        return "match" if all(seen) else "mismatch"
+    return "spare" if searched and named["culprits"] else "unseen"
+
+
+def _kept(result: Result) -> dict[str, str | None] | None:
+    """Return the reasons of what stays in fp32 by name and outputs; ``None`` where no search decided on precisions."""
+    if result.artifacts.get("mixed") is None:
+        return None
+    kept: dict[str, str | None] = {}
+    for entry in result.extra["keep_fp32"] or ():
+        known = entry if isinstance(entry, Mapping) else {"name": str(entry)}
+        kept |= dict.fromkeys((str(known.get("name") or ""), *known.get("outputs", ())), known.get("reason"))
+    return kept
+
+
+def _source(network: Network, name: str) -> str:
+    """Return where a tensor comes from: ``input`` (of the graph), ``weight`` or ``node``."""
+    if name in network.inputs:
+        return "input"
+    maker = network.producer.get(name)
+    return "weight" if maker is None or network.constant[maker] else "node"
+
+
+def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the ranges of the reference's values, of the nearest tensors first, for as long as that is quick."""
+    left, ranges = _MOST_ELEMENTS, dict[str, dict[str, Any]]()
+    for name in names if "reference" in vars(subject) else ():
+        info = subject.reference.infos.get(name)
+        if info is None or is_string(info.dtype) or info.dtype.kind == "c":
+            continue
+        size = math.prod(int(dim) for dim in info.shape or () if dim is not None)
+        left -= size
+        if left < 0 or not size:
+            continue
+        for value in subject.reference.select([name]).values():
+            stats = tensor_stats(value)
+            plain = {key: plain_number(getattr(stats, key)) for key in ("min", "max", "absmax")}
+            ranges[name] = {"reference": {**plain, "nan": stats.nan, "inf": stats.inf}}
+    return ranges
 
 
 def _outputs(entries: Iterable[Mapping[str, Any]]) -> list[str]:

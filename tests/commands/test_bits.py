@@ -125,7 +125,7 @@ def test_diagnose_leads_to_the_search_for_scales(tmp_path: Path) -> None:
     words = ["model.onnx", "--onnxrt", "--graph-optimization-level", "off", "--load-inputs", "sample.npz"]
     ran = command_line("diagnose", *words, cwd=tmp_path)
     assert ran.status == 1
-    assert "What to try next:\n  - whether its scales fit" in ran.out
+    assert "whether its scales fit" in ran.out
     advised = re.search(r"\((bisect-trt precision .*?), where FLOAT.onnx is", ran.out)
     assert advised is not None
     assert "--int8" in advised[1]

@@ -93,7 +93,7 @@ def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mix
         return REFUSAL
 
     with looking(mixed, target, fp16=True) as look:
-        original, _ = look.unmarked()
+        original = look.unmarked()
         assert (original.ending, original.signature) == (Ending.BROKEN, "build: no such marks")
         asked.clear()
         layers = compare_layers(look, original)
@@ -105,7 +105,7 @@ def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mix
 
 def test_marks_that_prevent_a_fusion_hide_what_it_does(tmp_path: Path) -> None:
     with looking(cancelling(tmp_path / "norm.onnx")) as look:
-        original, _ = look.unmarked()
+        original = look.unmarked()
         assert original.ending is Ending.MISMATCHED
         layers = compare_layers(look, original)
     assert layers.hidden
@@ -128,7 +128,7 @@ def test_marks_that_leave_a_milder_failure_hide_it_too(tmp_path: Path) -> None:
         return replace(reply, comparisons=tuple(replace(each, **changed) for each in reply.comparisons))
 
     with looking(path, target) as look:
-        original, _ = look.unmarked()
+        original = look.unmarked()
         layers = compare_layers(look, original)
     assert layers.hidden
     assert layers.origins == []
@@ -152,7 +152,7 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
         return replace(reply, comparisons=tuple(right))
 
     with looking(model, target, fp16=True) as look:
-        original, _ = look.unmarked()
+        original = look.unmarked()
         layers = compare_layers(look, original)
     assert not layers.hidden
     assert layers.outputs_fail

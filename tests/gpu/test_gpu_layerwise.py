@@ -23,15 +23,6 @@ def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Pa
     assert [name for name, passed in own.items() if not passed] in (["big_out"], ["big_out", "small_out"])
 
 
-def test_an_origin_is_traced_to_a_layer_of_the_unmarked_engine(cli: CommandLine, here: Path) -> None:
-    ran = cli("layerwise", overflowing_products(here / "model.onnx"), *TRT, "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    layer = read_json(Path("r.json"))["first_mismatch"]["engine_layer"]
-    assert "big" in layer["nodes"]
-    assert layer["fused_with"] == len(layer["nodes"]) - 1
-    assert "the engine layer" in ran.out
-
-
 def test_shapes_bools_and_integers_between_layers(cli: CommandLine, here: Path) -> None:
     """Whatever TensorRT does not hand out is named, with the reason; nothing ends in an error."""
     path = cancelling(here / "model.onnx", mean=3.0)
