@@ -40,7 +40,7 @@ from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import ComparisonKind, to_plain
+from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Collect, Failed
@@ -50,11 +50,7 @@ _EVALUATOR = TargetSettings("onnx")
 _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
-_KINDS = {
-    ComparisonKind.SHAPE: "its shape",
-    ComparisonKind.DTYPE: "its type",
-    ComparisonKind.MISSING: "an output that is missing",
-}
+_KINDS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
 """What a tensor is off by, where that is no number."""
 _EVALUATOR_IGNORES = {"clip", "input_forget"}
 """Attributes of recurrent nodes that ONNX's evaluator does not implement, without saying so."""
@@ -129,76 +125,67 @@ class Opinions:
 
 def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate) -> Fault:
     """Decide which side of a minimal case is wrong: a few runs of a few nodes, none of them a probe."""
-    outcome = session.prober.ledger.outcome(answer.key)
-    broken = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
-    if target.build_only:
-        return _of_build(session.subject, answer, target)
-    opinions = _gather(session.subject, answer, target, outcome.reason if outcome is not None and broken else None)
+    subject, outcome = session.subject, session.prober.ledger.outcome(answer.key)
     name, right = target.target.title, reference_settings().target.title
     reference = f"the reference ({right})"
+    if target.build_only:
+        if isinstance(_run(subject, answer.proto, dict(subject.values(answer, answer.inputs))), str):
+            return Fault("unknown", f"Which side is wrong cannot be decided: {reference} does not run the case either.")
+        lack = "or an operator, a type or a shape that it does not have"
+        return Fault("target", f"It is a bug of {name}, {lack}: {reference} runs the case.")
     if name == right:  # one runtime, set up in two ways
         name, reference = target.describe(), f"the reference ({right} on the CPU, graph optimisations off)"
-    versions = {str(seen.target.get("version", "")) for seen in session.subject.seen.values()}
+    versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
-    return judge(opinions, tolerance, name, reference, lambda model, fed: _run(session.subject, model, fed, None))
-
-
-def _of_build(subject: Subject, answer: Candidate, target: TargetSettings) -> Fault:
-    """Decide who is wrong about a model that cannot be built: the target, if the reference runs it."""
-    name, reference = target.target.title, f"the reference ({reference_settings().target.title})"
-    made = _run(subject, answer.proto, dict(subject.values(answer, answer.inputs)), None)
-    if isinstance(made, str):
-        return Fault("unknown", f"Which side is wrong cannot be decided: {reference} does not run the case either.")
-    lack = "or an operator, a type or a shape that it does not have"
-    return Fault("target", f"It is a bug of {name}, {lack}: {reference} runs the case.")
+    broken = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
+    opinions = _gather(subject, answer, target, outcome.reason if outcome is not None and broken else None)
+    return judge(opinions, tolerance, name, reference, lambda model, fed: _run(subject, model, fed))
 
 
 def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refused: str | None) -> Opinions:
     """Compute a minimal case by all; ``refused`` is why the target does not run it, if so."""
     settings = replace(target, keep=candidate.keep or target.keep, held=candidate.held or target.held)
     inputs, golden = (dict(subject.values(candidate, names)) for names in (candidate.inputs, candidate.outputs))
-    wider = {name: each.astype(np.float64) if each.dtype == np.float32 else each for name, each in inputs.items()}
     lows = tuple(name for name in settings.low_precisions if name != "tf32")  # TF32 is a matter of tolerance
     low = lows[0] if len(lows) == 1 and lows[0] in LOW_TYPES else None
-    unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
     model = mark_decisions(candidate.proto)
-
-    def run(model: onnx.ModelProto, runner: TargetSettings | None = None, fed: Values = inputs) -> Computed:
-        return _run(subject, model, fed, runner)
-
-    def wide() -> Computed:
-        return run(widened(model, subject.workspace.weights.folder_of(model)), _EVALUATOR, wider)
 
     def rounded() -> Computed:
         if low is not None:
-            return run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low]))
+            return _run(subject, lower_roundtrip(model, settings.keep, low=LOW_TYPES[low]), inputs)
         # The last place of fp32 says nothing of lower types.
         if lows or isinstance(made, str) or not is_steady(model) or lows_of(model.graph):
             return ""
+        unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
         infos = Network(model).infos
-        return furthest_moved(model, infos, unit, golden, lambda each: _run(subject, each, inputs, None), _TRIALS)
+        return furthest_moved(model, infos, unit, golden, lambda each: _run(subject, each, inputs), _TRIALS)
 
-    made: Computed = refused if refused is not None else run(model, settings)
+    def wide() -> Computed:
+        wider = {name: each.astype(np.float64) if each.dtype == np.float32 else each for name, each in inputs.items()}
+        return _run(subject, widened(model, subject.workspace.weights.folder_of(model)), wider, _EVALUATOR)
+
+    made: Computed = refused if refused is not None else _run(subject, model, inputs, settings)
     # A model whose tensors were shrunk has no activations of the original's.
     inner: Computed = golden
     if model is not candidate.proto:
-        inner = run(model)
+        inner = _run(subject, model, inputs)
         if not isinstance(made, str):  # marks may change what it makes
-            bare = run(candidate.proto, settings)
-            made = made if not isinstance(bare, str) and _alike(bare, made) else bare
+            bare = _run(subject, candidate.proto, inputs, settings)
+            alike = not isinstance(bare, str) and all(
+                np.array_equal(one, made[name], equal_nan=one.dtype.kind == "f") for name, one in bare.items()
+            )
+            made = made if alike else bare
     ignored = next(filter(None, map(_ignored, model.graph.node)), None)
     right = ignored or _attempt(wide)
     in_float64 = not isinstance(right, str)
-    if not in_float64 and not ignored:
-        right = run(model, _EVALUATOR)
     return Opinions(
         model,
         tuple(name for name in candidate.outputs if name in golden),
         inputs,
         {**(golden if isinstance(inner, str) else inner), **golden},
         made,
-        right,
+        right if in_float64 or ignored else _run(subject, model, inputs, _EVALUATOR),
         in_float64,
         _attempt(rounded),
         low,
@@ -206,16 +193,16 @@ def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refu
     )
 
 
-def _attempt(compute: Callable[[], Computed | None]) -> Computed:
-    """What it computes, or why it cannot: weights that are missing, an opset that is too old, shapes that do not fit."""
+def _attempt(compute: Callable[[], Computed]) -> Computed:
+    """Return what it computes, or why it cannot: weights that are missing, an opset that is too old, unfit shapes."""
     try:
-        return compute() or ""
+        return compute()
     except Exception as error:  # whatever ONNX raises
         return str(error)
 
 
-def _run(subject: Subject, model: onnx.ModelProto, fed: Values, runner: TargetSettings | None) -> Computed:
-    """The outputs of a model; of the reference without a runner."""
+def _run(subject: Subject, model: onnx.ModelProto, fed: Values, runner: TargetSettings | None = None) -> Computed:
+    """Return the outputs of a model; of the reference without a runner."""
     models, made = subject.models, subject.workspace.scratch("fault.made.npz")
     settings = models.reference if runner is None else runner
     request = Collect(settings, models.write("fault", model), models.feed("fault.in", fed), made)
@@ -227,13 +214,9 @@ def _run(subject: Subject, model: onnx.ModelProto, fed: Values, runner: TargetSe
 
 
 def _ignored(node: onnx.NodeProto) -> str:
-    """Why the evaluator has no opinion on a node; empty if it has one."""
+    """Return why the evaluator has no opinion on a node; empty if it has one."""
     ignored = [each.name for each in node.attribute if each.name in _EVALUATOR_IGNORES]
     return f"it ignores '{ignored[0]}' of {node.op_type}" if ignored and node.op_type in ("GRU", "LSTM", "RNN") else ""
-
-
-def _alike(some: Values, others: Values) -> bool:
-    return all(np.array_equal(one, others[name], equal_nan=one.dtype.kind == "f") for name, one in some.items())
 
 
 @dataclass(frozen=True)
@@ -250,7 +233,7 @@ class _Error:
         return f"{self.largest:.3g}" if finite else self.words
 
     def times(self, other: _Error) -> float:
-        """How many times worse, absolute or in tolerances; equally bad where both make NaN or Inf."""
+        """Return how many times worse, absolute or in tolerances; equally bad where both make NaN or Inf."""
         if not math.isfinite(other.severity):
             return 1.0
         if not math.isfinite(self.severity):
@@ -260,7 +243,7 @@ class _Error:
 
 
 def judge(opinions: Opinions, tolerance: ToleranceOptions, target: str, reference: str, run: Run) -> Fault:
-    """Decide which side is wrong.
+    """Decide which side is wrong: the first rule that applies decides.
 
     Args:
         opinions: What each computes.
@@ -269,68 +252,65 @@ def judge(opinions: Opinions, tolerance: ToleranceOptions, target: str, referenc
         reference: That of the reference.
         run: Runs another model on the reference.
     """
-    return _Judge(opinions, tolerance, target, reference, run).verdict()
+    each = _Judge(opinions, tolerance, target, reference, run)
+    rules = (each.refused, each.drawn, each.tied, each.rounded, each.reference_is_off)
+    return next((fault for rule in rules if (fault := rule()) is not None), None) or each.target_is_off()
 
 
 class _Judge:
-    """The rules, each of which returns a verdict or ``None``; the first that applies decides."""
+    """The rules, each of which returns a verdict or ``None``."""
 
     def __init__(self, opinions: Opinions, tolerance: ToleranceOptions, target: str, reference: str, run: Run) -> None:
         self._case, self._tolerance, self._run = opinions, tolerance, run
         self._target, self._reference = target, reference
         self._made: Values = {} if isinstance(opinions.target, str) else opinions.target
         self._arbiter = f"ONNX's reference evaluator{' in float64' if opinions.wide else ''}"
-        # Two that compute exactly may be apart by the rounding of the types that the model itself has.
-        low = any(value.dtype == np.float16 for value in opinions.reference.values())
-        computed = Precision.FP16 if low else Precision.FP32
-        self._exact = replace(tolerance, atol={}, rtol={}, check_error_stat={}, precision=computed)
         self._own: _Error | None = None
         self._figures: dict[str, Any] = {}
         if not isinstance(opinions.right, str) and opinions.outputs:
-            self._own = self._error(opinions.right, opinions.reference, self._exact)
+            # Two that compute exactly may be apart by the rounding of the types that the model itself has.
+            low = any(value.dtype == np.float16 for value in opinions.reference.values())
+            computed = Precision.FP16 if low else Precision.FP32
+            exact = replace(tolerance, atol={}, rtol={}, check_error_stat={}, precision=computed)
+            self._own = self._error(opinions.right, opinions.reference, exact)
             self._figures |= {"reference_error": self._own.largest, "arbiter": self._arbiter}
 
-    def verdict(self) -> Fault:
-        first = (self._refused, self._drawn, self._tied, self._not_shown, self._rounded)
-        rules = (*first, self._reference_is_off, self._undecided)
-        return next((fault for rule in rules if (fault := rule()) is not None), None) or self._target_is_off()
-
-    def _fault(self, whose: Whose, sentence: str) -> Fault:
-        return Fault(whose, sentence, self._figures)
-
     def _unknown(self, why: str) -> Fault:
-        return self._fault("unknown", f"Which side is wrong cannot be decided: {why}.")
+        return Fault("unknown", f"Which side is wrong cannot be decided: {why}.", self._figures)
+
+    def _bug(self, why: str, lack: str = "") -> Fault:
+        return Fault("target", f"It is a bug of {self._target}{lack}: {why}.", self._figures)
 
     def _no_arbiter(self) -> str:
         line = " ".join(str(self._case.right).split())
         return f"{self._arbiter} does not run the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
 
     def _error(self, right: Values, values: Values, tolerance: ToleranceOptions | None = None) -> _Error:
-        """How far values are from what they should be, on the outputs that are compared."""
+        """Return how far values are from what they should be, on the outputs that are compared."""
         expected = {name: right[name] for name in self._case.outputs if name in right}
         comparisons = compare_all(expected, values, tolerance or self._tolerance, lows=lows_of(self._case.model.graph))
         wrong = [each for each in comparisons if not each.passed]
         errors = [
             math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs for each in comparisons
         ]
-        named = (_KINDS[each.kind] for each in wrong if each.kind in _KINDS)
+        named = (_KINDS[each.kind.value] for each in wrong if each.kind.value in _KINDS)
         worst = max((each.severity for each in wrong), default=0.0)
         return _Error(not wrong, worst, max(errors, default=0.0), next(named, "NaN or Inf"))
 
-    def _refused(self) -> Fault | None:
+    def refused(self) -> Fault | None:
         """The target does not run the case."""
-        said, target, others = self._case.target, self._target, f"{self._arbiter} and {self._reference}"
-        if not isinstance(said, str):
+        message, others = self._case.target, f"{self._arbiter} and {self._reference}"
+        if not isinstance(message, str):
             return None
         if self._own is None:
             neither = self._no_arbiter() if self._case.outputs else f"{self._reference} does not run it either"
-            return self._unknown(f"{target} does not run the case, and {neither}")
+            return self._unknown(f"{self._target} does not run the case, and {neither}")
         if not self._own.passed and self._case.drawing is None:
-            return self._unknown(f"{target} does not run the case, and {others} differ by {self._own}")
-        lack = ", which crashes" if said.startswith(CRASHED) else ", or an operator that it does not have"
-        return self._fault("target", f"It is a bug of {target}{lack}: {others} both run it.")
+            return self._unknown(f"{self._target} does not run the case, and {others} differ by {self._own}")
+        lack = ", which crashes" if message.startswith(CRASHED) else ", or an operator that it does not have"
+        return self._bug(f"{others} both run it", lack)
 
-    def _drawn(self) -> Fault | None:
+    def drawn(self) -> Fault | None:
         """The case draws random numbers."""
         if (node := self._case.drawing) is None:
             return None
@@ -343,7 +323,7 @@ class _Judge:
         )
         return Fault("random", sentence, {"node": label(node), "op": node.op_type})
 
-    def _tied(self) -> Fault | None:
+    def tied(self) -> Fault | None:
         """The first node that decided otherwise was so near to its edge that neither side is wrong."""
         case, made = self._case, self._made
         node = first_turned(case.model, case.reference, made)
@@ -359,61 +339,52 @@ class _Judge:
         )
         return Fault("tie", sentence, {"op": node.op_type, "node": label(node), "decisions": count})
 
-    def _not_shown(self) -> Fault | None:
-        seen = self._error(self._case.reference, self._made)
+    def rounded(self) -> Fault | None:
+        """Rounding by itself, without the target, makes the same error; or the target makes none any more."""
+        case, low, seen = self._case, self._case.low, self._error(self._case.reference, self._made)
         self._figures |= {"target_error": seen.largest, "severity": seen.severity}
-        return self._unknown("run once more beside the others, the target does not fail") if seen.passed else None
-
-    def _reference_is_off(self) -> Fault | None:
-        """The reference is not what float64 says: is the target?"""
-        own, target, reference, right = self._own, self._target, self._reference, self._case.right
-        if isinstance(right, str) or own is None or own.passed:
-            return None
-        beside = self._error(right, self._made)
-        self._figures["target_error"] = beside.largest
-        off = f"from {self._arbiter} {target} is off by {beside}, and {reference} by {own}"
-        if beside.passed:
-            return self._fault("reference", f"The reference is off: {off}.")
-        self._figures["times_worse"] = beside.times(own)
-        return self._unknown(off) if beside.times(own) < MUCH_WORSE else self._bug(off)
-
-    def _rounded(self) -> Fault | None:
-        """Rounding by itself, without the target, makes the same error."""
-        case, low = self._case, self._case.low
+        if seen.passed:
+            return self._unknown("run once more beside the others, the target does not fail")
         if isinstance(case.rounded, str):
             return None if low is None else self._unknown(f"rounding to {low} cannot be emulated ({case.rounded})")
-        seen, alone = (self._error(case.reference, made) for made in (self._made, case.rounded))
+        alone = self._error(case.reference, case.rounded)
         self._figures |= {"rounding_error": alone.largest, "precision": low or "fp32", "times_worse": seen.times(alone)}
         if alone.passed or seen.times(alone) > MUCH_WORSE:
             return None
         what = f"these values: rounding alone, without the target, is off by {alone}"
         if low is None:
-            if self._own is not None and not isinstance(case.right, str):
-                beside = self._error(case.right, self._made)
-                if beside.times(self._own) >= MUCH_WORSE:
-                    return None
+            own, right = self._own, case.right
+            if own and not isinstance(right, str) and self._error(right, self._made).times(own) >= MUCH_WORSE:
+                return None
             advice = "subtract the mean, or scale, before"
-            return self._fault("rounding", f"fp32 cannot hold {what}. It is no bug of {self._target}: {advice}.")
-        limit = 65504.0 if low == "fp16" else float(np.finfo(np.float32).max)
-        floats = (value for value in (*case.inputs.values(), *case.reference.values()) if value.dtype.kind == "f")
-        largest = max((float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats), default=0.0)
-        if largest > limit and not math.isfinite(alone.severity):
-            what = f"this value: {largest:.5g} is past its largest, {limit:.5g}"
-        no_bug = f"It is no bug of {self._target}: choose another precision there."
-        return self._fault("precision", f"{low} cannot hold {what}. {no_bug}")
+        else:
+            limit = 65504.0 if low == "fp16" else float(np.finfo(np.float32).max)
+            floats = (value for value in (*case.inputs.values(), *case.reference.values()) if value.dtype.kind == "f")
+            largest = max((float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats), default=0.0)
+            if largest > limit and not math.isfinite(alone.severity):
+                what = f"this value: {largest:.5g} is past its largest, {limit:.5g}"
+            advice = "choose another precision there"
+        sentence = f"{low or 'fp32'} cannot hold {what}. It is no bug of {self._target}: {advice}."
+        return Fault("rounding" if low is None else "precision", sentence, self._figures)
 
-    def _undecided(self) -> Fault | None:
+    def reference_is_off(self) -> Fault | None:
+        """The reference does not match float64: does the target? Or nothing else is known."""
+        own, right = self._own, self._case.right
+        if not isinstance(right, str) and own is not None and not own.passed:
+            beside = self._error(right, self._made)
+            self._figures["target_error"] = beside.largest
+            off = f"from {self._arbiter} {self._target} is off by {beside}, and {self._reference} by {own}"
+            if beside.passed:
+                return Fault("reference", f"The reference is off: {off}.", self._figures)
+            self._figures["times_worse"] = beside.times(own)
+            return self._unknown(off) if beside.times(own) < MUCH_WORSE else self._bug(off)
         if self._case.others:
             return self._unknown(f"rounding to {' and '.join(self._case.others)} is not emulated here")
-        return self._unknown(self._no_arbiter()) if self._own is None else None
+        return self._unknown(self._no_arbiter()) if own is None else None
 
-    def _target_is_off(self) -> Fault:
-        """The reference is what float64 says, and the target is further off than rounding makes it."""
-        seen, case = self._error(self._case.reference, self._made), self._case
+    def target_is_off(self) -> Fault:
+        """The reference matches float64, and the target is further off than rounding makes it."""
         right = f"{self._arbiter} and {self._reference} agree to within {self._own}"
-        if case.low is not None:
-            right += f", rounding to {case.low} alone is off by {self._figures['rounding_error']:.3g}"
-        return self._bug(f"{right}, and {self._target} is off by {seen}")
-
-    def _bug(self, why: str) -> Fault:
-        return self._fault("target", f"It is a bug of {self._target}: {why}.")
+        if self._case.low is not None:
+            right += f", rounding to {self._case.low} alone is off by {self._figures['rounding_error']:.3g}"
+        return self._bug(f"{right}, and {self._target} is off by {self._error(self._case.reference, self._made)}")

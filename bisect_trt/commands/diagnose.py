@@ -13,20 +13,20 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
 from bisect_trt.commands.layerwise import tell, to_json
-from bisect_trt.commands.marking import Marking, compare_layers
+from bisect_trt.commands.marking import LayerComparison
 from bisect_trt.commands.metric_commands import diagnose_metric
 from bisect_trt.commands.minimal_case import (
     HELD,
     Suspects,
     by_blame,
     extract_suspect,
-    named_suspects,
+    find_suspects,
+    look_for_others,
     narrow_held,
     weak_suspects,
 )
-from bisect_trt.commands.next_steps import advised
+from bisect_trt.commands.preflight import advised
 from bisect_trt.commands.releases import since_when
-from bisect_trt.commands.remaining_failures import look_for_others
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.session import Case, Session, saving_best
@@ -40,6 +40,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
@@ -80,21 +81,6 @@ class DiagnoseSettings:
         return self.check if answer.target is None else replace(self.check, target=answer.target)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What is known after the search.
-
-    Attributes:
-        suspects: The nodes that were suspected before.
-        case: The smallest that fails; ``None`` where many nodes amplify rounding and none fails alone.
-        amplified: How far rounding alone fails the whole model, if it does; see :func:`rounding_alone`.
-    """
-
-    suspects: Suspects
-    case: Case | None
-    amplified: dict[str, Any] | None
-
-
 def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
     """Find why the target differs from the reference, and write a reproducer that proves it.
 
@@ -105,13 +91,13 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
     """
     session.result.extra |= {"cause": [], "cause_detail": None, "workarounds": []}
     with saving_best(lambda: save_best(session, settings)):
-        found = find_case(session, settings)
-        if found.case is None:
+        case, suspected = find_case(session, settings)
+        if case is None:
             return session.result
-        answer = judge_case(session, settings, found.case, found.suspects.nodes, step="5. ")
+        answer = judge_case(session, settings, case, suspected, step="5. ")
         left = deliver(session, settings, answer)
-    if found.amplified is not None and answer.fault.whose != "target":
-        session.console.answer(found.amplified["sentence"])
+    if "amplified" in session.result.extra and answer.fault.whose != "target":
+        session.console.answer(session.result.extra["amplified"]["sentence"])
     cause: list[Cause] = []
     since: Since | None = None
     try:
@@ -130,21 +116,24 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
     return session.result
 
 
-def find_case(session: Session, settings: DiagnoseSettings) -> Found:
-    """The stages up to the smallest that fails: confirm, locate, extract, reduce."""
+def find_case(session: Session, settings: DiagnoseSettings) -> tuple[Case | None, Sequence[int]]:
+    """Confirm, locate, extract, reduce.
+
+    Returns:
+        The smallest that fails, ``None`` where many nodes amplify rounding and none fails alone; and the suspected nodes.
+    """
     confirm(session, settings)
     outcome = session.prober.ledger.outcome(session.subject.original.key)
-    amplified = rounding_alone(session.subject, settings.check, outcome.comparisons) if outcome is not None else None
+    amplified = rounding_alone(session.subject, settings.check, outcome.comparisons) if outcome else None
     if amplified is not None:
         session.console.say("  so does the reference with rounding added")
         session.result.extra["amplified"] = amplified
-    suspects = suspects_by_message(session) or suspects_by_layer(session, settings)
+    suspects = locate(session, settings)
     case = extract_suspect(session, settings.check.target, suspects, "3. ")
     if case is None and amplified is not None and amplified["spread"]:
         stop_at_rounding(session, amplified)
-    else:
-        case = reduce_all(session, settings, suspects, case)
-    return Found(suspects, case, amplified)
+        return None, suspects.nodes
+    return reduce_all(session, settings, suspects, case), suspects.nodes
 
 
 def stop_at_rounding(session: Session, amplified: Mapping[str, Any]) -> None:
@@ -171,31 +160,21 @@ def confirm(session: Session, settings: DiagnoseSettings) -> None:
     console.say(f"  yes: {record.reason}")
 
 
-def suspects_by_message(session: Session) -> Suspects | None:
-    """Step 2 where the original does not run, so that there are no tensors to compare: the nodes that the message names."""
-    if not session.prober.ledger.is_broken:
-        return None
-    session.console.step("2. Mark every tensor as an output: not done, for it does not run as it is")
-    session.console.say("  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it")
-    return named_suspects(session)
-
-
-def suspects_by_layer(session: Session, settings: DiagnoseSettings) -> Suspects:
-    """Step 2: the nodes that make a wrong tensor of right ones."""
-    subject, console, check = session.subject, session.console, settings.check
-    assert check.target is not None
+def locate(session: Session, settings: DiagnoseSettings) -> Suspects:
+    """Step 2: which nodes make a wrong tensor of right ones?"""
+    subject, console, target = session.subject, session.console, settings.check.target
+    check = session.prober.runner.check
+    assert target is not None
+    assert isinstance(check, BuiltinCheck)
     console.step("2. Mark every tensor as an output: which goes wrong first?")
-    look = Marking(subject, check.target, check.tolerance, check.timeout)
-    layers = compare_layers(look, session.prober.ledger.outcome(subject.original.key))
-    if layers.refused:
-        console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
-    else:
+    if session.prober.ledger.is_broken:
+        console.say("  the model does not run at all, so there is nothing to compare")
+
+    def show(layers: LayerComparison) -> None:
         session.result.extra |= to_json(subject, layers)
         tell(subject, layers, console)
-        if layers.outputs_fail and layers.origins:
-            return Suspects(layers.origins)
-    console.say("  so go on to reduce the whole model")
-    return weak_suspects(subject, check.target)
+
+    return find_suspects(session, check, show) or weak_suspects(session, target)
 
 
 def reduce_all(session: Session, settings: DiagnoseSettings, suspects: Suspects, case: Case | None) -> Case:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.compare import CompareSettings, refuse_options
 from bisect_trt.commands.metric import make_scale, measure_whole
-from bisect_trt.commands.next_steps import advised
+from bisect_trt.commands.preflight import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best

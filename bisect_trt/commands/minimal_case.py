@@ -1,20 +1,36 @@
-"""From suspects to a minimal case: extract one, see whether it fails alone, and order the nodes of an answer by blame."""
+"""From suspects to minimal cases: extract one, order the nodes of an answer by blame, search the rest of the model.
+
+What not every search needs is imported where it does: a check of the user's may take less than these imports.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.options.choices import Mode
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.prober import reconfirm
+from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.delta_debugging import make_minimal
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
 
+if TYPE_CHECKING:
+    from bisect_trt.commands.marking import LayerComparison
+
+Delivery = Callable[[Case, int], dict[str, Any]]
+"""Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
+MOST_FAILURES = 10
+"""Failing sets that are searched for at most."""
 GROWTH_STEPS = 3
 """How many times a layer that passes alone is grown by what it reads, before the whole model is reduced."""
 SUSPECTS_TRIED = 3
@@ -22,7 +38,7 @@ MOST_NARROWED = 12
 """Each may be a build, but a small one."""
 MOST_BUILDS = 3
 """Of models with the answer's nodes side by side."""
-HELD = "It fails held to the low precision (--hold-precision), which it has in the whole model; alone, TensorRT may choose fp32."
+HELD = "It fails with --hold-precision, which it runs in as part of the whole model; alone, TensorRT may choose fp32."
 
 
 @dataclass(frozen=True)
@@ -42,27 +58,47 @@ class Suspects:
         return network.rank[self.nodes[0]] if self.nodes and self.grow else None
 
 
-def named_suspects(session: Session) -> Suspects:
-    """The node of which the target's message speaks, where the original does not run."""
-    subject, ledger = session.subject, session.prober.ledger
+def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerComparison], None]) -> Suspects | None:
+    """Find the nodes that make a wrong tensor of right ones, with every tensor marked as an output.
+
+    Where the original does not run, it is the node that the target's message names.
+
+    Args:
+        session: The model.
+        check: The target and its tolerances.
+        show: Prints the comparison.
+
+    Returns:
+        ``None`` where the tensors do not show it.
+    """
+    from bisect_trt.commands.marking import Marking, compare_layers  # noqa: PLC0415 - as the module says
+
+    subject, ledger, console = session.subject, session.prober.ledger, session.console
     outcome = ledger.outcome(subject.original.key)
-    return Suspects(named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else ())
+    if ledger.is_broken:
+        return Suspects(named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else ())
+    layers = compare_layers(Marking(subject, check.target, check.tolerance, check.timeout), outcome)
+    if layers.refused:
+        console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
+    else:
+        show(layers)
+    return Suspects(layers.origins) if layers.outputs_fail and layers.origins and not layers.refused else None
 
 
-def weak_suspects(subject: Subject, target: TargetSettings | None) -> Suspects:
-    """Nodes that the reference's values speak against, where the target does not show them: tried held to the precision."""
-    if target is None or not _may_choose_precision(target):
+def weak_suspects(session: Session, target: TargetSettings) -> Suspects:
+    """Return nodes that the reference's values make suspicious: they are tried with ``--hold-precision``."""
+    if not _may_choose_precision(target):
         return Suspects()
-    from bisect_trt.mixed_precision.suspicion import BREAKS, suspect  # noqa: PLC0415 - a user's check need not wait for it
+    from bisect_trt.mixed_precision.suspicion import BREAKS, suspect  # noqa: PLC0415 - as the module says
 
-    found = suspect(subject, "fp16" if target.fp16 else "bf16")
-    return Suspects([subject.network.order[entry.unit] for entry in found if entry.score >= BREAKS], grow=False)
+    found = suspect(session.subject, "fp16" if target.fp16 else "bf16")
+    return Suspects([session.subject.network.order[each.unit] for each in found if each.score >= BREAKS], grow=False)
 
 
 def extract_suspect(
     session: Session, target: TargetSettings | None, suspects: Suspects, number: str = ""
 ) -> Case | None:
-    """Does a suspect fail alone, on the reference's own activations? If not, with what it reads?
+    """Probe each suspect alone, on the reference's activations; where it passes, with what it reads.
 
     Returns:
         What fails, 1-minimal; ``None`` if no suspect does, nor with its neighbours.
@@ -95,7 +131,7 @@ def extract_suspect(
 
 
 def narrow_held(session: Session, target: TargetSettings | None, case: Case) -> Case:
-    """Of several nodes that fail only together, the one that fails alone held to the low precision, if there is one.
+    """Return the one of several nodes that fails alone with ``--hold-precision``, if there is one; else all of them.
 
     As part of the others it ran in that precision; alone the target may have chosen fp32 for it.
     """
@@ -113,7 +149,7 @@ def narrow_held(session: Session, target: TargetSettings | None, case: Case) -> 
 
 
 def _may_choose_precision(target: TargetSettings | None) -> bool:
-    """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
+    """Return whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
     return target is not None and target.target.capabilities.chooses_precision and (target.fp16 or target.bf16)
 
 
@@ -166,7 +202,7 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
     check, subject = session.prober.runner.check, session.subject
     if not isinstance(check, BuiltinCheck) or session.prober.ledger.is_broken:
         return {}
-    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - not needed for a user's check
+    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - as the module says
 
     target = replace(check.target, held=answer.held or check.target.held)
     names = [name for node in nodes for name in subject.network.made(node)]
@@ -200,3 +236,105 @@ def _words(text: str) -> Iterator[str]:
         yield next(filter(None, quoted))
     for word in re.split(r"[\s'\"()\[\]{},;]+", text):
         yield from dict.fromkeys((word, word.rstrip(".:")))
+
+
+def check_finds_all(session: Session) -> None:
+    """Refuse ``--all`` at a prompt.
+
+    Raises:
+        UsageError: The user would be asked about one failure after the other.
+    """
+    if isinstance(session.prober.runner.check, PromptCheck):
+        raise ConflictError(
+            "--all asks about each failure, which is too much to answer at a prompt; give a --check command."
+        )
+
+
+def look_for_others(
+    session: Session,
+    case: Case,
+    deliver: Delivery | None = None,
+    mode: Mode = Mode.AUTO,
+) -> None:
+    """Probe the model without an answer; if it fails and all failures are wanted, search the rest.
+
+    Args:
+        session: The answer is in its result; ``failures`` and ``more_failures`` are added.
+        case: The answer.
+        deliver: Writes the next answer; ``None`` to find out only whether there is one.
+        mode: How to search.
+
+    Raises:
+        BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
+    """
+    console, result, searched = session.console, session.result, session.subject.units.searched
+    if deliver is None and isinstance(session.prober.runner.check, PromptCheck):
+        return
+    first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
+    failures = [first | {"reduced": result.artifacts["reduced"]}]
+    result.extra |= {"failures": failures, "more_failures": None}
+    taken = case.minimum.units.intersection(searched) or case.minimum.units  # else they make weights
+    try:
+        while rest := failing_rest(session, case, taken, sure=deliver is not None):
+            if deliver is None or len(failures) == MOST_FAILURES:
+                more = "At least one more: without these nodes the rest of the model still fails (--all finds each)."
+                console.answer(more if deliver is None else f"The rest still fails: more than these {MOST_FAILURES}.")
+                return
+            console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
+            other = search_rest(session, case, rest, mode)
+            if other is None:
+                return
+            failures.append(deliver(other, len(failures) + 1))
+            taken |= other.minimum.units.intersection(searched) or other.minimum.units
+    except BudgetSpent:
+        if deliver is not None:
+            raise
+    if deliver is not None and result.extra["more_failures"] is False:
+        console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
+    """The units that can be cut without any of those that are taken, where they fail; none where they do not.
+
+    ``more_failures`` in the result is filled in: ``None`` if the rest breaks in another way. A pass is confirmed by more
+    probes where it has to be ``sure``.
+    """
+    subject, extra = session.subject, session.result.extra
+    rest = [unit for unit in subject.units.searched if taken.isdisjoint(subject.units.with_weights({unit}))]
+    extra["more_failures"] = None if rest else False
+    if not rest:
+        return ()
+    candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
+    candidate = replace(candidate, title=f"the rest: {candidate.title}")
+    record = session.prober.probe(candidate)
+    if sure and record.verdict is Verdict.PASS:
+        record = reconfirm(session.prober, subject.original, candidate).record
+    check, outcome = session.prober.runner.check, session.outcome(record)
+    builds = isinstance(check, BuiltinCheck) and check.target.build_only
+    if sure and builds and record.verdict is Verdict.UNRESOLVED and outcome.ending is Ending.BROKEN:
+        session.console.say("  it cannot be built for another reason, which is searched for now")
+        session.prober.ledger.follow(outcome)
+        record = session.prober.probe(candidate)
+    if record.verdict is not Verdict.UNRESOLVED:
+        extra["more_failures"] = record.verdict is Verdict.FAIL
+    return rest if record.verdict is Verdict.FAIL else ()
+
+
+def search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
+    subject = session.subject
+    # No failure is among the first units of the rest alone, as far as they are within something that passed.
+    passed = (identity.units for identity in session.prober.ledger.passed)
+    within = (next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed)
+    passing = max(within, default=0)
+
+    def search(oracle: Oracle) -> Minimum:
+        return session.minimise(oracle, mode, searched=rest, passing=passing)
+
+    minimum = session.prober.search(search, lambda units: subject.cut(units, held=case.held), subject.original)
+    if not minimum.units:  # it failed once, and did not when it was asked again
+        session.result.extra["more_failures"] = None
+        return None
+    for step in minimum.steps:
+        session.console.say(f"  {step}")
+    return Case(session.doubted(minimum), case.held)

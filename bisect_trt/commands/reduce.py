@@ -14,8 +14,16 @@ import onnx
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, target_of, tell_dynamic
 from bisect_trt.commands.metric import measure_whole
-from bisect_trt.commands.minimal_case import HELD, Suspects, by_blame, extract_suspect, named_suspects, narrow_held
-from bisect_trt.commands.remaining_failures import check_finds_all, look_for_others
+from bisect_trt.commands.minimal_case import (
+    HELD,
+    Suspects,
+    by_blame,
+    check_finds_all,
+    extract_suspect,
+    find_suspects,
+    look_for_others,
+    narrow_held,
+)
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session, saving_best
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError
@@ -82,19 +90,24 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
     subject, console, check = session.subject, session.console, session.prober.runner.check
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
+    target = check.target if isinstance(check, BuiltinCheck) else None
     # One look at all tensors is one build, for the nine or ten that bisecting a thousand nodes takes.
-    looks = settings.mode is Mode.AUTO and settings.both_ends and isinstance(check, BuiltinCheck)
-    looks = looks and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
+    costly = target is not None and target.target.capabilities.costly
+    looks = costly and settings.mode is Mode.AUTO and settings.both_ends
     if search.repeat is not None or looks:
         session.probe_original(search)
-    case, suspect = _look_first(session) if looks else (None, None)
+    suspects, case = Suspects(), None
+    if isinstance(check, BuiltinCheck) and looks:
+        console.step("Look at every tensor once: where does it go wrong first?")
+        suspects = find_suspects(session, check, lambda _: None) or suspects
+        case = extract_suspect(session, target, suspects)
     if case is None and not settings.both_ends:
         case = _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
     elif case is None:
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
         same = not search.shrink and not has_external_data(subject.network.proto)
-        case = Case(find_minimum(session, settings.mode, suspect, confirm=same))
-        case = narrow_held(session, check.target if isinstance(check, BuiltinCheck) else None, case)
+        suspect = suspects.unit(subject.network)
+        case = narrow_held(session, target, Case(find_minimum(session, settings.mode, suspect, confirm=same)))
     for step in case.minimum.steps:
         console.say(f"  {step}")
     deliver(session, settings, smallest(session, settings, search, case), case.minimum)
@@ -113,30 +126,6 @@ def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> 
 
     session.console.step("Shrink the tensors of what is left")
     return shrink(session, answer)
-
-
-def _look_first(session: Session) -> tuple[Case | None, int | None]:
-    """Mark every tensor once, and try whether the layer that goes wrong first fails alone.
-
-    Returns:
-        What fails, 1-minimal, if that layer or its neighbourhood does; and the unit that a search should try first, if
-        one is suspected.
-    """
-    subject, ledger, check = session.subject, session.prober.ledger, session.prober.runner.check
-    assert isinstance(check, BuiltinCheck)
-    if ledger.is_broken:
-        suspects = named_suspects(session)
-    else:
-        from bisect_trt.commands.marking import Marking, compare_layers  # noqa: PLC0415 - as the module says
-
-        session.console.step("Look at every tensor once: where does it go wrong first?")
-        look = Marking(subject, check.target, check.tolerance, check.timeout)
-        layers = compare_layers(look, ledger.outcome(subject.original.key))
-        if layers.refused or not (layers.outputs_fail and layers.origins):
-            session.console.say("  that does not tell, so bisect without")
-            return None, None
-        suspects = Suspects(layers.origins)
-    return extract_suspect(session, check.target, suspects), suspects.unit(subject.network)
 
 
 def find_minimum(session: Session, mode: Mode, suspect: int | None = None, *, confirm: bool = False) -> Minimum:

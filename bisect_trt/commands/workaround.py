@@ -33,11 +33,12 @@ def find_workaround(session: Session, check: CheckSettings, search: Search, outp
     folder, target = output.parent, check.target
     assert target is not None, "the options ask for one"
     result.extra["workarounds"] = []
-    found = find_case(session, DiagnoseSettings(check, search, folder, Diagnose(session.subject.settings.path)))
-    if found.case is None:
+    settings = DiagnoseSettings(check, search, folder, Diagnose(session.subject.settings.path))
+    case, suspected = find_case(session, settings)
+    if case is None:
         return result
-    case, answer = found.case, session.settle(found.case)
-    blamed = by_blame(session, answer, found.suspects.nodes)
+    answer = session.settle(case)
+    blamed = by_blame(session, answer, suspected)
     result.culprits = session.subject.describe_nodes(blamed)
     fault = arbitrate(session, target, check.tolerance, answer)
     result.extra["fault"] = fault.to_json()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -174,19 +173,6 @@ def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> 
     given = ["--atol", "0.005", "--rtol", "0.01"]
     assert cli("layerwise", model, "--onnxrt", "--fp16", *given, "--json", "r.json").status == 0
     assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "back"
-
-
-@pytest.mark.parametrize("fed", [(), ("--load-inputs", "values.npz")])
-def test_each_command_that_is_advised_runs(cli: CommandLine, fed: tuple[str, ...]) -> None:
-    model = onnx.load(chain(Path("model.onnx")))
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
-    onnx.save(model, "model.onnx")
-    np.savez("values.npz", x=np.ones((2, 3), np.float32))
-    said = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", *fed).out
-    commands = re.findall(r"\((bisect-trt .*?)\)", said.partition("What to try next:\n  - ")[2])
-    ran = {words[1]: cli(*words[1:]).status for words in map(shlex.split, commands)}
-    assert ran == {"layerwise": 1, "repeat": 1, **({} if fed else {"samples": 1})}
-    assert all(("--load-inputs values.npz" in each) == bool(fed) for each in commands), "they are about the same inputs"
 
 
 def test_many_samples_are_refused(cli: CommandLine) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -113,26 +111,6 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     assert all(each["error_alone_removed"] > 1 for each in others)
     assert found["validation"]["samples"] == 200
     assert "clipping" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_diagnose_leads_to_the_search_for_scales(tmp_path: Path) -> None:
-    """Its reference computes with the same scales; the command that it advises finds the one that does not fit."""
-    path, source = tmp_path / "model.onnx", resnet(3, 2)
-    (bad,), samples = planted(source, path, 1, seed=1)
-    onnx.save(source.model, tmp_path / "float.onnx")
-    np.savez(tmp_path / "sample.npz", **samples[0])  # type: ignore[arg-type]  # names of arrays
-    words = ["model.onnx", "--onnxrt", "--graph-optimization-level", "off", "--load-inputs", "sample.npz"]
-    ran = command_line("diagnose", *words, cwd=tmp_path)
-    assert ran.status == 1
-    assert "whether its scales fit" in ran.out
-    advised = re.search(r"\((bisect-trt precision .*?), where FLOAT.onnx is", ran.out)
-    assert advised is not None
-    assert "--int8" in advised[1]
-    ran = command_line(*shlex.split(advised[1].replace("FLOAT", "float"))[1:], "--json", "r.json", cwd=tmp_path)
-    assert ran.status == 0, ran.err
-    (kept,) = json.loads((tmp_path / "r.json").read_text())["keep_fp32"]
-    assert kept["bad_scales"] == [bad]
 
 
 def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
