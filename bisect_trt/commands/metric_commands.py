@@ -9,7 +9,6 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.compare import CompareSettings, refuse_options
 from bisect_trt.commands.metric import make_scale, measure_whole
 from bisect_trt.commands.preflight import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
@@ -35,13 +34,8 @@ from bisect_trt.worker.protocol import Failed, Score, Scored
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import DiagnoseSettings
 
-_SINGLE_OUTPUTS = {
-    *("save_outputs", "save_inputs", "load_outputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"),
-}
-"""Options of ``run`` that are about single outputs."""
 
-
-def score(session: Session, settings: CompareSettings, metric: MetricOptions) -> Result:
+def score(session: Session, target: TargetSettings, metric: MetricOptions, timeout: float | None) -> Result:
     """Score the target on the whole set.
 
     Raises:
@@ -49,11 +43,10 @@ def score(session: Session, settings: CompareSettings, metric: MetricOptions) ->
         UnavailableError: The reference or a target cannot run the model.
     """
     subject, console, result = session.subject, session.console, session.result
-    refuse_options(settings.options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
     model = subject.models.write("measured", subject.network.proto)
     scale = make_scale(subject, metric)
-    console.step(f"{settings.target.describe()}, on all {scale.data.count} samples")
-    measured = subject.workers.ask(Score(settings.target, model, scale.scoring(0.0)), settings.options.timeout)
+    console.step(f"{target.describe()}, on all {scale.data.count} samples")
+    measured = subject.workers.ask(Score(target, model, scale.scoring(0.0)), timeout)
     if isinstance(measured, Failed):
         raise ModelRefusedError(f"the target cannot run {subject.settings.path}: {measured.message}.")
     lost = measured.value - scale.reference  # NaN where both are infinite

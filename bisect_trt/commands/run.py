@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+import onnx
+
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.compare import CompareSettings, compare, compare_saved, refuse_options
 from bisect_trt.commands.metric_commands import score
 from bisect_trt.commands.precision_audit import audit_precision
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import tolerance_options
-from bisect_trt.errors import ConflictError, MissingOptionError
-from bisect_trt.onnxlib.save import check_output
+from bisect_trt.errors import (
+    ConflictError,
+    InputValuesError,
+    MissingOptionError,
+    ModelRefusedError,
+    UnknownNameError,
+    quoted,
+)
+from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.save import check_output, save_model
+from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.run import Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
-from bisect_trt.report.plots import check_plots
+from bisect_trt.options.spec import changed
+from bisect_trt.report.console import Console
+from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.npz import NpzFile, save_npz
+from bisect_trt.tensors.saved import SavedRun, Selected, Values, load_runs, same_samples, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed, Sample
 
+T = TypeVar("T")
+OPERATOR = "op:"
+"""The prefix of a type of operators among names of tensors, as for ``--keep``."""
+MARK_ALL = "mark all"
+_SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"}
+"""Options about single outputs."""
 _NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
-"""Options that saved outputs have no use for."""
+"""Options that do not apply to saved outputs."""
 
 
 def run(call: Call) -> Result:
@@ -38,7 +68,6 @@ def run(call: Call) -> Result:
         return _compare_saved(call)
     target = call[Target].required(engines=True)
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
-    settings = CompareSettings(target, tolerance, options, call[Plots])
     if options.save_onnx is not None:
         check_output(options.save_onnx, overwrite=True)
     metric = call.metric(bounded=False)
@@ -47,8 +76,18 @@ def run(call: Call) -> Result:
         if target.build_only:
             return build(session, target, tolerance, options.timeout)
         if metric is not None:
-            return score(session, settings, metric)
-        return compare(session, settings)
+            refuse_options(options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
+            return score(session, target, metric, options.timeout)
+        names = choose_outputs(session.subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
+        tolerance.check_names(names)
+        if options.save_inputs is not None:
+            save_samples(options.save_inputs, session.subject.samples)
+        runs = [run for path in options.load_outputs for run in load_runs(path)]
+        comparing = _Comparing(session, target, tolerance, options, call[Plots], names, runs)
+        against = ", ".join(run.name for run in runs) or "the reference"
+        session.console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
+        comparing.compare()
+        return comparing.table.conclude()
 
 
 def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
@@ -70,12 +109,12 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
 
 
 def _compare_saved(call: Call) -> Result:
-    """Compare saved results alone.
+    """Compare each saved run with the last one, which stands for the reference.
 
     Raises:
-        UsageError: There are none, or an option needs a model.
+        UsageError: There are not two runs to compare, they do not fit each other, or an option needs a model.
     """
-    options, result, console = call[RunOptions], call.result, call.console
+    options, console = call[RunOptions], call.console
     if call[Target].settings(engines=True) is not None or not options.load_outputs:
         raise MissingOptionError(
             "there is no model to run; name one, or two saved results with --load-outputs and no target."
@@ -86,4 +125,249 @@ def _compare_saved(call: Call) -> Result:
         raise ConflictError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
     call[MetricOptions].check(bounded=False)
     tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
-    return compare_saved(options.load_outputs, tolerance, options, call[Plots], console, result)
+    *runs, right = [run for path in options.load_outputs for run in load_runs(path)]
+    if not runs:
+        raise MissingOptionError(
+            f"{right.name} is one saved result, and comparing takes two; name another after --load-outputs, or a model "
+            "and a target to run it on."
+        )
+    table = Table(console, call.result, call[Plots])
+    for run in runs:
+        same_samples(run, len(right.samples), f"{right.name} holds")
+        names = options.onnx_outputs or list(right.samples[0])
+        console.step(f"{run.name} against {right.name}, {len(names)} output(s)")
+        samples = list(zip(run.samples, right.samples, strict=True))
+        for number, (target, reference) in enumerate(samples, 1):
+            shared = same_outputs(run.name, target, same_outputs(right.name, reference, names, console), console)
+            tolerance.check_names(shared)
+            seen = compare_all(Selected(reference, shared), target, tolerance, details=True)
+            if len(samples) > 1:
+                seen = [comparison.of_sample(number) for comparison in seen]
+            table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
+    return table.conclude()
+
+
+def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
+    """Check that none of some options was given.
+
+    Raises:
+        UsageError: One was; its message is the option and ``why``.
+    """
+    if given := [name for name in changed(options) if name in names]:
+        raise ConflictError(f"--{given[0].replace('_', '-')} {why}")
+
+
+@dataclass
+class Table:
+    """All comparisons of a ``run``.
+
+    Attributes:
+        console: Prints them.
+        result: Gets them.
+        plots: Which plots to draw.
+        comparisons: Those added so far.
+    """
+
+    console: Console
+    result: Result
+    plots: Plots = field(default_factory=Plots)
+    comparisons: list[TensorComparison] = field(default_factory=list)
+
+    def add(
+        self, comparisons: Sequence[TensorComparison], samples: Sequence[tuple[Values, Values]], prefix: str = ""
+    ) -> None:
+        """Print a line for each output, with details of those that do not match (with ``-v`` of all); draw the plots.
+
+        Args:
+            comparisons: One for each output and sample.
+            samples: The outputs of the target and of the reference for each sample, to draw; none where nothing is drawn.
+            prefix: Begins each line.
+        """
+        self.comparisons += comparisons
+        for comparison in comparisons:
+            sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
+            word = "match   " if comparison.passed else "MISMATCH"
+            self.console.say(f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}")
+            if comparison.details is not None and (not comparison.passed or self.console.verbosity > 0):
+                self.console.say(f"    {comparison.details.describe(comparison.measured)}")
+            if comparison.reference_nonfinite:
+                self.console.warn(
+                    f"{prefix}{sample}'{comparison.name}' is NaN or Inf in {comparison.reference_nonfinite} of "
+                    f"{comparison.total} elements of the reference; --infinities-compare-equal lets the same Inf match, "
+                    "nothing NaN"
+                )
+            types = comparison.target_dtype, comparison.reference_dtype
+            if None not in types and types[0] != types[1]:
+                self.console.say(f"    {types[0]} is compared with {types[1]}, by value")
+        if samples:
+            draw_plots(self.plots, comparisons, samples, self.console, self.result)
+
+    def conclude(self) -> Result:
+        """Print how many match, and return the result."""
+        self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
+        count, failed = len(self.comparisons), sum(not comparison.passed for comparison in self.comparisons)
+        self.result.status, self.result.minimality = "not_reproduced" if failed else "found", "1-minimal"
+        self.console.answer(f"{failed} of {count} do not match." if failed else f"All {count} match.")
+        return self.result
+
+
+def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console) -> list[str]:
+    """Return the wanted outputs that a saved sample has; warns of the others.
+
+    Raises:
+        UsageError: It has none of them.
+    """
+    shared = [output for output in wanted if output in sample]
+    if not shared:
+        raise InputValuesError(f"{name} has none of the outputs to compare, {quoted(wanted)}; it has {quoted(sample)}.")
+    if missing := [output for output in wanted if output not in sample]:
+        console.warn(f"{name} has no {quoted(missing)}, so that is not compared")
+    return shared
+
+
+class _Comparing:
+    """Compares a target with one or several references: saved runs, or the outputs of the reference."""
+
+    def __init__(
+        self,
+        session: Session,
+        target: TargetSettings,
+        tolerance: ToleranceOptions,
+        options: RunOptions,
+        plots: Plots,
+        names: Sequence[str],
+        runs: Sequence[SavedRun],
+    ) -> None:
+        """Write the model, the inputs, and the values to compare with."""
+        self._subject, self._console, self._names = session.subject, session.console, names
+        self._target, self._tolerance, self._options = target, tolerance, options
+        self.table = Table(session.console, session.result, plots)
+        subject = session.subject
+        count = len(subject.samples)
+        self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
+        self._inputs = [subject.models.feed(f"inputs-{n}", sample) for n, sample in enumerate(subject.samples, 1)]
+        self._outputs = [subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, count + 1)]
+        self._golden: list[tuple[str, list[Path]]] = []
+        """The name of each reference in front of a line, and a file for each sample."""
+        for place, run in enumerate(runs):
+            same_samples(run, count, "the target runs")
+            files = [subject.workspace.scratch(f"golden-{place}-{number}.npz") for number in range(1, count + 1)]
+            for file, sample in zip(files, run.samples, strict=True):
+                save_npz(file, Selected(sample, same_outputs(run.name, sample, names, session.console)))
+            self._golden.append((f"{run.name}: " if len(runs) > 1 else "", files))
+        if not runs:
+            files = [subject.workspace.scratch(f"golden-{number}.npz") for number in range(1, count + 1)]
+            for inputs, file in zip(self._inputs, files, strict=True):
+                self._answered(subject.models.collect(self._model, inputs, file), "reference")
+            self._golden.append(("", files))
+        self._saved = bool(runs)
+
+    def compare(self) -> None:
+        """Compare the target's outputs, and write the files that were asked for."""
+        options, target = self._options, self._target
+        if options.save_onnx is not None:
+            self._save_model(target, options.save_onnx)
+        for prefix, golden in self._golden:
+            reply = self._answered(self._subject.workers.ask(self._request(golden), options.timeout), "target")
+            left_out = {name: why for name, why in reply.skipped.items() if name in self._names}
+            for name, why in left_out.items():
+                self._console.warn(f"'{name}' is not compared: {why}")
+            if left_out and not reply.comparisons:
+                raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
+            pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(self._outputs, golden, strict=True) if a.exists()]
+            self.table.add(reply.comparisons, pairs, prefix)
+        if options.save_outputs is not None:
+            saved = [NpzFile(path) for path in self._outputs if path.exists()]
+            save_samples(options.save_outputs, saved, target.describe())
+        if not self._saved and all(comparison.passed for comparison in self.table.comparisons):
+            self._compare_free()
+
+    def _compare_free(self) -> None:
+        """Compare with the free dimensions of the file, and show the comparisons instead if one does not match."""
+        subject = self._subject
+        free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
+        if not free or self._target.target.capabilities.compiles_shapes:
+            return
+        freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
+        model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
+        reply = subject.workers.ask(self._request(self._golden[0][1], model), self._options.timeout)
+        if isinstance(reply, Failed) or all(comparison.passed for comparison in reply.comparisons):
+            return
+        self._console.say("  that is with its shapes fixed; with its dimensions free, as in its file:")
+        self.table.comparisons.clear()
+        self.table.add(reply.comparisons, [])
+        self.table.result.extra["free_dimensions"] = True
+
+    def _request(self, golden: Sequence[Path], model: Path | None = None) -> Compare:
+        return Compare(
+            self._target,
+            model or self._model,
+            tuple(map(Sample, self._inputs, golden)),
+            self._tolerance,
+            tuple(self._names),
+            every=True,
+            details=True,
+            save_outputs=tuple(self._outputs),
+        )
+
+    def _save_model(self, target: TargetSettings, path: Path) -> None:
+        """Write the model that the target runs: with the compared outputs, and lowered where Casts lower it."""
+        lowered = self._answered(self._subject.models.lowered(self._model, target), "target")
+        model = onnx.load(str(self._model), load_external_data=False) if lowered is None else lowered
+        save_model(model, self._subject.workspace.weights.folder_of(model), path)
+        self.table.result.artifacts["onnx"] = str(path)
+
+    def _answered(self, reply: T | Failed, role: str) -> T:
+        if isinstance(reply, Failed):
+            path, fix = self._subject.settings.path, self._subject.renaming
+            raise ModelRefusedError(f"the {role} cannot run {path}: {reply.message}.{fix}")
+        return reply
+
+
+def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()) -> list[str]:
+    """Return the tensors to compare, each once.
+
+    Args:
+        network: The model.
+        wanted: Names and globs of tensors, or ``op:TYPE`` for the outputs of operators of a type; ``mark all`` for every
+            tensor; without any, the graph's outputs.
+        excluded: The same of those to leave out.
+
+    Raises:
+        UsageError: A name or glob matches no tensor, or none is left.
+    """
+    every = list(dict.fromkeys([*network.computed, *network.outputs]))
+    chosen = every if " ".join(wanted) == MARK_ALL else network.outputs
+    if wanted and chosen is not every:
+        # A weight that a node makes can be named too.
+        known = [*every, *(name for name in network.producer if name not in every)]
+        chosen = _matching("--onnx-outputs", wanted, known, network)
+    gone = set(_matching("--onnx-exclude-outputs", excluded, chosen, network))
+    left = [name for name in chosen if name not in gone]
+    if not left:
+        raise MissingOptionError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
+    return left
+
+
+def _matching(option: str, patterns: Sequence[str], known: Iterable[str], network: Network) -> list[str]:
+    """Return the tensors that names, globs and types match; a name that looks like a glob is found by itself."""
+
+    def fits(name: str, pattern: str) -> bool:
+        if not pattern.startswith(OPERATOR):
+            return fnmatchcase(name, pattern)
+        maker = network.producer.get(name)
+        return maker is not None and fnmatchcase(network.nodes[maker].op_type, pattern.removeprefix(OPERATOR))
+
+    known = list(known)
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        names = [pattern] if pattern in known else [name for name in known if fits(name, pattern)]
+        if not names:
+            operators = sorted({f"{OPERATOR}{node.op_type}" for node in network.nodes})
+            close = get_close_matches(pattern, operators if pattern.startswith(OPERATOR) else known)
+            raise UnknownNameError(
+                f"{option}: the model makes no tensor '{pattern}', or it is not among those to compare (all of them: "
+                f"--onnx-outputs mark all).{f' Close to it: {quoted(close)}.' if close else ''}"
+            )
+        found.update(dict.fromkeys(names))
+    return list(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from bisect_trt.commands.session import Session
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, drawing_nodes, keep_only
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_nodes
 from bisect_trt.onnxlib.shapes import element_type, forget_shapes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.search.oracle import Verdict
@@ -27,8 +27,6 @@ MOST_PROBES = 40
 Axis = tuple[str, int]
 """A tensor's name, and which of its axes."""
 _Arrays = Mapping[str, NDArray[Any]]
-_PLAIN_BYTES = 64
-"""A weight up to this size may be a shape, an axis or an epsilon: its value is left alone."""
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 _UNCUT = {TensorProto.INT64, TensorProto.STRING}
 """Types of weights whose axes stay: they are shapes, axes and indices."""
@@ -75,35 +73,6 @@ def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
     kept = between(network, (), [name for name in piece.outputs if name in names])
     inputs = {name: value for name, value in piece.inputs.items() if name in kept.inputs}
     return Piece(splice(network, kept, {}, nothing_stored).proto, inputs)
-
-
-def store_inputs(piece: Piece, names: Collection[str]) -> Piece:
-    """Return the same with some of its inputs stored as initializers."""
-    proto = clone(piece.proto)
-    keep_only(proto.graph.input, [value for value in proto.graph.input if value.name not in names])
-    add_initializers(proto, (numpy_helper.from_array(np.ascontiguousarray(piece.inputs[n]), n) for n in names))
-    return Piece(proto, {name: value for name, value in piece.inputs.items() if name not in names})
-
-
-def plain_weights(piece: Piece) -> list[str]:
-    """Return the weights with values that may not matter: floating-point ones that are not tiny nor already all zero."""
-    return [
-        tensor.name
-        for tensor in piece.proto.graph.initializer
-        if tensor.data_type in _FLOATS
-        and np.prod(tensor.dims, dtype=np.int64) * 4 > _PLAIN_BYTES
-        and numpy_helper.to_array(tensor).any()
-    ]
-
-
-def zero_weights(piece: Piece, names: Collection[str]) -> Piece:
-    """Return the same with some weights all zero."""
-    proto = clone(piece.proto)
-    for tensor in proto.graph.initializer:
-        if tensor.name in names:
-            zeros = np.zeros_like(numpy_helper.to_array(tensor))
-            tensor.CopyFrom(numpy_helper.from_array(zeros, tensor.name))
-    return Piece(proto, piece.inputs)
 
 
 def axes_by_size(piece: Piece) -> dict[int, list[Axis]]:
@@ -193,9 +162,8 @@ def _parameters_fit(network: Network) -> bool:
 def shrink(session: Session, answer: Candidate) -> Candidate:
     """The smallest form of a candidate that was found that still fails with the same signature.
 
-    In this order: fewer outputs; shorter axes (batch, channels, height, width, sequence); constants for inputs; zeros for
-    weights. What ONNX's checker refuses is no candidate and costs no probe, nor is a model on which the reference fails or
-    gives NaN or Inf where it gave none.
+    Fewer outputs, then shorter axes (batch, channels, height, width, sequence). A model that ONNX's checker refuses is no
+    candidate and costs no probe, nor is one on which the reference fails or gives NaN or Inf where it gave none.
 
     Returns:
         A candidate that was seen to fail: a smaller one, or the same.
@@ -214,8 +182,6 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
     before = shrinker.piece.elements
     shrinker.drop_outputs()
     shrinker.cut_all_axes()
-    shrinker.change_all_or_each(store_inputs, list(shrinker.piece.inputs)[1:], "constants for inputs")
-    shrinker.change_all_or_each(zero_weights, plain_weights(shrinker.piece), "zeros for weights")
     after = shrinker.piece.elements
     console.say(f"  {before} elements of inputs and weights became {after}, in {shrinker.probes} probes")
     return shrinker.best
@@ -323,11 +289,3 @@ class _Shrinker:
                 if self._golden[seen.name].shape[axis] == size:
                     found.setdefault(axis, index)
         return found.get(place, next(iter(found.values()), None))
-
-    def change_all_or_each(
-        self, change: Callable[[Piece, Sequence[str]], Piece], names: Sequence[str], title: str
-    ) -> None:
-        """Change all tensors of these names, or as many as can be."""
-        if names and not self._try(change(self.piece, names), title) and len(names) > 1:
-            for name in names:
-                self._try(change(self.piece, [name]), title)
