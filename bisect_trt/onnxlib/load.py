@@ -330,6 +330,10 @@ def _check_tensor(tensor: TensorProto) -> None:
     where = f"the weight '{tensor.name}'"
     if not tensor.data_type:
         raise _invalid(f"{where} has no element type")
+    if tensor.data_type not in TensorProto.DataType.values():
+        raise ModelFileError(
+            f"{where} has the element type {tensor.data_type}, which ONNX {onnx.__version__} does not know; update the package."
+        )
     if tensor.HasField("segment"):
         raise ModelFileError(f"{where} is stored in segments, which no runtime reads; export the model again.")
     _check_rank(where, tensor.dims)
@@ -345,9 +349,8 @@ def _check_tensor(tensor: TensorProto) -> None:
 
 def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
     """Return how many bytes or values there are, and should be; ``None`` where that is not known."""
-    known = tensor.data_type in TensorProto.DataType.values()
-    name = str(TensorProto.DataType.Name(tensor.data_type)) if known else ""
-    if not name or name.startswith("FLOAT6"):  # newer than this version of ONNX, or of no settled layout
+    name = str(TensorProto.DataType.Name(tensor.data_type))
+    if name.startswith("FLOAT6"):  # of no settled layout
         return None
     size = tensor_bytes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:

@@ -101,7 +101,6 @@ class Cutter:
         """Hold the cut of some units against the definition of a cut; returns it."""
         piece, nodes = self.cut(units, bare=bare)
         check_definition(self.network.proto, piece, nodes)
-        assert piece.content == piece.proto.SerializeToString(deterministic=True), "not as protobuf writes it"
         onnx.checker.check_model(piece.proto)
         feeds = {name: self.values[name] for name in piece.inputs}
         assert_same(run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs})

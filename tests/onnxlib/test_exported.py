@@ -62,19 +62,6 @@ def test_torch_script_names_what_a_sequential_calls_with_the_sequential_before_i
     assert module_of(node) == Module(".".join(path))
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("/features/features.0/features.0.0/Conv", "features.0.0"),
-        ("/layer1/layer1.0/conv1/Conv", "layer1.0.conv1"),
-        ("/encoder/layer.3/attention/self/MatMul_1", "encoder.layer.3.attention.self"),
-    ],
-)
-def test_names_of_torch_script_have_the_path(name: str, path: str) -> None:
-    assert module_of(helper.make_node("Conv", ["x"], ["y"], name=name)) == Module(path)
-    assert module_of(helper.make_node("Conv", ["x"], [f"{name}_output_0"])) == Module(path)
-
-
 @pytest.mark.parametrize("name", ["", "Conv_12", "model/dense/MatMul", "/MatMul", "<3>"])
 def test_of_other_names_nothing_is_made_up(name: str) -> None:
     assert module_of(helper.make_node("Conv", ["x"], ["y"], name=name)) is None

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib import save
 from bisect_trt.onnxlib.cut import cut
 from bisect_trt.onnxlib.load import external_files, load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import (
     WEIGHTS_FILE,
-    copy_file,
     inner_bytes,
     make_raw,
     save_model,
@@ -126,21 +125,6 @@ def test_cuts_find_their_weights(tmp_path: Path, layout: str, limit: int, monkey
     assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in (tmp_path / "run").rglob("*.*"))
 
 
-def test_some_inside_some_outside_under_our_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
-    folder = tmp_path / "source"
-    folder.mkdir()
-    model = network()
-    weight = model.graph.initializer[0]
-    (folder / WEIGHTS_FILE).write_bytes(weight.raw_data)
-    save.refer_to(weight, WEIGHTS_FILE, 0, len(weight.raw_data))
-    weight.ClearField("raw_data")
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    model = shared(folder / "model.onnx", tmp_path / "run")
-    assert len(external_files(model)) == 2
-    check_cuts(model, tmp_path / "run")
-
-
 @settings(deadline=None)
 @given(st.sampled_from(ELEMENTS), st.lists(st.integers(0, 255), max_size=8))
 def test_bytes_say_what_the_numbers_said(element: str, numbers: list[int]) -> None:
@@ -208,14 +192,6 @@ def test_a_weight_is_read_the_same_however_its_file_lies(tmp_path: Path, states_
     assert numpy_helper.to_array(tensor).tolist() == [0, 1, 2]
 
 
-def test_no_room(tmp_path: Path) -> None:
-    source = in_files(tmp_path / "source", "a folder")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "weights").write_text("a file in the way")
-    with pytest.raises(UsageError, match="cannot be copied"):
-        share_weights(load_model(source), source, tmp_path / "run")
-
-
 @pytest.mark.parametrize("entry", ["", "x", "-1", "1.5", " "])
 @pytest.mark.parametrize("key", ["offset", "length"])
 def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str) -> None:
@@ -225,11 +201,3 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
         tensor.external_data.add(key=each, value=value)
     with pytest.raises(UnavailableError, match="the weight 'w' lies outside the model, which does not say where"):
         external_files(model)
-
-
-def test_a_file_is_copied_once(tmp_path: Path) -> None:
-    (tmp_path / "from").write_bytes(whole := os.urandom(100_000))
-    copy_file(tmp_path / "from", tmp_path / "copy")
-    before = (tmp_path / "copy").stat().st_mtime_ns
-    copy_file(tmp_path / "from", tmp_path / "copy")
-    assert ((tmp_path / "copy").read_bytes(), (tmp_path / "copy").stat().st_mtime_ns) == (whole, before)

@@ -97,14 +97,6 @@ def test_weights_outside_the_folder(tmp_path: Path, location: str) -> None:
         load_model(external(tmp_path / "model.onnx", location))
 
 
-def test_weights_in_no_file(tmp_path: Path) -> None:
-    model = small()
-    model.graph.initializer[0].ClearField("raw_data")
-    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    assert "'w'" in refusal(tmp_path / "model.onnx")
-
-
 @pytest.mark.parametrize("link", ["a link to a file", "a link to a folder", "a link to a link"])
 def test_weights_behind_a_link_out_of_the_folder(tmp_path: Path, link: str) -> None:
     folder, secret = tmp_path / "folder", tmp_path / "elsewhere" / "w.bin"

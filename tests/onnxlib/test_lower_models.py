@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from light import LIGHT
 from lowering import (
@@ -30,7 +28,6 @@ from lowering import (
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.cases import light_model
-from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.emulation import lower_roundtrip
 
 
@@ -179,25 +176,6 @@ def test_a_type_that_onnx_cannot_infer_may_be_told(lower: Lowering) -> None:
         power = next(node for node in lowered.graph.node if node.op_type == "Pow")
         into_power = next(node for node in lowered.graph.node if node.output[0] == power.input[0])
         assert (into_power.op_type, into_power.attribute[0].i) == ("Cast", FLOAT16)
-
-
-@both
-def test_weights_in_another_file_are_not_read(lower: Lowering, tmp_path: Path) -> None:
-    source = model([helper.make_node("Add", ["x", "w"], ["y"])], ["y"], [weight("w", np.full((2, 3), 1e5))])
-    onnx.save(source, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    (tmp_path / "w.bin").rename(tmp_path / "moved.bin")
-    lowered = lower(onnx.load(tmp_path / "m.onnx", load_external_data=False))
-    (tmp_path / "moved.bin").rename(tmp_path / "w.bin")
-    onnx.save(lowered, tmp_path / "lowered.onnx")
-    onnx.checker.check_model(str(tmp_path / "lowered.onnx"))
-    session = onnxruntime.InferenceSession(str(tmp_path / "lowered.onnx"), providers=["CPUExecutionProvider"])
-    assert np.isposinf(session.run(["y"], {"x": np.zeros((2, 3), np.float32)})[0]).all()
-
-
-@both
-def test_an_opset_too_old_is_refused(lower: Lowering) -> None:
-    with pytest.raises(UsageError, match="opset 5"):
-        lower(model([helper.make_node("Relu", ["x"], ["y"])], ["y"], opset=5, ir=3))
 
 
 @pytest.mark.parametrize("name", LIGHT)

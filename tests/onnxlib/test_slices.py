@@ -110,15 +110,3 @@ def test_layerwise_in_slices_finds_the_same(cli: CommandLine, here: Path) -> Non
         result = read_json(Path("r.json"))
         found.append((result["first_mismatch"], result["origins"], result["tensors"]))
     assert found[0] == found[1]
-
-
-def test_a_node_that_cannot_run_is_found_in_slices(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx")
-    proto = onnx.load(str(model))
-    proto.graph.node[2].op_type, proto.graph.node[2].domain = "Plugin", "mine"
-    proto.opset_import.append(helper.make_opsetid("mine", 1))
-    onnx.save(proto, str(model))
-    check = ["--check", "true", "{model}"]
-    for limit in ([], ["--array-swap-mb", "0"]):
-        ran = cli("reduce", model, "-o", "out.onnx", *limit, *check)
-        assert "ONNX Runtime cannot run Plugin 'a2'" in ran.err

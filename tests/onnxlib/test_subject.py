@@ -57,13 +57,6 @@ def test_free_dimensions_without_values(cli: CommandLine) -> None:
     assert warnings == ""
 
 
-def test_values_say_what_shapes_are_free(cli: CommandLine, here: Path) -> None:
-    np.savez(here / "in.npz", x=np.ones((5, 3), np.float32), z=np.ones((5, 1), np.float32))
-    reduced, warnings = reduce(cli, free(), "y", "--no-shrink", "--load-inputs", "in.npz")
-    assert input_shapes(reduced) == {"a": [5, 3], "z": [5, 1]}
-    assert warnings == ""
-
-
 @pytest.mark.parametrize("kept", ["a", "b", "y"])
 def test_large_weights_are_shared_by_all_candidates(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kept: str

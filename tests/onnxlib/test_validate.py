@@ -105,6 +105,10 @@ BROKEN = {
         changed(lambda model: model.graph.initializer[0].ClearField("data_type")),
         "the weight 'w' has no element type",
     ),
+    "a weight of an unknown type": (
+        changed(lambda model: setattr(model.graph.initializer[0], "data_type", 2**31 - 1)),
+        "the weight 'w' has the element type 2147483647, which ONNX .* does not know",
+    ),
     "a weight in segments": (
         changed(lambda model: setattr(model.graph.initializer[0].segment, "begin", 1)),
         "the weight 'w' is stored in segments",
