@@ -219,7 +219,7 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
             )
         if size is None:
             raise ModelFileError(
-                f"{keeps}, which does not exist in {file.parent}; copy it there, or name its folder with --external-data-dir."
+                f"it keeps weights in {file}, which does not exist; copy it there, or name its folder with --external-data-dir."
             )
         if size < needed:
             raise ModelFileError(f"{keeps}, which has {size} bytes where {needed} are needed; copy it again.")

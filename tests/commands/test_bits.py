@@ -341,7 +341,7 @@ OTHER = helper.make_model(
         (
             calling(),
             {"low": "int8"},
-            "f1 'call' has them in its function, which is not looked into; put the functions'",
+            "f1 'call' has them in its function, which is not searched; inline the functions",
         ),
         (PASSES, {"low": "fp8"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
         (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
