@@ -19,7 +19,6 @@ BENCHMARKS = {
     "questions": "benchmarks.questions:figures",
     "rankings": "benchmarks.questions:rankings",
     "algorithms": "benchmarks.questions:algorithms",
-    "metric": "benchmarks.metric:figures",
     "all": "benchmarks.questions:disjoint",
     "flaky": "benchmarks.flaky:figures",
     "own-time": "benchmarks.own_time:figures",

@@ -156,7 +156,7 @@ def make_prober(
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
         check = replace(check, confirm=search.repeat == 1)
         if settings.metric is not None:
-            check = metric_check(subject, check, settings.metric, search.confidence)
+            check = metric_check(subject, check, settings.metric)
     elif subject.workers.places:
         raise ConflictError(
             "--on is where a target runs, and a check runs here: drop --on, or name a target and no check."

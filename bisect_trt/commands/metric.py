@@ -18,7 +18,6 @@ from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import Prober
 from bisect_trt.report.result import Result
-from bisect_trt.search.statistics import expected_verdicts
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.worker.protocol import Failed, RunEach
@@ -28,13 +27,12 @@ _CHUNK = 64
 _FEW = 30
 
 
-def make_scale(subject: Subject, options: MetricOptions, confidence: float = 1.0) -> Scale:
+def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     """Write the set, run the reference on it, and score its outputs.
 
     Args:
         subject: The model, and where the set comes from.
         options: The metric, and how good it has to be.
-        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
@@ -44,14 +42,9 @@ def make_scale(subject: Subject, options: MetricOptions, confidence: float = 1.0
     assert asked is not None, "there is no scale without a metric"
     metric = find_metric(asked, lower_is_better=options.lower_is_better)
     samples = labelled_inputs(input_infos(subject.network), given)
-    data = Evaluation.write(subject.workspace.scratch("metric"), samples, given.seed)
+    data = Evaluation.write(subject.workspace.scratch("metric"), samples)
     _run_reference(subject, data)
-    if metric.of_sample is not None:
-        reference = data.known(metric).value
-    else:
-        assert metric.of_set is not None, "it is one or the other"
-        golden = [data.reference(place) for place in range(data.count)]
-        reference = metric.of_set(golden, golden, [data.labels(place) for place in range(data.count)])
+    reference, _ = data.score(metric, lambda place: dict(data.reference(place)))
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _check_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"
@@ -62,9 +55,7 @@ def make_scale(subject: Subject, options: MetricOptions, confidence: float = 1.0
         console.warn(
             f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
         )
-    verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
-    error = 0.0 if confidence >= 1 else (1 - confidence) / verdicts
-    return Scale(metric, asked, data, reference, bound, error, subject.models.reference)
+    return Scale(metric, asked, data, reference, bound, subject.models.reference)
 
 
 def _run_reference(subject: Subject, data: Evaluation) -> None:
@@ -102,7 +93,7 @@ def _check_reference(metric: Metric, reference: float, bound: float | None, *, d
         )
 
 
-def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions, confidence: float) -> MetricCheck:
+def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -> MetricCheck:
     """Return the check by a metric.
 
     Raises:
@@ -125,7 +116,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions, c
         ends = [name for name in network.outputs if name not in made and name in network.producer]
         return part((), inner), part([n for n in made if n in network.producer], ends)
 
-    return MetricCheck(runs, make_scale(subject, options, confidence), rest)
+    return MetricCheck(runs, make_scale(subject, options), rest)
 
 
 def measure_whole(session: Session, candidate: Candidate) -> None:
@@ -135,15 +126,14 @@ def measure_whole(session: Session, candidate: Candidate) -> None:
     if not isinstance(check, MetricCheck):
         return
     scale, original = check.scale, session.outcome(prober.ledger.records[0]).metric
-    measured = check.measure(prober.runner.write(candidate), 0.0)
+    measured = check.measure(prober.runner.write(candidate))
     if isinstance(measured, Failed):
         console.warn(f"the answer could not be scored on the whole set: {measured.message}")
         return
     result.extra["metric"] = scale.to_json(measured) | {
-        "confidence": scale.confidence(len(prober.ledger.records)),
         "original": None if original is None else original["candidate"],
         "probes": [
-            {"probe": record.number, **{name: seen[name] for name in ("candidate", "samples")}}
+            {"probe": record.number, "candidate": seen["candidate"]}
             for record in prober.ledger.records
             if (seen := session.outcome(record).metric) is not None
         ],

@@ -46,7 +46,7 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
     model = subject.models.write("measured", subject.network.proto)
     scale = make_scale(subject, metric)
     console.step(f"{target.describe()}, on all {scale.data.count} samples")
-    measured = subject.workers.ask(Score(target, model, scale.scoring(0.0)), timeout)
+    measured = subject.workers.ask(Score(target, model, scale.scoring()), timeout)
     if isinstance(measured, Failed):
         raise ModelRefusedError(f"the target cannot run {subject.settings.path}: {measured.message}.")
     lost = measured.value - scale.reference  # NaN where both are infinite
@@ -172,7 +172,7 @@ def _issue(session: Session, asked: MetricOptions, target: TargetSettings) -> st
     """Return the text of a report: the scores, the command that shows them, and the environment."""
     subject, metric, check = session.subject, session.result.extra["metric"], session.prober.runner.check
     assert isinstance(check, MetricCheck)
-    whole = check.measure(session.prober.runner.write(subject.original), 0.0)
+    whole = check.measure(session.prober.runner.write(subject.original))
     if isinstance(whole, Scored):
         metric["whole"] = whole.value
     say, name, file = check.scale.metric.say, prose(check.scale.metric.name), subject.settings.path

@@ -19,7 +19,6 @@ from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import BudgetSpent, Record
-from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
@@ -255,9 +254,7 @@ class Session:
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
         if flakiness.passes_needed == 1:
-            check = self.prober.runner.check
-            sure = check.describe_certainty(len(self.prober.ledger.records)) if isinstance(check, MetricCheck) else None
-            return "1-minimal", minimum.why or sure
+            return "1-minimal", minimum.why
         passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
         self.result.extra["flaky"]["reached"] = round(confidence, 6)

@@ -39,7 +39,6 @@ class Scale:
         data: The set.
         reference: The reference's own number.
         bound: What it must reach; ``None`` to measure alone.
-        error: How likely one wrong verdict may be; 0 if each is that of the whole set.
         runtime: The reference's, to run what a piece of a model is not.
     """
 
@@ -48,16 +47,11 @@ class Scale:
     data: Evaluation
     reference: float
     bound: float | None
-    error: float = 0.0
     runtime: TargetSettings | None = None
 
-    def scoring(self, error: float) -> Scoring:
+    def scoring(self) -> Scoring:
         """By what a worker scores."""
-        return Scoring(self.data.folder, self.asked, self.metric.lower_is_better, self.bound, error)
-
-    def confidence(self, verdicts: int) -> float:
-        """How sure it is that so many verdicts are all those of the whole set, which a metric that is no mean always takes."""
-        return 1.0 if self.metric.of_sample is None else max(1 - verdicts * self.error, 0.0)
+        return Scoring(self.data.folder, self.asked, self.metric.lower_is_better, self.bound)
 
     def describe(self, measured: Scored) -> str:
         """A sentence without its end."""
@@ -65,8 +59,6 @@ class Scale:
         if self.bound is not None:
             side = "at most" if self.metric.lower_is_better else "at least"
             said += f", {'' if measured.passed else 'and must be '}{side} {self.metric.say(self.bound)}"
-        if measured.samples < self.data.count:
-            return f"{said} (decided by {measured.samples} of {self.data.count} samples)"
         return f"{said} (of all {self.data.count} samples)"
 
     def to_json(self, measured: Scored) -> dict[str, Any]:
@@ -79,15 +71,14 @@ class Scale:
             "bound": None if self.bound is None else _plain(self.bound),
             "lower_is_better": self.metric.lower_is_better,
             "passed": measured.passed,
-            "samples": measured.samples,
+            "samples": self.data.count,
             "of": self.data.count,
         }
 
     def _worst_samples(self, gains: Sequence[float]) -> dict[str, Any]:
         """The samples of the whole set that cost most, by their numbers."""
         costly = sorted((place for place, gain in enumerate(gains) if gain < 0), key=gains.__getitem__)
-        order = self.data.order
-        found = [{"sample": order[place], "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]]
+        found = [{"sample": place, "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]]
         return {"worst_samples": found} if gains else {}
 
 
@@ -131,7 +122,7 @@ class MetricCheck:
             UnavailableError: The target's runtime is not installed.
         """
         began = time.monotonic()
-        reply = self.measure(files, self.scale.error, cancel)
+        reply = self.measure(files, cancel)
         seconds = time.monotonic() - began
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, seconds)
@@ -146,27 +137,13 @@ class MetricCheck:
             return Outcome(Ending.PASSED, "match", reason, seconds, **known)
         return Outcome(Ending.MISMATCHED, SIGNATURE, reason, seconds, **known)
 
-    def describe_certainty(self, verdicts: int) -> str | None:
-        """How sure the proof is; ``None`` where every verdict is the whole set's."""
-        if not self.scale.error or self.scale.metric.of_sample is None:
-            return None
-        sure = math.floor(1e4 * self.scale.confidence(verdicts)) / 100
-        count = self.scale.data.count
-        return f"with {sure:g}% confidence all {verdicts} verdicts are those of the whole set of {count} samples"
-
-    def measure(self, files: CandidateFiles, error: float, cancel: Cancel | None = None) -> Scored | Failed:
-        """What a candidate scores.
-
-        Args:
-            files: The candidate.
-            error: How likely a wrong verdict may be; 0 for that of the whole set.
-            cancel: Ends it early.
-        """
+    def measure(self, files: CandidateFiles, cancel: Cancel | None = None) -> Scored | Failed:
+        """The score of a candidate."""
         before, after = self._rest(files)
         request = Score(
             self.runs.built(files),
             files.model,
-            self.scale.scoring(error),
+            self.scale.scoring(),
             reference=self.scale.runtime if before or after else None,
             before=before,
             after=after,

@@ -262,17 +262,11 @@ def _metric_section(metric: Json) -> Markup:
         facts.append(("Bound", f"{'at most' if metric['lower_is_better'] else 'at least'} {bound:.6g}"))
     named = {
         "whole": "Whole model on the target",
-        "original": "Original, on the samples of the search",
+        "original": "Original",
         "fixed": "Fixed",
     }
     facts += [(words, number(float(metric[key]))) for key, words in named.items() if metric.get(key) is not None]
-    facts.append(("Samples", f"{metric['samples']} of {metric['of']}"))
-    probes = [probe["samples"] for probe in metric.get("probes") or []]
-    if probes:
-        used = f"{sum(probes) / len(probes):.0f} on average, {min(probes)} to {max(probes)}"
-        facts.append((f"Samples used by each of {plural(len(probes), 'probe')}", used))
-    if metric.get("confidence") is not None:
-        facts.append(("Confidence that all verdicts hold on the whole set", f"{metric['confidence']:.2%}"))
+    facts.append(("Samples", str(metric["samples"])))
     return macro("report.html", "metric", metric, facts)
 
 

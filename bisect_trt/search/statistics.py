@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from statistics import fmean
 
 MOST_PASSES = 1000
 """A failure that needs more repeats than this to be missed for certain cannot be searched for."""
@@ -174,87 +173,3 @@ def _solve(rising: Callable[[float], float], value: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < value else (low, middle)
     return (low + high) / 2
-
-
-_SHARES = tuple(0.5**power for power in range(13))
-"""Of the largest bet that cannot make the capital negative. One bets each of these, with a part of the capital of its own: who
-bets all is soonest done where no value is off, and who bets little where many are."""
-_SLACK = 1e-9
-"""Of the range of the values: how much the mean may lie under the threshold by rounding."""
-
-
-class MeanTest:
-    """Decides whether the sum of all values of a set, seen one after the other in random order, is at least a threshold.
-
-    It needs as few of the values as the certainty asked for takes. A betting test for sampling without replacement: I.
-    Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", Journal of the Royal Statistical
-    Society B 86, 2024, section 5. Against each of both answers a bet is placed on the next value before it is drawn. While
-    that answer is true the capital is a non-negative supermartingale, so it reaches 1/error with a probability of at most
-    error (Ville's inequality), however often one looks. The last value of all decides in any case.
-
-    A search asks about one candidate after the other on the same values in the same order. With true answers the search is
-    a plain function, so the candidates that it asks about are fixed before the order is drawn, and it goes wrong only if one
-    of those is answered wrongly: a union bound over them holds.
-
-    Attributes:
-        seen: How many values were seen.
-        total: Their sum.
-        decided: The answer, once it is known with the certainty asked for.
-    """
-
-    def __init__(self, size: int, low: float, high: float, threshold: float, error: float) -> None:
-        """Nothing was seen yet.
-
-        Args:
-            size: How many values there are, 1 or more.
-            low: What no value is less than; may be minus infinity, then "at least" is not said before the end.
-            high: What no value is more than; may be infinity, then "less" is not.
-            threshold: What the sum is to reach.
-            error: How likely a wrong answer may be, past 0 and below 1; 0 for the answer of the whole set.
-        """
-        self._size = size
-        self._low, self._high = low, high
-        finite = [abs(end) for end in (low, high) if math.isfinite(end)]
-        self._threshold = threshold - _SLACK * size * max([*finite, abs(threshold) / size])
-        self._error = error
-        self._above = [1.0] * len(_SHARES)
-        self._below = [1.0] * len(_SHARES)
-        self.seen = 0
-        self.total = 0.0
-        self.decided: bool | None = None
-
-    def add(self, value: float) -> bool | None:
-        """See the next value.
-
-        Returns:
-            The answer, if it is known now.
-        """
-        needed = (self._threshold - self.total) / (self._size - self.seen)  # of the rest on the average
-        self._above = _bet(self._above, needed - self._low, value - needed)
-        self._below = _bet(self._below, self._high - needed, needed - value)
-        self.seen += 1
-        self.total += value
-        self.decided = self._answer()
-        return self.decided
-
-    def _answer(self) -> bool | None:
-        left, short = self._size - self.seen, self._threshold - self.total
-        if not left:
-            return short <= 0
-        if short > left * self._high:
-            return False
-        if short <= left * self._low or self._error * fmean(self._above) >= 1:
-            return True
-        return False if self._error * fmean(self._below) >= 1 else None
-
-    @property
-    def mean(self) -> float:
-        """Of what was seen."""
-        return self.total / self.seen if self.seen else math.nan
-
-
-def _bet(capital: list[float], risk: float, gain: float) -> list[float]:
-    """The capital after a value: each has bet a share of what it can lose at most, ``risk``, and gained ``gain`` on all of it."""
-    if not math.isfinite(risk) or risk <= 0:
-        return capital
-    return [each * max(1 + share * gain / risk, 0.0) for each, share in zip(capital, _SHARES, strict=True)]

@@ -1,7 +1,7 @@
 """Metrics over a set of samples: top-K, cosine similarity, PSNR, SNR, and a function of a Python script.
 
-A metric is a mean over samples (:class:`Terms`), so that a few samples can decide a verdict, or one number for the whole set.
-The set lies on the disk in one random order for all candidates, with the reference's outputs and terms (:class:`Evaluation`).
+A metric is a mean over samples (:class:`Terms`), or one number for the whole set. The set lies on the disk, with the
+reference's outputs (:class:`Evaluation`).
 A worker reads the same files, so a request names the folder alone.
 """
 
@@ -245,7 +245,7 @@ def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
     """The metric of a user's function, which takes some of :data:`PARAMETERS` and returns a number, or one a sample.
 
     ``RANGE = (lowest, highest)`` in the script says that the metric is the mean over samples of numbers within that range,
-    so that a few samples can decide.
+    so that the samples that cost most are known.
 
     Raises:
         UsageError: There is no such file or function, it raises, it takes something else, or its range is invalid.
@@ -338,7 +338,7 @@ def _all_finite(samples: Sequence[Outputs]) -> bool:
 
 _ONE = ""
 """The name in a file of labels that are one array."""
-_SET, _TERMS = "set.json", "terms.npz"
+_SET = "set.json"
 
 
 @dataclass(frozen=True)
@@ -347,28 +347,26 @@ class Evaluation:
 
     Attributes:
         folder: Where it lies.
-        order: The numbers of the samples in the order in which candidates see them.
+        count: How many samples there are.
         labelled: Whether they have labels.
     """
 
     folder: Path
-    order: tuple[int, ...]
+    count: int
     labelled: bool
 
     @classmethod
-    def write(cls, folder: Path, samples: Iterable[tuple[Mapping[str, Array], Labels]], seed: int) -> Evaluation:
-        """Write samples one at a time, and draw the order in which candidates see them.
+    def write(cls, folder: Path, samples: Iterable[tuple[Mapping[str, Array], Labels]]) -> Evaluation:
+        """Write samples one at a time.
 
         Args:
             folder: Where to; it is made.
             samples: Inputs and labels of each.
-            seed: Of the order.
 
         Raises:
             UsageError: Only some have labels.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _TERMS).unlink(missing_ok=True)
         count, labelled = 0, False
         for inputs, labels in samples:
             if count and labelled is (labels is None):
@@ -381,20 +379,14 @@ class Evaluation:
                 named = labels if isinstance(labels, Mapping) else {_ONE: labels}
                 save_npz(folder / f"labels-{count}.npz", {str(name): np.asarray(each) for name, each in named.items()})
             count += 1
-        order = tuple(int(place) for place in np.random.default_rng(seed).permutation(count))
-        (folder / _SET).write_text(json.dumps({"labelled": labelled, "order": order}))
-        return cls(folder, order, labelled)
+        (folder / _SET).write_text(json.dumps({"labelled": labelled, "count": count}))
+        return cls(folder, count, labelled)
 
     @classmethod
     def open(cls, folder: Path) -> Evaluation:
         """A set that was written before."""
         plain = json.loads((folder / _SET).read_text())
-        return cls(folder, tuple(plain["order"]), plain["labelled"])
-
-    @property
-    def count(self) -> int:
-        """How many samples there are."""
-        return len(self.order)
+        return cls(folder, plain["count"], plain["labelled"])
 
     def inputs(self, place: int) -> Path:
         """The file with the inputs of a sample."""
@@ -415,50 +407,25 @@ class Evaluation:
         """The reference's outputs of a sample, each read when it is used."""
         return NpzFile(self.golden(place))
 
-    def known(self, metric: Metric) -> Known:
-        """The reference's terms; computed once, then read."""
-        path = self.folder / _TERMS
-        if not path.exists():
-            assert metric.of_sample is not None
-            terms = []
-            for place in self.order:  # one at a time: outputs may be large
-                reference = dict(self.reference(place))
-                terms.append(metric.of_sample(reference, reference, self.labels(place)))
-            columns = np.array(terms, np.float64).reshape(-1, len(Terms._fields)).T
-            save_npz(path, dict(zip(Terms._fields, columns, strict=True)))
-        return Known(metric, **load_npz(path))
+    def score(self, metric: Metric, run: Callable[[int], Outputs]) -> tuple[float, tuple[float, ...]]:
+        """The metric of the outputs that ``run`` returns for each sample, NaN without weight.
 
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """The reference's :class:`Terms` by a metric in the order of the samples; arrays of shape (n,)."""
-
-    metric: Metric
-    total: Vector
-    weight: Vector
-
-    @property
-    def value(self) -> float:
-        """The reference's own number."""
-        return self.estimate(0.0)
-
-    def gain(self, place: int, seen: Terms) -> float:
-        """How much better a candidate does on a sample than the reference; NaN counts as the worst there is."""
-        worst = self.metric.high if self.metric.lower_is_better else self.metric.low
-        total = worst * self.weight[place] if math.isnan(seen.total) else seen.total
-        return self.metric.sign * float(total - self.total[place])
-
-    def gains(self) -> tuple[float, float]:
-        """The least and the largest gain that a sample can have."""
-        ends = [self.metric.sign * (end * self.weight - self.total) for end in (self.metric.low, self.metric.high)]
-        return float(np.minimum(*ends).min()), float(np.maximum(*ends).max())
-
-    def needed(self, bound: float) -> float:
-        """The sum of gains with which the metric is exactly at a bound."""
-        return self.metric.sign * (bound * float(self.weight.sum()) - float(self.total.sum()))
-
-    def estimate(self, mean_gain: float) -> float:
-        """A candidate's number, if its mean gain is that of the samples seen so far; NaN without weight."""
-        total = float(self.total.sum()) + self.metric.sign * mean_gain * len(self.total)
-        weight = float(self.weight.sum())
-        return total / weight if weight else math.nan
+        Returns:
+            The metric; and how much better each sample is than the reference's, where the metric is a mean over samples. NaN
+            counts as the worst that there is.
+        """
+        places, total, weight = range(self.count), 0.0, 0.0
+        if metric.of_sample is None:
+            assert metric.of_set is not None, "it is one or the other"
+            sides = [run(place) for place in places], [self.reference(place) for place in places]
+            return metric.of_set(*sides, [self.labels(place) for place in places]), ()
+        gains = []
+        for place in places:  # one at a time: outputs may be large
+            reference, labels = dict(self.reference(place)), self.labels(place)
+            right, seen = (metric.of_sample(outputs, reference, labels) for outputs in (reference, run(place)))
+            made, worst = seen.total, metric.high if metric.lower_is_better else metric.low
+            if math.isnan(made) and not math.isnan(right.total):
+                made = worst * right.weight
+            gains.append(metric.sign * (made - right.total))
+            total, weight = total + made, weight + right.weight
+        return (total / weight if weight else math.nan), tuple(gains)

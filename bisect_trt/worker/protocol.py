@@ -71,17 +71,14 @@ class Scored:
     """The score of a model.
 
     Attributes:
-        value: The metric: of the whole set, or as estimated by the samples that were run.
-        samples: How many samples were run.
+        value: The metric.
         passed: Whether it is within its bound; ``None`` without one.
         layers: The layers of the engine; see ``RuntimeSession.layers``.
         latency_ms: The median of several runs, where that was asked for.
-        gains: By how much each sample adds more to the metric than the reference does, in the order in which they are run;
-            of the whole set alone, where the metric is of that form.
+        gains: How much more each sample adds to the metric than the reference does, where the metric is a mean over samples.
     """
 
     value: float
-    samples: int
     passed: bool | None = None
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
@@ -208,14 +205,12 @@ class Scoring:
         metric: The metric, as the user names it.
         lower_is_better: Whether less is better, of the user's own.
         bound: What it must reach.
-        error: How likely a wrong verdict may be; 0 for that of the whole set.
     """
 
     data: Path
     metric: str
     lower_is_better: bool = False
     bound: float | None = None
-    error: float = 0.0
 
 
 @dataclass(frozen=True)

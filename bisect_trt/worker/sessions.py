@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.protocol import Compare, Sample, Scored, Scoring
 
 if TYPE_CHECKING:
-    from bisect_trt.tensors.metrics import Evaluation, Metric, Outputs
+    from bisect_trt.tensors.metrics import Metric, Outputs
 
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
@@ -143,36 +142,12 @@ def measure(run: Run, asked: Scoring) -> Scored:
     Raises:
         UsageError: The metric does not fit the outputs or the labels, or the user's script fails.
     """
-    from bisect_trt.search.statistics import MeanTest  # noqa: PLC0415 - few workers score
-    from bisect_trt.tensors.metrics import Evaluation, find_metric  # noqa: PLC0415 - as above
+    from bisect_trt.tensors.metrics import Evaluation, find_metric  # noqa: PLC0415 - few workers score
 
     data = Evaluation.open(asked.data)
     metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
-    if metric.of_sample is None:
-        return _measure_whole(run, asked, metric, data)
-    known = data.known(metric)
-    low, high = known.gains()
-    needed = -math.inf if asked.bound is None else known.needed(asked.bound)
-    test = MeanTest(data.count, low, high, max(needed, -1e300), asked.error if asked.bound is not None else 0.0)
-    gains: list[float] = []
-    for place, sample in enumerate(data.order):
-        outputs, reference = run(load_npz(data.inputs(sample))), data.reference(sample)
-        seen = metric.of_sample(outputs, dict(reference), data.labels(sample))
-        gains.append(known.gain(place, seen))
-        decided = test.add(gains[-1])
-        if decided is not None and asked.error > 0:
-            break
-    value = known.estimate(test.mean)
-    passed = test.decided if asked.bound is not None else None
-    return Scored(value, test.seen, passed, gains=() if asked.error > 0 else tuple(gains))
-
-
-def _measure_whole(run: Run, asked: Scoring, metric: Metric, data: Evaluation) -> Scored:
-    places = range(data.count)
-    seen = [run(load_npz(data.inputs(place))) for place in places]
-    assert metric.of_set is not None, "it is one or the other"
-    value = metric.of_set(seen, [data.reference(place) for place in places], [data.labels(place) for place in places])
-    return Scored(value, data.count, None if asked.bound is None else is_within(metric, value, asked.bound))
+    value, gains = data.score(metric, lambda place: run(load_npz(data.inputs(place))))
+    return Scored(value, None if asked.bound is None else is_within(metric, value, asked.bound), gains=gains)
 
 
 def is_within(metric: Metric, value: float, bound: float) -> bool:

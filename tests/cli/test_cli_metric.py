@@ -102,10 +102,9 @@ def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> N
     result = read_json(Path("p.json"))
     kept, found = result["keep_fp32"], result["metric"]
     assert result["minimality"] == "1-minimal"
-    assert "confidence" in result["why"]
     assert found["candidate"] >= found["bound"] > found["original"] or found["original"] >= found["bound"]
     assert found["samples"] == found["of"] == 60
-    assert min(probe["samples"] for probe in found["probes"]) < 60
+    assert all("candidate" in probe for probe in found["probes"])
     # What was written scores what it says, without any search.
     ran = cli("run", "mixed.onnx", "--onnxrt", *DATA, "--metric", "score.py", "--json", "m.json")
     assert ran.status == 0
