@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,24 +24,8 @@ from bisect_trt.worker.process import module_command, run_to_end
 
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
-_CUDA = ("trt", "cuda")
+_CUDA = "cuda"
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-
-
-def rows() -> dict[str, list[tuple[str, str]]]:
-    """What is said of targets, as options ask for it: the looks that each needs, with their target."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for name in names():
-        try:
-            plugin = find(name)
-        except UnavailableError:
-            found[f"--{name}"] = [(name, "")]  # looking at it says why
-            continue
-        if plugin.selectable:
-            found |= {
-                f"--{name} {words}".strip(): [(name, look) for look in needed] for words, needed in plugin.rows.items()
-            }
-    return found
 
 
 def run(call: Call) -> Result:
@@ -58,17 +42,15 @@ def run(call: Call) -> Result:
         folder = Path(name)
         if places:
             return look_there(folder, places, console, result)
-        wanted = list(dict.fromkeys([*(look for needed in rows().values() for look in needed), _CUDA]))
+        wanted = [*(name for name in names() if _is_shown(name)), _CUDA]
         with ThreadPoolExecutor(len(wanted)) as threads:
-            looks = dict(zip(wanted, threads.map(lambda look: examine(look[0], look[1], folder), wanted), strict=True))
+            looks = dict(zip(wanted, threads.map(lambda name: examine(name, folder), wanted), strict=True))
     machine = environment()
     for found, _ in looks.values():
         machine |= found
     if gpus := ask_nvidia_smi():
         machine["GPU"] = "; ".join(gpus)
-    targets = {
-        target: next((why for look in needed if (why := looks[look][1])), None) for target, needed in rows().items()
-    }
+    targets = {f"--{name}": looks[name][1] for name in wanted if name != _CUDA}
     result.extra |= {"environment": machine, "targets": targets, "cuda": looks[_CUDA][1]}
     for name, value in machine.items():
         console.answer(f"{name}: {value}")
@@ -78,10 +60,17 @@ def run(call: Call) -> Result:
     return result
 
 
-def examine(target: str, look: str, folder: Path) -> tuple[dict[str, str], str | None]:
-    """Return what a process of its own finds of a target, by name, and why the rest is missing."""
-    log, file = (folder / f"{target}-{look}.{suffix}" for suffix in ("log", "json"))
-    command = module_command("bisect_trt.commands.doctor", target, look, str(file))
+def _is_shown(name: str) -> bool:
+    try:
+        return find(name).selectable
+    except UnavailableError:  # its row says why
+        return True
+
+
+def examine(name: str, folder: Path) -> tuple[dict[str, str], str | None]:
+    """Examine a target, or CUDA, in its own process; return the rows by name, and why the rest is missing."""
+    log, file = (folder / f"{name}.{suffix}" for suffix in ("log", "json"))
+    command = module_command("bisect_trt.commands.doctor", name, str(file))
     end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
     try:
         found, missing = json.loads(file.read_text())
@@ -98,15 +87,27 @@ def look_inside() -> None:
     """
     found: dict[str, str] = {}
     missing = None
-    target, look, file = sys.argv[1:]
+    name, file = sys.argv[1:]
     try:
-        found.update(find(target).look(look, TargetSettings(target)))  # what comes before an error stays
+        found.update(
+            _look_at_cuda() if name == _CUDA else find(name).look(TargetSettings(name))
+        )  # what comes before an error stays
     except UnavailableError as error:
         missing = str(error)
     except Exception as error:
         missing = f"{type(error).__name__}: {error}."
     Path(file).write_text(json.dumps([found, missing]))
     os._exit(0)  # some libraries crash when they are taken down
+
+
+def _look_at_cuda() -> Iterator[tuple[str, str]]:
+    from bisect_trt.targets.trt.cuda import load_cuda  # noqa: PLC0415 - in its own process
+
+    loaded = load_cuda()
+    driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in loaded.versions())
+    yield "CUDA runtime", f"{runtime} ({loaded.origin})"
+    yield "CUDA that the driver supports", driver if driver != "0.0" else "none: there is no driver"
+    yield "GPUs that CUDA may use", str(loaded.device_count())
 
 
 def ask_nvidia_smi() -> Sequence[str]:

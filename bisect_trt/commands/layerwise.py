@@ -110,7 +110,6 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
     notes = {
         f"{len(layers.mild)} layer(s) are off by far less than the outputs are: rounding{IN_JSON}": layers.mild,
         "marking hides it: with these tensors as outputs the model's own outputs do not fail as without": layers.hidden,
-        "nothing was marked: these are the tensors that the target does not fuse away": layers.fused,
         f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds > 1,
         f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
     }

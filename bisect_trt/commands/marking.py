@@ -1,7 +1,7 @@
 """Compare the tensors of a model on the target with the reference's, by marking them as outputs.
 
-A mark keeps the target from fusing a tensor away, which may hide the failure. So a target that can show the tensors it leaves
-unfused does that first; and where it refuses to run the model with every tensor marked, fewer are marked at a time.
+A mark keeps the target from fusing a tensor away, which may hide the failure. Where the target refuses to run the model with
+every tensor marked, fewer are marked at a time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class LayerComparison:
         refused: Why the target did not run the marked model, if so.
         mild: As ``origins``, for tensors that are off far less than the outputs are: rounding, mostly.
         hidden: Whether the model fails without marks and passes, or is far less off, with them.
-        fused: Whether nothing was marked: the target showed the tensors that it does not fuse away.
         builds: How many marked models the target was given.
         own: The error of each layer fed the reference's values; empty unless that was measured.
         own_unseen: The tensors of which that is not known, with the reason.
@@ -76,7 +75,6 @@ class LayerComparison:
     refused: str | None = None
     mild: tuple[int, ...] = ()
     hidden: bool = False
-    fused: bool = False
     builds: int = 1
     own: dict[str, TensorComparison] = field(default_factory=dict)
     own_unseen: dict[str, str] = field(default_factory=dict)
@@ -116,18 +114,13 @@ class Marking:
         names: Sequence[str],
         *,
         fed: Mapping[str, str] | None = None,
-        unfused: bool = False,
-    ) -> LayerRun | None:
+    ) -> LayerRun:
         """Run a model on every input sample and compare some of its outputs with the reference's.
 
         Args:
             model: The model; its outputs have the original's names.
             names: The outputs to compare.
             fed: Activations that it is fed beside the graph's inputs: tensor by the name of the input.
-            unfused: Whether to return all tensors that the target does not fuse away, rather than the outputs alone.
-
-        Returns:
-            ``None`` if the target cannot show the tensors that it does not fuse away.
         """
         reference = self.subject.reference
         request = Compare(
@@ -137,7 +130,6 @@ class Marking:
             self.tolerance,
             tuple(names),
             every=True,
-            unfused=unfused,
             fed=dict(fed or {}),
         )
         began = time.monotonic()
@@ -146,27 +138,19 @@ class Marking:
         if isinstance(reply, Failed):
             why = outcome_of_failure(reply, seconds).reason if reply.kind == "crash" else reply.message
             return LayerRun(refused=why, signature=reply.signature, seconds=seconds)
-        if reply.unsupported:
-            return None
-        shown = {comparison.name for comparison in reply.comparisons} | reply.skipped.keys()
-        unseen = {name: "fused away" for name in names if unfused and name not in shown}
-        return LayerRun(reply.comparisons, {**reply.skipped, **unseen}, seconds=seconds)
+        return LayerRun(reply.comparisons, dict(reply.skipped), seconds=seconds)
 
     def marked(self, names: Sequence[str]) -> LayerRun:
         """Run the model with these tensors as outputs, beside its own."""
         # Outputs that have no reference stay outputs all the same: without them the model would be another one.
         own = [name for name in self.outputs if name in self.subject.reference.infos]
         shown = [*dict.fromkeys([*names, *own])]
-        seen = self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
-        assert seen is not None
-        return seen
+        return self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
 
     def unmarked(self) -> Outcome:
         """Run the model as it is; return how it ends."""
         names = [name for name in self.outputs if name in self.subject.reference.infos]
-        seen = self.run(self.subject.network.proto, names)
-        assert seen is not None
-        return self._judge(seen)
+        return self._judge(self.run(self.subject.network.proto, names))
 
     def _judge(self, seen: LayerRun) -> Outcome:
         """Return a run as the outcome of a probe, by the model's own outputs."""
@@ -214,26 +198,12 @@ class Marking:
 
 
 def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
-    """Compare every tensor that the target can return with the reference's.
+    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible.
 
     Args:
         look: Runs the model.
         original: How the model ends without marks, if that is known.
     """
-    seen, fused = look.run(look.subject.marked(look.outputs), look.wanted, unfused=True), None
-    if seen is not None and seen.refused is None:
-        fused = replace(look.summarize([seen], seen.unseen), fused=True, hidden=look.hides(original, seen))
-        network, computed = look.subject.network, set(look.subject.network.computed)
-        # Where all that an origin reads was seen, no node before it can be the culprit.
-        exact = any(computed.intersection(network.reads[index]) <= fused.tensors.keys() for index in fused.origins)
-        if not fused.outputs_fail or exact:
-            return fused
-    marked = _compare_marked(look, original)
-    return marked if fused is None or (marked.outputs_fail and marked.origins) else fused
-
-
-def _compare_marked(look: Marking, original: Outcome | None) -> LayerComparison:
-    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
     infos = look.subject.reference.infos
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked

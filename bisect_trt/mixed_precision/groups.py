@@ -26,6 +26,7 @@ from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
+from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.inputs import Sample
@@ -348,11 +349,12 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     failed = models.collect(path, inputs, made, target)
     if failed is None:
         return target, None
-    for title, other in plugin.alternatives(target):
-        if other.runtime == target.runtime and models.collect(path, inputs, made, other) is None:
+    if isinstance(target.of(plugin.own), OnnxRuntimeSettings):
+        other = target.with_own(graph_optimization_level=OFF)
+        if models.collect(path, inputs, made, other) is None:
             return other, (
                 f"{target.describe()} does not run the quantized model ({failed.message}), so it is emulated there: "
-                f"{title[0].lower()}{title[1:]}, where Q/DQ is computed in floats"
+                "with graph optimisations off, where Q/DQ is computed in floats"
             )
     return target, None
 

@@ -150,7 +150,7 @@ class BuiltinCheck:
         if files.engine is not None:
             return target
         if target.target.capabilities.engines and (self.records or self.engine_cache is not None):
-            target = target.target.saving(target, files.folder / ENGINE)
+            target = target.with_own(save_engine=str((files.folder / ENGINE).absolute()))
         return target.target.recording(target, files.folder) if self.records else target
 
     def by_hand(self, files: CandidateFiles) -> str:

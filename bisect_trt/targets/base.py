@@ -210,7 +210,6 @@ class Target(ABC):
         reads_graph: Whether its :meth:`hints` are needed for every model.
         sent_back: The settings that are files which it writes when a model is loaded; they come back from a place.
         stays: Whether it always runs on this machine.
-        rows: The rows of ``doctor``: options beside ``--NAME``, with the looks (see :meth:`look`) that these need.
     """
 
     name: ClassVar[str]
@@ -229,7 +228,6 @@ class Target(ABC):
     reads_graph: ClassVar[bool] = False
     sent_back: ClassVar[tuple[str, ...]] = ()
     stays: ClassVar[bool] = False
-    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
     @property
     def keyword(self) -> str:
@@ -254,18 +252,16 @@ class Target(ABC):
             **asdict(settings.of(self.own)),
         }
 
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield what ``doctor`` finds, in a process of its own: names, and versions or descriptions.
+    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield the rows of ``doctor``: names, and versions or descriptions. It runs in its own process.
 
         Args:
-            name: One of the looks in :attr:`rows`.
             plain: The target with no setting changed.
 
         Raises:
-            UnavailableError: The rest does not exist.
+            UnavailableError: The target cannot be used; the rows before that stay.
         """
-        self.make_runner(plain)
-        yield from ()
+        yield self.title, str(self.make_runner(plain).facts.get("version"))
 
     def package(self, settings: TargetSettings) -> Package | None:
         """Return the package that it is released in; ``None`` for a target without releases."""
@@ -347,11 +343,6 @@ class Target(ABC):
         names = [entry.name for entry in fields(own) if entry.name not in self.not_reproducible]
         return {name: getattr(own, name) for name in names}
 
-    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
-        """Return other settings that a minimal model is worth running with, to rule things out, each with a title."""
-        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
-        return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
-
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return its switches, the cheapest first; see :mod:`bisect_trt.targets.switches`.
 
@@ -366,10 +357,6 @@ class Target(ABC):
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine instead of the model."""
         return settings.with_own(load_engine=str(engine.absolute()))
-
-    def saving(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Write the engine that is built to a file."""
-        return settings.with_own(save_engine=str(engine.absolute()))
 
     def calibrating(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
         """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it exists."""

@@ -26,9 +26,7 @@ class InstalledRunner:
         self._runtime = make_runtime(TargetSettings.from_json(settings["target"]))
         self._session: Any = None
 
-    def load(
-        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
-    ) -> InstalledRunner:
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> InstalledRunner:
         """Prepare a model."""
         self._session = self._as_ours(lambda: self._runtime.load(path, feed))
         return self

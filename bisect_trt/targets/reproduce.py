@@ -96,7 +96,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
         package = case["needs"].replace(",", " ").split()[0]
         say(f"{package} {runner.facts.get('version')}")
         hints = {**case["hints"], "names": case["names"]}
-        outputs = runner.load(folder / case["model"], inputs, hints, False).run(inputs)
+        outputs = runner.load(folder / case["model"], inputs, hints).run(inputs)
     except (ImportError, BisectError):
         raise
     except Exception as error:

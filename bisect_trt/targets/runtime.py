@@ -3,9 +3,9 @@
 A runner is an object with
 
 - ``facts``: plain values, among them ``version``, and ``lowers_by`` where that is not ``cast``,
-- ``load(path, feed, hints, unfused)``: a :class:`RuntimeSession`, or ``None`` where it cannot show unfused tensors,
+- ``load(path, feed, hints)``: a :class:`RuntimeSession`,
 - ``trace(path, feed, hints)``, ``build(path, to, feed, hints)`` and ``describe_engine()``, where it has such,
-- ``gpu_memory()``: bytes of GPU memory in use; only needed in a module that is sent.
+- ``gpu_memory()``: bytes of GPU memory in use, where it has such.
 
 A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and the modules that are sent
 with it, and defines ``make(settings)``, which returns the runner. ``hints`` are plain values that
@@ -133,16 +133,7 @@ class Runtime:
         Raises:
             BuildError: The runtime refuses the model.
         """
-        session: RuntimeSession = self.runner.load(model, feed or {}, self._hints(model), False)
-        return session
-
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession | None:
-        """Prepare a model that returns all tensors that are not fused away; ``None`` if that is not possible.
-
-        Raises:
-            BuildError: The runtime refuses the model.
-        """
-        session: RuntimeSession | None = self.runner.load(model, feed or {}, self._hints(model), True)
+        session: RuntimeSession = self.runner.load(model, feed or {}, self._hints(model))
         return session
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:

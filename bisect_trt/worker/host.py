@@ -168,7 +168,7 @@ class Host:
             known, content = getattr(self, call["call"])(call, payload)
         except Exception as error:
             known = {"error": failure(error)}
-        gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
+        gpu = max((r.gpu_memory() for r in self._runtimes.values() if hasattr(r, "gpu_memory")), default=0)
         memory = {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
         return {**known, "memory": memory}, content
 
@@ -198,14 +198,12 @@ class Host:
     def load(self, call: dict[str, Any], payload: bytearray) -> Reply:
         """Load a model; the payload has the files that the runtime has written."""
         runtime, path = self._runtime(call), self._written(call)
-        self._session = runtime.load(path, unpack(payload), call["hints"], call["unfused"])
+        self._session = runtime.load(path, unpack(payload), call["hints"])
         paths = {name: path for name in call["back"] if (path := self._back(name)).exists()}
         written = {name: path.read_bytes() for name, path in paths.items()}
         sizes = {name: len(content) for name, content in written.items()}
-        known: dict[str, Any] = {"unsupported": self._session is None, "back": sizes}
-        if self._session is not None:
-            known["inputs"] = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
-            known["skipped"] = dict(self._session.skipped)
+        inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
+        known = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
         return known, b"".join(written.values())
 
     def run(self, call: dict[str, Any], payload: bytearray) -> Reply:

@@ -56,14 +56,12 @@ class Compared:
         skipped: Outputs that the target does not return, with the reason.
         layers: The layers of the engine; see ``RuntimeSession.layers``.
         latency_ms: The median of several runs, where that was asked for.
-        unsupported: Whether the target cannot return the tensors that were asked for.
     """
 
     comparisons: tuple[TensorComparison, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
-    unsupported: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,6 @@ class Compare(Request[Compared]):
         tolerance: How far a tensor may be off.
         names: The tensors to compare; all outputs where empty.
         every: Whether to go on after a sample that does not match.
-        unfused: Whether to return all that the target does not fuse away, instead of the outputs.
         layers: Whether to return the layers of the engine.
         warm_up: How often it runs before it is timed; ``None`` if it is not.
         timed_for: Seconds of timed runs after which there is no other one; ``None`` for all of them, however long.
@@ -186,7 +183,6 @@ class Compare(Request[Compared]):
     tolerance: ToleranceOptions
     names: tuple[str, ...] = ()
     every: bool = False
-    unfused: bool = False
     layers: bool = False
     warm_up: int | None = None
     timed_for: float | None = None

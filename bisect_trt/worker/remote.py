@@ -76,19 +76,17 @@ class RemoteRunner:
         """Bytes of GPU memory in use there after the last call."""
         return self._connection.memory.get("gpu", 0)
 
-    def load(
-        self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], unfused: bool
-    ) -> RemoteModel | None:
+    def load(self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> RemoteModel:
         """Load a model there.
 
         Raises:
             BuildError: The runtime refuses the model.
         """
-        loaded, content = self._call("load", path, feed, hints, unfused=unfused, back=list(self._back))
+        loaded, content = self._call("load", path, feed, hints, back=list(self._back))
         for name, size in loaded["back"].items():
             _write(self._back[name], content[:size])
             del content[:size]
-        return None if loaded["unsupported"] else RemoteModel(self._connection, loaded)
+        return RemoteModel(self._connection, loaded)
 
     def trace(self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> dict[str, Any]:
         """What it does to a model on the way to running it."""

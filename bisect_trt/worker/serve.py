@@ -185,8 +185,6 @@ class Worker:
 
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)
-        if session is None:
-            return Compared(unsupported=True)
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
             seen = compare_sample(session, request, sample, number)
@@ -214,10 +212,8 @@ class Worker:
         latency = None if request.warm_up is None else median_ms(session, fed, request.warm_up)
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
-    def _prepare(self, request: Compare) -> RuntimeSession | None:
+    def _prepare(self, request: Compare) -> RuntimeSession:
         runtime, first = self._runtime(request.target), request.samples[0]
-        if request.unfused:
-            return runtime.load_unfused(request.model, load_npz(first.inputs))
         feed = feed_of(request, first)
         if not request.same:
             return runtime.load(request.model, feed)

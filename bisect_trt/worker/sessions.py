@@ -94,8 +94,6 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
     reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
     # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
     wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
-    if request.unfused:
-        wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
     steps, lows = _grids(request.model, feed, reference)
     return compare_all(known, outputs, request.tolerance, details=request.details, steps=steps, lows=lows)

@@ -51,9 +51,9 @@ class NumpyRunner:
         """Set it up."""
         self._leak = leak
 
-    def load(self, path: Path, feed: object, hints: object, unfused: bool) -> NumpySession | None:  # noqa: ARG002 - not needed
-        """Prepare a model, or raise ``BuildError``; ``None`` for ``unfused``, which asks for tensors inside."""
-        return None if unfused else NumpySession(path, self._leak)
+    def load(self, path: Path, feed: object, hints: object) -> NumpySession:  # noqa: ARG002 - not needed
+        """Prepare a model, or raise ``BuildError``."""
+        return NumpySession(path, self._leak)
 
 
 class NumpySession:

@@ -35,9 +35,6 @@ class StandInTensorRt:
     def lowered(self, model: Path) -> None:
         """It lowers models itself."""
 
-    def load_unfused(self, model: Path, feed: Any = None) -> None:
-        """It cannot show tensors without fusing otherwise."""
-
     def describe_engine(self) -> dict[str, Any]:
         """Nothing is known of it."""
         return json.loads("{}")  # type: ignore[no-any-return]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -58,18 +57,3 @@ def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **
 def outputs_of(request: Compare) -> set[str]:
     """The outputs of the model that a request is about."""
     return {value.name for value in onnx.load(str(request.model), load_external_data=False).graph.output}
-
-
-def showing(*names: str) -> Target:
-    """A target that can show what it does not fuse away: these, under their own names."""
-
-    def target(request: Compare, ask: Ask) -> Shown:
-        if not request.unfused:
-            return ask(request)
-        model = onnx.load(str(request.model))
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        request.model.write_bytes(model.SerializeToString())
-        shown = tuple(name for name in request.names if name in outputs_of(request))
-        return ask(replace(request, unfused=False, names=shown))
-
-    return target

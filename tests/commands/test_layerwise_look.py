@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from answers.models import cancelling
-from layered import Ask, Shown, Target, looking, outputs_of, showing
+from layered import Ask, Shown, Target, looking, outputs_of
 from onnx import helper, numpy_helper
 from support import overflowing, save
 
@@ -97,7 +97,7 @@ def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mix
         assert (original.ending, original.signature) == (Ending.BROKEN, "build: no such marks")
         asked.clear()
         layers = compare_layers(look, original)
-    assert (layers.refused, layers.builds, len(asked)) == ("no such marks", 1, 2)  # one asks for what is not fused
+    assert (layers.refused, layers.builds, len(asked)) == ("no such marks", 1, 1)
 
 
 # marks that hide
@@ -158,25 +158,3 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
     assert layers.outputs_fail
     assert inner <= layers.unseen.keys()
     assert "hides the failure" in layers.unseen["big_out"]
-
-
-# what the target does not fuse away
-
-
-def test_what_is_not_fused_away_is_looked_at_first_and_is_enough_if_it_shows_the_origin(tmp_path: Path) -> None:
-    model = overflowing(tmp_path / "model.onnx")
-    with looking(model, showing("a2_out", "big_out"), fp16=True) as look:
-        layers = compare_layers(look)
-    assert layers.fused
-    assert origins(layers, model) == ["big"]
-    assert layers.tensors.keys() == {"a2_out", "big_out", "b2_out"}
-    assert layers.unseen == dict.fromkeys(["a0_out", "a1_out", "small_out", "b0_out", "b1_out"], "fused away")
-
-
-def test_marks_find_an_origin_that_was_fused_away(tmp_path: Path) -> None:
-    model = overflowing(tmp_path / "model.onnx")
-    with looking(model, showing("a1_out", "small_out"), fp16=True) as look:
-        layers = compare_layers(look)
-    assert not layers.fused
-    assert origins(layers, model) == ["big"]
-    assert layers.unseen == {}

@@ -96,9 +96,6 @@ class StandInRuntime:
     def lowered(self, model: Path) -> None:  # noqa: ARG002 - the protocol's
         return None
 
-    def load_unfused(self, model: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
-        return None
-
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:  # noqa: C901 - a case a command
         from bisect_trt.targets.messages import BuildError, RunError
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.targets.evaluator.runner import EvaluatorSession
+from bisect_trt.targets.evaluator import EvaluatorSession
 
 
 @pytest.mark.parametrize(("opset", "axis"), [(10, None), (13, None), (13, 0), (18, -1), (19, 1), (21, 0)])

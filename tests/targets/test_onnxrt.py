@@ -308,6 +308,6 @@ def test_an_older_release_gets_a_model_beside_links_and_the_folder_of_its_weight
     target = TargetSettings("onnxrt")
     with pytest.raises(KeyboardInterrupt):
         runner.make(target.target.plain(target)).load(
-            tmp_path / "m.onnx", {}, {"content": b"model", "weights": str(tmp_path)}, False
+            tmp_path / "m.onnx", {}, {"content": b"model", "weights": str(tmp_path)}
         )
     assert not opened[0].parent.exists()

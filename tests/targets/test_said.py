@@ -33,7 +33,7 @@ SAMPLES: dict[str, Any] = {
     "plugins": ("files/1-a.so",),
     "strongly_typed": True,
     "builder_flags": ("SPARSE_WEIGHTS", "NATIVE_INSTANCENORM"),
-    "builder_settings": (("max_aux_streams", "0"), ("preview_features", "PROFILE_SHARING_0806")),
+    "builder_settings": (("max_aux_streams", "0"),),
     "avoid_tactics": ("conv=1:2",),
     "pin_tactics": ("conv=1:2",),
     "record": "builds",

@@ -123,10 +123,8 @@ class UnsteadyRunner:
         """Write an engine."""
         unsteady_builds.save_engine(target, *self._built(model))
 
-    def load(self, model: Path, feed: object, hints: object, unfused: bool) -> Session | None:  # noqa: ARG002 - not needed
+    def load(self, model: Path, feed: object, hints: object) -> Session:  # noqa: ARG002 - not needed
         """Prepare a model."""
-        if unfused:
-            return None
         proto, choices = self._built(model)
         if self._settings.fault == "refuses":
             raise BuildError("it has no kernel")

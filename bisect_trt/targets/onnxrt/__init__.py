@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.errors import UnavailableError
 from bisect_trt.options.reading import existing_file, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import (
@@ -146,29 +147,25 @@ class OnnxRuntimeTarget(Target):
         libraries = settings.of(OnnxRuntimeSettings).custom_op_libraries
         return lower(proto, settings.keep, _types_onnx_cannot_infer(proto, model, libraries), low)
 
-    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "": ("onnxruntime",),
-        "--providers cuda": ("onnxruntime", "cuda-provider"),
-    }
-
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield the package's version and its providers, or check that it runs a model on a GPU.
-
-        Raises:
-            UnavailableError: It does not.
-        """
+    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield the package's version, its providers, and whether it runs a model on a GPU."""
         import onnxruntime  # noqa: PLC0415 - it may crash, and other runtimes may not
 
-        if name == "onnxruntime":
-            yield "ONNX Runtime", onnxruntime.__version__
-            yield "execution providers", ", ".join(onnxruntime.get_available_providers())
-            return
         from bisect_trt.targets.messages import TINY_MODEL  # noqa: PLC0415 - as above
 
+        yield self.title, onnxruntime.__version__
+        providers = onnxruntime.get_available_providers()
+        yield "execution providers", ", ".join(providers)
+        if "CUDAExecutionProvider" not in providers:
+            return
         with TemporaryDirectory() as folder:
             path = Path(folder) / "tiny.onnx"
             path.write_bytes(TINY_MODEL)
-            make_runtime(plain.with_own(providers=("cuda",))).load(path)
+            try:
+                make_runtime(plain.with_own(providers=("cuda",))).load(path)
+                yield "--onnxrt --providers cuda", "yes"
+            except UnavailableError as error:
+                yield "--onnxrt --providers cuda", f"no: {error}"
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""
@@ -179,16 +176,6 @@ class OnnxRuntimeTarget(Target):
         words += [f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)]
         words += [Path(path).name for path in own.custom_op_libraries]
         return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
-
-    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
-        """Without optimisations, and on the CPU, too."""
-        own, others = settings.of(OnnxRuntimeSettings), super().alternatives(settings)
-        if own.optimize:
-            others.append(("With graph optimisations off", settings.with_own(graph_optimization_level=OFF)))
-        if not self.emulates_low(settings):
-            plain = settings.with_own(providers=(), provider_options=())
-            others.append(("On the CPU's execution provider", plain))
-        return others
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Its graph optimizers one by one, options, levels."""
@@ -238,10 +225,9 @@ def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str
     marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(unknown))
     kernels = TargetSettings(own=OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=libraries))
     try:
-        session = OrtRunner(kernels.target.plain(kernels)).load(path, {}, content_of(marked, path), False)
+        session = OrtRunner(kernels.target.plain(kernels)).load(path, {}, content_of(marked, path))
     except BuildError:  # operators that it does not know either: their consumers stay in fp32
         return {}
-    assert session is not None  # it is only where nothing shall be fused
     return session.elements
 
 

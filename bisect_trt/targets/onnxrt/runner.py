@@ -34,36 +34,29 @@ VERBOSE = ("log_severity_level", "0")
 """The session option that logs every graph pass."""
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored before."""
-_ORT_TYPES = {
-    "float": (1, "float32"),
-    "uint8": (2, "uint8"),
-    "int8": (3, "int8"),
-    "uint16": (4, "uint16"),
-    "int16": (5, "int16"),
-    "int32": (6, "int32"),
-    "int64": (7, "int64"),
-    "string": (8, "object"),
-    "bool": (9, "bool"),
-    "float16": (10, "float16"),
-    "double": (11, "float64"),
-    "uint32": (12, "uint32"),
-    "uint64": (13, "uint64"),
-    "complex64": (14, "complex64"),
-    "complex128": (15, "complex128"),
-    "bfloat16": (16, "bfloat16"),
-    "float8e4m3fn": (17, "float8_e4m3fn"),
-    "float8e4m3fnuz": (18, "float8_e4m3fnuz"),
-    "float8e5m2": (19, "float8_e5m2"),
-    "float8e5m2fnuz": (20, "float8_e5m2fnuz"),
-    "uint4": (21, "uint4"),
-    "int4": (22, "int4"),
-    "float4e2m1": (23, "float4_e2m1fn"),
-    "float8e8m0": (24, "float8_e8m0fnu"),
-    "uint2": (25, "uint2"),
-    "int2": (26, "int2"),
+_ORT_TYPES = (
+    *("float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32"),
+    *(
+        "uint64",
+        "complex64",
+        "complex128",
+        "bfloat16",
+        "float8e4m3fn",
+        "float8e4m3fnuz",
+        "float8e5m2",
+        "float8e5m2fnuz",
+    ),
+    *("uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2"),
+)
+"""ONNX Runtime's names of element types, in the order of ONNX's numbers, which begin with 1 (onnx.proto, ``DataType``)."""
+_OTHERWISE = {
+    "float": "float32",
+    "string": "object",
+    "double": "float64",
+    "float4e2m1": "float4_e2m1fn",
+    "float8e8m0": "float8_e8m0fnu",
 }
-"""ONNX Runtime's name of an element type: ONNX's number of it (onnx.proto, ``TensorProto.DataType``), and NumPy's or
-``ml_dtypes``' name."""
+"""Those that NumPy and ``ml_dtypes`` call otherwise; an 8-bit float there has a ``_`` after ``float8``."""
 
 
 class OrtRunner:
@@ -99,27 +92,18 @@ class OrtRunner:
                 ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 
-    def gpu_memory(self) -> int:
-        """Return 0, because ONNX Runtime does not report it."""
-        return 0
-
-    def load(
-        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
-    ) -> OrtSession | None:
-        """Open a model; ``None`` for ``unfused``, because a session returns its outputs alone.
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OrtSession:
+        """Open a model.
 
         Args:
             path: The model's file.
             feed: Not used.
             hints: ``content`` is the model itself where it has no file; ``weights`` is then the folder of its weights.
-            unfused: Whether all tensors that are not fused away are wanted.
 
         Raises:
             BuildError: ONNX Runtime refuses the model.
             UnavailableError: A provider is installed and cannot be used.
         """
-        if unfused:
-            return None
         content = hints.get("content")
         if content is None:
             # ONNX Runtime opens no path that is not UTF-8.
@@ -141,7 +125,7 @@ class OrtRunner:
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
         loud = OrtRunner({**self._settings, "session_options": [*self._settings["session_options"], VERBOSE]})
-        return listen(lambda: loud.load(path, feed, hints, False))
+        return listen(lambda: loud.load(path, feed, hints))
 
     def _open(self, model: str | bytes, weights: str | None = None) -> Any:
         onnxruntime = load_onnxruntime()
@@ -192,6 +176,7 @@ class OrtSession:
     Attributes:
         inputs: What it has to be fed.
         names: Of its outputs that are arrays.
+        ignored: Inputs that it is given and does not have.
         elements: ONNX's element types of the outputs that are tensors, by name.
         skipped: Outputs that cannot be had as NumPy arrays (sequences, optionals, bfloat16), with their type.
     """
@@ -202,7 +187,7 @@ class OrtSession:
         Raises:
             BuildError: It has to be fed what NumPy has no arrays of.
         """
-        self._session = session
+        self._session, self.ignored = session, frozenset[str]()
         outputs = {value.name: (value.type, type_of(value.type)) for value in session.get_outputs()}
         self.elements = {name: found.element for name, (_, found) in outputs.items() if found is not None}
         self.skipped = {
@@ -238,11 +223,12 @@ class OrtSession:
         """
         if not self.names:
             return {}
+        given = {name: value for name, value in inputs.items() if name not in self.ignored}
         try:
             if self._raw_inputs or self._raw_outputs:
-                values = run_with_values(self._session, self.names, inputs, self._raw_inputs, self._raw_outputs)
+                values = run_with_values(self._session, self.names, given, self._raw_inputs, self._raw_outputs)
             else:
-                values = self._session.run(self.names, dict(inputs))
+                values = self._session.run(self.names, given)
         except Exception as error:  # as above
             raise RunError(str(error)) from error
         return dict(zip(self.names, values, strict=True))
@@ -371,7 +357,7 @@ def type_of(kind: str) -> OrtType | None:
     name = kind[len("tensor(") :].rstrip(")").lower()
     if not kind.startswith("tensor(") or name not in _ORT_TYPES:
         return None
-    element, known = _ORT_TYPES[name]
+    element, known = _ORT_TYPES.index(name) + 1, _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
     try:
         dtype = dtype_from_name(known)
     except UnavailableError:  # it needs ml_dtypes, which is not installed

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import once, pair
@@ -83,7 +83,6 @@ class OpenVinoTarget(Target):
     needs, emulator = "openvino", f"OpenVINO's CPU device with {HINT}={FULL}"
     sent, reads_graph = ("bisect_trt.targets.openvino.runner",), True
     packages = (Package("openvino"),)
-    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("openvino",)}
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Return the model with every value rounded, where the device does not compute in the low precision."""
@@ -104,8 +103,8 @@ class OpenVinoTarget(Target):
         weights = {tensor.name for tensor in model.graph.initializer}
         return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}
 
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Its version and its devices.
+    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield its version and its devices.
 
         Raises:
             UnavailableError: It is not there.

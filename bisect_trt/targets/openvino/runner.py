@@ -112,24 +112,17 @@ class OpenVinoRunner:
         except Exception:  # of devices made of others: they are told, and what they do with it is theirs
             return list(CAPABILITIES.values())
 
-    def gpu_memory(self) -> int:
-        """Return 0, because OpenVINO does not report it."""
-        return 0
-
     def load(
         self,
         path: pathlib.Path,
         feed: Mapping[str, Any],
         hints: Mapping[str, Any],
-        unfused: bool,
-    ) -> OpenVinoSession | None:
-        """Compile a model, which is lowered already where the device does not do that; ``None`` for an unfused one.
+    ) -> OpenVinoSession:
+        """Compile a model, which is lowered already where the device does not do that.
 
         Raises:
             BuildError: OpenVINO refuses it.
         """
-        if unfused:
-            return None
         content, written = hints.get("content"), path
         if content is not None:  # its weights lie beside the model; several processes may do so
             written = path.absolute().with_name(f"{path.stem}.{os.getpid()}.lowered.onnx")

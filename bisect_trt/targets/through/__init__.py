@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import option
@@ -95,10 +94,6 @@ def _is_file(word: str) -> bool:
         return False
 
 
-_PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
-"""Words that need no quotes where nothing is a shell's but blanks."""
-
-
 class ThroughTarget(Target):
     """A tool from ONNX to ONNX, whose model is run in the reference."""
 
@@ -107,18 +102,21 @@ class ThroughTarget(Target):
     needs, reads_graph = "onnxruntime", True
     sent = ("bisect_trt.targets.onnxrt.runner", "bisect_trt.targets.through.runner")
     files = ("reads",)
-    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def describe(self, settings: TargetSettings) -> str:
         """Its command, by the names of its files."""
         own = settings.of(ThroughSettings)
         names = {path: Path(path).name for path in own.reads}
         words = (names.get(word, word) for word in own.words)
-        return f"the model that `{' '.join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)}` writes"
+        return f"the model that `{' '.join(words)}` writes"
 
     def flags(self, settings: TargetSettings) -> list[str]:
         """The option with its command."""
         return ["--through", shlex.join(settings.of(ThroughSettings).words)]
+
+    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield nothing: a tool is named with each command."""
+        yield from ()
 
     def plain(self, settings: TargetSettings) -> dict[str, Any]:
         """Return the settings of the tool and, beside them, those of the reference."""
@@ -135,7 +133,7 @@ class ThroughTarget(Target):
         }
 
     def script(self, settings: TargetSettings, model: Minimal) -> Script:
-        """Return how ``reproduce.py`` runs a model: with the tool and ONNX Runtime."""
+        """Return how ``reproduce.py`` runs a model: with the tool, then ONNX Runtime."""
         script, own = super().script(settings, model), settings.of(ThroughSettings)
         tool = Path(own.words[0]).name if own.through else self.title
         return Script(f"{tool}, {script.needs}", script.modules, script.settings, script.hints)

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bisect_trt.errors import RuntimeMissingError
@@ -32,21 +32,13 @@ class ThroughRunner:
         self._settings, self._reference = settings, OrtRunner(settings)
         self.facts = self._reference.facts
 
-    def gpu_memory(self) -> int:
-        """Return 0: the reference runs on the CPU."""
-        return 0
-
-    def load(
-        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
-    ) -> ThroughSession | None:
-        """Have the tool write its model, and open that; ``None`` for ``unfused``.
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OrtSession:
+        """Have the tool write its model, and open that.
 
         Raises:
             BuildError: The tool fails, or its model has other inputs or outputs, or does not load.
             UnavailableError: The tool cannot be run.
         """
-        if unfused:
-            return None
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
             try:
                 written = run_tool(path, pathlib.Path(folder), self._settings)
@@ -55,10 +47,9 @@ class ThroughRunner:
                     f"the tool cannot be run: {error.strerror or error}; check its path."
                 ) from error
             try:
-                session = self._reference.load(written, feed, {}, False)
+                session = self._reference.load(written, feed, {})
             except BuildError as error:
                 raise BuildError(f"the model that the tool writes does not load: {error.message}") from error
-        assert session is not None  # it is only where nothing shall be fused
         for info in session.inputs:
             if info.name not in hints["inputs"]:
                 raise BuildError(
@@ -67,37 +58,12 @@ class ThroughRunner:
         for name in hints["outputs"]:
             if name not in (*session.names, *session.skipped):
                 raise BuildError(f"the model that the tool writes has no output '{name}' any more")
-        return ThroughSession(session, hints["outputs"])
+        session.ignored = frozenset(hints["inputs"]) - {info.name for info in session.inputs}
+        session.names = [name for name in hints["outputs"] if name in session.names]
+        return session
 
 
 make = ThroughRunner
-
-
-class ThroughSession:
-    """The tool's model, ready to run.
-
-    Attributes:
-        inputs: What it has to be fed.
-        skipped: Outputs that cannot be had as NumPy arrays, with their type.
-    """
-
-    def __init__(self, session: OrtSession, wanted: Collection[str]) -> None:
-        """``wanted`` are the outputs of the original, which may be fewer than those of the tool's model."""
-        self._session, self._wanted = session, wanted
-        self.inputs, self.skipped = session.inputs, session.skipped
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: a tool does not say what became of a node."""
-        return []
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all outputs of the original that are tensors, by name.
-
-        Raises:
-            RunError: It fails.
-        """
-        outputs = self._session.run({info.name: inputs[info.name] for info in self.inputs})
-        return {name: outputs[name] for name in self._wanted if name in outputs}
 
 
 def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:

@@ -118,32 +118,22 @@ class TensorRtTarget(Target):
             ],
         }
 
-    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("tensorrt",)}
-
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield TensorRT's version and the GPU's memory, or what is known of CUDA.
+    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield TensorRT's version and the GPU's memory.
 
         Raises:
-            UnavailableError: One is not installed, or cannot be used.
+            UnavailableError: TensorRT is not installed, or cannot be used.
         """
         from bisect_trt.targets.trt.config import APIS  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.cuda import load_cuda  # noqa: PLC0415 - as above
         from bisect_trt.targets.trt.runner import load_package, tensorrt  # noqa: PLC0415 - as above
 
-        if name == "tensorrt":
-            yield self.title, str(load_package(APIS[self.name]).__version__)
-            runtime = tensorrt(self.name).cuda
-            if runtime is None:
-                yield "runs models", "no, for there is no GPU; --build-only parses and builds them"
-                return
-            free, total = runtime.memory()
-            yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        yield self.title, str(load_package(APIS[self.name]).__version__)
+        runtime = tensorrt(self.name).cuda
+        if runtime is None:
+            yield "runs models", "no, for there is no GPU; --build-only parses and builds them"
             return
-        loaded = load_cuda()
-        driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in loaded.versions())
-        yield "CUDA runtime", f"{runtime} ({loaded.origin})"
-        yield "CUDA that the driver supports", driver if driver != "0.0" else "none: there is no driver"
-        yield "GPUs that CUDA may use", str(loaded.device_count())
+        free, total = runtime.memory()
+        yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""

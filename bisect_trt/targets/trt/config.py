@@ -182,23 +182,10 @@ def _constraints(trt: Any, settings: Mapping[str, Any], flags: Collection[Any]) 
 def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
     """Set an attribute of the builder configuration from text, by the type of its current value.
 
-    ``preview_features`` and ``quantization_flags`` are names with commas between them (``none`` for none of them); all others
-    of their kind are turned off.
-
     Raises:
         UsageError: There is no such attribute, or it takes other values.
     """
-    option, words = f"--builder-set {name}", [word for word in value.split(",") if word.lower() != "none"]
-    if name == "preview_features":
-        chosen = [member(trt, "PreviewFeature", word, option) for word in words]
-        for feature in trt.PreviewFeature.__members__.values():
-            config.set_preview_feature(feature, feature in chosen)
-        return
-    if name == "quantization_flags":
-        chosen = [member(trt, "QuantizationFlag", word, option) for word in words]
-        for flag in getattr(getattr(trt, "QuantizationFlag", None), "__members__", {}).values():
-            (config.set_quantization_flag if flag in chosen else config.clear_quantization_flag)(flag)
-        return
+    option = f"--builder-set {name}"
     try:
         set_option(config, name, value)
     except AttributeError as error:

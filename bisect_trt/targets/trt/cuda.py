@@ -30,7 +30,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaRuntimeGetVersion": ((_INT,), ()),
 }
 """The results and the arguments of each function; in C the results come first, by pointer."""
-_NO_MEMORY, _OLD_DRIVER, _NO_DEVICE, _OTHER_DRIVER = 2, 35, 100, 803
+_NO_MEMORY, _NO_DEVICE = 2, 100
 """Values of ``cudaError_t``."""
 _TO_DEVICE, _TO_HOST = 1, 2
 """Values of ``cudaMemcpyKind``."""
@@ -94,15 +94,11 @@ class Cuda:
         try:
             return self._call("cudaGetDeviceCount")[0]
         except CudaError as error:
-            if error.status == _NO_DEVICE:
-                why = NO_GPU
-            elif error.status in (_OLD_DRIVER, _OTHER_DRIVER):
-                why = (
-                    f"the NVIDIA driver is missing, or older than this CUDA needs ({error.message}); update the driver, or "
-                    "install the TensorRT that was made for an older CUDA."
-                )
-            else:
-                why = f"CUDA cannot use the GPU: {error.message}; `nvidia-smi` says more."
+            why = (
+                f"CUDA cannot use the GPU: {error.message}; update the driver (`nvidia-smi` shows it), or install a TensorRT for "
+                "an older CUDA."
+            )
+            why = NO_GPU if error.status == _NO_DEVICE else why
             raise RuntimeMissingError(why) from error
 
     def versions(self) -> tuple[int, int]:

@@ -62,12 +62,10 @@ class Origins:
 
         Args:
             nodes: Of each node its name, outputs, inputs and its outputs in the original model; see ``ParsedNetwork``.
-            layers: The network's layers in the parser's order, each with the place of its node. Without them, regions are
-                taken in the order of the graph, and layers that have no node's name are not known.
+            layers: The network's layers, each with the place of its node. Without them, layers that have no node's name are not
+                known.
         """
         self._made = [list(node[3]) if len(node) > 3 else list(node[1]) for node in nodes]
-        self._order = [place for _, place in layers]
-        self._layers = {name: index for index, (name, _) in enumerate(layers)}
         # A name may be several things; the last one set here counts.
         self._places: dict[str, int] = {}
         for place, node in reversed(list(enumerate(nodes))):
@@ -104,10 +102,7 @@ class Origins:
         return {place for word in words if (place := self.place(word.strip())) is not None}
 
     def region(self, first: str, last: str) -> set[int]:
-        """Return the nodes from one layer to another; one of them if the other is not known."""
-        if first in self._layers and last in self._layers:
-            low, high = sorted((self._layers[first], self._layers[last]))
-            return {place for place in self._order[low : high + 1] if place is not None}
+        """Return the nodes from one layer to another in the graph's order; one of them if the other is not known."""
         ends = [place for place in map(self.place, (first, last)) if place is not None]
         return set(range(min(ends), max(ends) + 1)) if ends else set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from bisect_trt.targets.messages import RuntimeFailure, mask_names, mask_values
@@ -69,14 +69,12 @@ class Log:
     Attributes:
         errors: The last ones.
         warnings: The last ones; that CUDA does not start is one of them.
-        listener: Is called with each verbose message.
     """
 
     def __init__(self) -> None:
         """Nothing is kept yet."""
         self.errors: deque[str] = deque(maxlen=50)
         self.warnings: deque[str] = deque(maxlen=5)
-        self.listener: Callable[[str], None] | None = None
 
     def failure(self, kind: type[Failure], otherwise: str, names: Iterable[str] = ()) -> Failure:
         """Return what was logged since the errors were last cleared as an error to raise, and clear them.
@@ -107,8 +105,6 @@ class Log:
 
             def log(self, severity: Any, message: str) -> None:
                 if severity == much:
-                    if log.listener is not None:
-                        log.listener(message)
                     return
                 if severity in bad:
                     log.errors.append(message)

@@ -174,42 +174,34 @@ def _varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> list[str]:
+def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> None:
     """Tell layers in which types to run: those of kept nodes in fp32, all others in the low precision if they are held to it.
 
     Only for networks whose types TensorRT chooses.
-
-    Returns:
-        The names of the layers that are told to run in fp32.
     """
-    told: list[str] = []
     if settings["keep"] or settings["held"]:
         low = trt.DataType.BF16 if "bf16" in low_precisions(settings) else trt.DataType.HALF
         kept = {
             place for place, node in enumerate(parsed.nodes) if next(filter(None, node[1]), None) in settings["keep"]
         }
         for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
-            if place in kept:
-                told += [layer.name] if hold(trt, layer, trt.DataType.FLOAT) else []
-            elif settings["held"]:
-                hold(trt, layer, low)
-    return told
+            if place in kept or settings["held"]:
+                hold(trt, layer, trt.DataType.FLOAT if place in kept else low)
 
 
-def hold(trt: Any, layer: Any, precision: Any) -> bool:
-    """Have a layer that makes floats make them in one type; return whether it makes any.
+def hold(trt: Any, layer: Any, precision: Any) -> None:
+    """Have a layer that makes floats make them in one type.
 
     A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps the model's.
     """
     kinds = trt.LayerType
     if layer.type in (kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE):
-        return False
+        return
     outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
     floats = [i for i, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
     if not floats or any(outputs[index].is_shape_tensor for index in floats):
-        return False
+        return
     layer.precision = precision
     for index in floats:
         if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
             layer.set_output_type(index, precision)
-    return True

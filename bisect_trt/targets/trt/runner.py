@@ -22,13 +22,7 @@ from bisect_trt.errors import (
     UnreadableFileError,
     ValueRefusedError,
 )
-from bisect_trt.targets.choices import (
-    LAYERS,
-    RECORD,
-    TIMINGS,
-    choices_of_layers,
-    write_choices,
-)
+from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
 from bisect_trt.targets.messages import BuildError, RunError, clean_message
 from bisect_trt.targets.trt.config import (
     APIS,
@@ -51,7 +45,7 @@ from bisect_trt.targets.trt.engine import (
 from bisect_trt.targets.trt.log import Log, is_out_of_memory
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
 from bisect_trt.targets.trt.session import TrtSession
-from bisect_trt.targets.trt.tactics import TimingEditor, pin_refused, tactic_chooser
+from bisect_trt.targets.trt.tactics import pin_refused, tactic_selector
 
 
 def load_package(api: Api) -> Any:
@@ -157,7 +151,6 @@ def build_engine(
     feed: Mapping[str, Any],
     hints: Mapping[str, Any],
     *,
-    unfused: bool = False,
     record: bool = False,
 ) -> Built:
     """Parse and build a model.
@@ -168,7 +161,6 @@ def build_engine(
         path: The model's file.
         feed: The values that it will be fed.
         hints: What ``TensorRtTarget.hints`` has read in the graph.
-        unfused: Whether tensors that are not fused away are marked as debug tensors.
         record: Whether to record tactics in any case.
 
     Raises:
@@ -177,37 +169,27 @@ def build_engine(
     trt, log, builder = process.trt, process.log, process.builder
     parsed = parse(trt, builder, process.logger, log, path, feed, hints, settings)
     network = parsed.network
-    if unfused:
-        network.mark_unfused_tensors_as_debug_tensors()
     config = make_config(trt, builder, settings, lowered=hints["lowered"])
     add_profile(builder, config, network, settings, feed)
-    told = [] if is_strongly_typed(trt, settings, lowered=hints["lowered"]) else constrain(trt, parsed, settings)
+    if not is_strongly_typed(trt, settings, lowered=hints["lowered"]):
+        constrain(trt, parsed, settings)
     set_ranges(trt, config, network, settings, process.cuda)
-    chooser = tactic_chooser(trt, settings, record=record)
-    if chooser is not None:
-        chooser.lifted.update(told)
-    log.errors.clear()
-    start = settings["load_timing_cache"]
-    if not APIS[settings["runtime"]].times_tactics:
-        plan, timings = builder.build_serialized_network(network, config), None
-    elif isinstance(chooser, TimingEditor):
-        # Layers are held to the entries of its timing cache, so no other build uses that.
-        plan = chooser.build(builder, network, config, b"" if start is None else read_file(start), log)
-        timings = config.get_timing_cache()
-    else:
+    selector, timings, start = None, None, settings["load_timing_cache"]
+    if APIS[settings["runtime"]].times_tactics:
         if start not in process.timing_caches:
             process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
         timings = process.timing_caches[start]
         config.set_timing_cache(timings, ignore_mismatch=False)
-        if chooser is not None:
-            config.algorithm_selector = chooser
-        plan = builder.build_serialized_network(network, config)
+        selector = tactic_selector(trt, settings, record=record)
+    if selector is not None:
+        config.algorithm_selector = selector
+    log.errors.clear()
+    plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
-    if not isinstance(chooser, TimingEditor) and settings["pin_tactics"] and (taken := chooser.missed()):
+    if selector is not None and (taken := selector.missed()):
         raise pin_refused(", ".join(taken))
-    took = [] if chooser is None else chooser.took
-    return Built(plan, parsed, took, timings)
+    return Built(plan, parsed, [] if selector is None else selector.took, timings)
 
 
 class BuiltSession:
@@ -260,7 +242,7 @@ class TrtRunner:
             self._settings = settings = {**settings, "compute_capabilities": (DEFAULT_CAPABILITY,)}
         check_settings(trt, settings)
         make_config(trt, self._process.builder, settings)  # its mistakes are found before any model is parsed
-        tactic_chooser(trt, settings)
+        tactic_selector(trt, settings)
         for library in settings["plugins"]:
             try:
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
@@ -279,24 +261,19 @@ class TrtRunner:
         free, total = self._process.cuda.memory()
         return int(total - free)
 
-    def load(
-        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
-    ) -> TrtSession | BuiltSession | None:
-        """Build a model, or take the prebuilt engine; ``None`` if ``unfused`` is not possible.
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> TrtSession | BuiltSession:
+        """Build a model, or take the prebuilt engine.
 
         Raises:
             BuildError: TensorRT refuses it.
             UnavailableError: The prebuilt engine is not for this TensorRT.
         """
         process, prebuilt = self._process, self._settings["load_engine"]
-        shows_unfused = hasattr(process.trt.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
-        if unfused and (not shows_unfused or prebuilt is not None or self._settings["build_only"]):
-            return None
         if prebuilt is not None:
             return TrtSession(process.trt, process.log, process.cuda, self._prebuilt(), hints.get("types", {}))
-        built = build_engine(process, self._settings, path, feed, hints, unfused=unfused)
+        built = build_engine(process, self._settings, path, feed, hints)
         self._save(built)
-        return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints, unfused)
+        return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         """Write a model's engine to a file.
@@ -312,12 +289,12 @@ class TrtRunner:
             self._open(built, hints)
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a build does, and what this version has to turn.
+        """Return the choices of a build, and the switches of this version.
 
         Returns:
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and the number of
             choices; where there is an algorithm selector (8.6 to 10). ``sources``: the default sources of tactics. ``flags``:
-            the builder flags. ``previews``: the preview features, and whether they are on.
+            the builder flags.
 
         Raises:
             BuildError: TensorRT refuses the model.
@@ -326,11 +303,9 @@ class TrtRunner:
         config = make_config(trt, self._process.builder, plain)
         times = APIS[self._settings["runtime"]].times_tactics
         bits, sources = (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
-        previews = trt.PreviewFeature.__members__
         found: dict[str, Any] = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
             "flags": list(trt.BuilderFlag.__members__),
-            "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
             "tactics": [],
         }
         if times and hasattr(trt, "IAlgorithmSelector"):
@@ -364,12 +339,12 @@ class TrtRunner:
                 "the version and the kind of GPU that it was built for, so build it again here."
             ) from error
 
-    def _open(self, built: Built, hints: Mapping[str, Any], unfused: bool = False) -> TrtSession:
+    def _open(self, built: Built, hints: Mapping[str, Any]) -> TrtSession:
         """Return a session of a new engine; what the build chose is written where that is asked for."""
         process, folder = self._process, self._settings["record"]
         engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
         run = (process.trt, process.log, process.cuda, engine, hints.get("types", {}))
-        session = TrtSession(*run, built.parsed.skipped, origins, built.took, unfused=unfused)
+        session = TrtSession(*run, built.parsed.skipped, origins, built.took)
         if folder is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
             return session
         to = pathlib.Path(folder)

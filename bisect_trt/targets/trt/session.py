@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,8 +37,6 @@ class TrtSession:
         skipped: Mapping[str, str] | None = None,
         origins: Origins | None = None,
         took: Sequence[Sequence[Any]] = (),
-        *,
-        unfused: bool = False,
     ) -> None:
         """Make an execution context.
 
@@ -52,7 +49,6 @@ class TrtSession:
             skipped: Outputs of the model that the engine does not have.
             origins: The nodes that the engine's layers come from; ``None`` where they are not known.
             took: The tactics that layers took, where those were recorded.
-            unfused: Whether to return all debug tensors too: those that are not fused away.
 
         Raises:
             RunError: There is no execution context.
@@ -64,10 +60,6 @@ class TrtSession:
         self._context = engine.create_execution_context()
         if self._context is None:
             raise log.failure(RunError, "no execution context could be made")
-        self._listener = make_listener(trt, cuda) if unfused else None
-        if unfused:
-            self._context.set_debug_listener(self._listener)
-            self._context.unfused_tensors_debug_state = True
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
         self._outputs = [name for name in names if name not in self._inputs]
@@ -95,23 +87,17 @@ class TrtSession:
         return to_dtype(self.engine.get_tensor_dtype(name))
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all outputs, by name, and the tensors that are not fused away if the session shows those.
+        """Return all outputs, by name.
 
         Raises:
             RunError: It fails, or an input does not fit.
         """
-        if self._listener is not None:
-            self._listener.tensors.clear()
         given = {name: self._fitted(name, inputs) for name in self._inputs}
         for name, value in given.items():
             if self._context.set_input_shape(name, value.shape) is False:
                 raise self._log.failure(RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'")
         outputs = self._execute(given)
-        typed = {name: self._typed(name, outputs[name]) for name in self._outputs}
-        if self._listener is None:
-            return typed
-        self.skipped |= {name: why for name, why in self._listener.unread.items() if name not in typed}
-        return {**self._listener.tensors, **typed}
+        return {name: self._typed(name, outputs[name]) for name in self._outputs}
 
     def _execute(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs as the engine makes them."""
@@ -200,54 +186,3 @@ def make_allocator(trt: Any, cuda: Cuda) -> Any:
             self.address = self.size = 0
 
     return Allocator()
-
-
-def make_listener(trt: Any, cuda: Cuda) -> Any:
-    """Return an ``IDebugListener`` that keeps a copy of each debug tensor, whose memory is only good during the call.
-
-    An output mark keeps a tensor from being fused, so it changes the engine; this shows what the unchanged engine has. Source:
-    TensorRT's Python API, ``INetworkDefinition.mark_unfused_tensors_as_debug_tensors``, ``IDebugListener.process_debug_tensor``.
-    """
-    base: Any = trt.IDebugListener
-
-    class DebugListener(base):  # type: ignore[misc]  # TensorRT ships no types
-        def __init__(self) -> None:
-            base.__init__(self)
-            self.tensors: dict[str, Any] = {}
-            self.unread: dict[str, str] = {}
-
-        def process_debug_tensor(
-            self,
-            addr: Any,
-            location: Any,
-            type: Any,  # noqa: A002 - TensorRT's own name
-            shape: Any,
-            name: str,
-            stream: int,
-        ) -> bool:
-            try:
-                dtype, sizes = to_dtype(type), tuple(shape)
-                if location == trt.TensorLocation.HOST:
-                    cuda.synchronize()
-                    array = np.empty(sizes, dtype)
-                    ctypes.memmove(array.ctypes.data, _address(addr), array.nbytes)
-                    self.tensors[name] = array
-                else:
-                    self.tensors[name] = cuda.download(_address(addr), dtype, sizes)
-            except Exception as error:  # an exception that leaves this method would end the process
-                self.unread[name] = f"it cannot be read while the engine runs ({error!r})"
-            return True
-
-    return DebugListener()
-
-
-def _address(pointer: Any) -> int:
-    """Return the address in a Python capsule, which is how a ``void*`` arrives; whatever name the capsule has."""
-    if isinstance(pointer, int):
-        return pointer
-    python = ctypes.pythonapi
-    python.PyCapsule_GetName.restype = ctypes.c_char_p
-    python.PyCapsule_GetName.argtypes = [ctypes.py_object]
-    python.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return int(python.PyCapsule_GetPointer(pointer, python.PyCapsule_GetName(pointer)) or 0)

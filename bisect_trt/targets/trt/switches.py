@@ -59,7 +59,7 @@ def _given(own: TrtSettings) -> Iterator[Switch]:
 
 
 def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
-    """Yield what is not given: levels and limits that ask little of TensorRT, preview features turned, flags set."""
+    """Yield what is not given: levels and limits that ask little of TensorRT, and flags."""
     given = dict(own.builder_settings)
     if own.builder_optimization_level is None:
         yield Switch("option:builder_optimization_level=0", setting(builder_optimization_level=0))
@@ -68,24 +68,9 @@ def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
     for name, value in _LEAST:
         if name not in given and trace:
             yield Switch(f"option:{name}={value}", adding("builder_settings", (name, value)))
-    features: Mapping[str, bool] = trace.get("previews", {})
-    on = [name for name, is_on in features.items() if is_on]
-    if "preview_features" in given:
-        on = given["preview_features"].split(",")
-    for name in features:
-
-        def turned(values: tuple[tuple[str, str], ...], feature: str = name) -> tuple[tuple[str, str], ...]:
-            now = dict(values).get("preview_features", ",".join(on)).split(",")
-            left = [each for each in now if each not in ("", "none", feature)]
-            left += [] if feature in now else [feature]
-            rest = [pair for pair in values if pair[0] != "preview_features"]
-            return (*rest, ("preview_features", ",".join(left) or "none"))
-
-        how = "turned off" if name in on else "turned on"
-        yield Switch(f"preview-feature:{name}", changing("builder_settings", turned), how=how)
     for flag in _FLAGS:
         if flag in trace.get("flags", ()) and flag not in own.builder_flags:
-            yield Switch(f"option:{flag}", adding("builder_flags", flag), how="turned on")
+            yield Switch(f"option:{flag}", adding("builder_flags", flag), how="enabled")
 
 
 def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
@@ -102,14 +87,7 @@ def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
         lines.append(f"config.set_tactic_sources({bits})")
     if own.builder_optimization_level is not None:
         lines.append(f"config.builder_optimization_level = {own.builder_optimization_level}")
-    for name, value in own.builder_settings:
-        words = [word.upper() for word in value.split(",") if word.lower() != "none"]
-        if name == "preview_features":
-            lines += [f"config.set_preview_feature(trt.PreviewFeature.{word}, True)" for word in words]
-        elif name == "quantization_flags":
-            lines += [f"config.set_quantization_flag(trt.QuantizationFlag.{word})" for word in words]
-        else:
-            lines.append(f"config.{name} = {_literal(name, value)}")
+    lines += [f"config.{name} = {_literal(name, value)}" for name, value in own.builder_settings]
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
     lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
     return tuple(lines)

@@ -96,7 +96,6 @@ def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: Tar
         (WEAK, trt_target(builder_settings=(("set_flag", "1"),)), "--builder-set set_flag: .* has no such attribute"),
         (WEAK, trt_target(builder_settings=(("max_aux_streams", "x"),)), "it takes a whole number, not 'x'"),
         (WEAK, trt_target(builder_settings=(("profiling_verbosity", "x"),)), "it takes .*DETAILED.*, not 'x'"),
-        (WEAK, trt_target(builder_settings=(("preview_features", "X"),)), "--builder-set preview_features: .* no 'X'"),
         (OLD, trt_target(builder_settings=(("runtime_platform", "x"),)), "TensorRT 8.6.0 has no such attribute"),
     ],
 )  # fmt: skip
@@ -121,13 +120,12 @@ def test_limits_and_attributes(version: str) -> None:
         ("hardware_compatibility_level", "ampere_plus"),
         ("profiling_verbosity", "none"),
     ]
-    (feature, *_) = APIS[version]["PreviewFeature"]["enum"]
     world = configure(
         trt_target(
             pool_limits=(("workspace", 1 << 32),),
             tactic_sources=("edge_mask_convolutions", "JIT_CONVOLUTIONS"),
             builder_optimization_level=2,
-            builder_settings=(*attributes, ("preview_features", feature.lower())),
+            builder_settings=tuple(attributes),
         ),
         version,
     )
@@ -138,18 +136,8 @@ def test_limits_and_attributes(version: str) -> None:
     assert (values["builder_optimization_level"], values["max_aux_streams"]) == (2, 0)
     assert values["hardware_compatibility_level"].name == "AMPERE_PLUS"
     assert values["profiling_verbosity"].name == "NONE"
-    turned = {call[1].name: call[2] for call in calls if call[0] == "set_preview_feature"}
-    assert turned == {each: each == feature for each in APIS[version]["PreviewFeature"]["enum"]}
     none = configure(trt_target(tactic_sources=()), version).config.calls
     assert ("set_tactic_sources", 0) in none
-
-
-@before_11
-def test_flags_of_int8(version: str) -> None:
-    for word, call in (("calibrate_before_fusion", "set"), ("none", "clear")):
-        world = configure(trt_target(builder_settings=(("quantization_flags", word),)), version)
-        flag = world.trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION
-        assert (f"{call}_quantization_flag", flag) in world.config.calls
 
 
 @pytest.mark.parametrize(
@@ -237,7 +225,6 @@ def test_int8_without_ranges_is_refused() -> None:
 TRACE = {
     "sources": ["CUBLAS", "CUDNN"],
     "flags": ["REFIT", "SPARSE_WEIGHTS"],
-    "previews": {"PROFILE_SHARING_0806": False},
     "tactics": [["conv", "conv=1:2", 4], ["pool", "pool=5:6", 1]],
 }
 
@@ -253,9 +240,6 @@ def test_each_switch_turns_what_it_says() -> None:
     assert own["option:REFIT"].builder_flags == ("SPARSE_WEIGHTS", "REFIT")
     assert own["option:builder_optimization_level=0"].builder_optimization_level == 0
     assert own["option:max_aux_streams=0"].builder_settings == (("max_aux_streams", "0"),)
-    assert own["preview-feature:PROFILE_SHARING_0806"].builder_settings == (
-        ("preview_features", "PROFILE_SHARING_0806"),
-    )
     assert not found["precision:fp16"].fp16
     assert not found["precision:tf32"].tf32
 
@@ -266,17 +250,13 @@ def test_switches_that_are_turned_together_all_are() -> None:
         settings = settings if switch.tier is Tier.WHOLE else switch.turn(settings)
     own = settings.of(TrtSettings)
     assert (own.tactic_sources, own.avoid_tactics, own.builder_flags) == ((), ("conv=1:2",), ("REFIT",))
-    assert {name for name, _ in own.builder_settings} == {
-        "hardware_compatibility_level",
-        "max_aux_streams",
-        "preview_features",
-    }
+    assert {name for name, _ in own.builder_settings} == {"hardware_compatibility_level", "max_aux_streams"}
 
 
 @before_11
 def test_every_switch_is_one_that_the_version_takes_and_is_said(version: str) -> None:
     settings = trt_target("fp16")
-    for switch in settings.target.switches(settings, Looked({**TRACE, "previews": {}})):
+    for switch in settings.target.switches(settings, Looked(TRACE)):
         now = switch.turn(settings)
         configure(now, version)
         assert now.flags() != settings.flags(), switch.name

@@ -151,9 +151,8 @@ def test_any_number_of_unnamed_layers_leads_up_to_a_node(made: list[tuple[int, b
 @pytest.mark.parametrize("version", [OLD, WEAK])
 def test_kept_nodes_run_in_fp32_all_but_what_is_no_float_of_their_own(version: str) -> None:
     world, parsed, layers = norm(version)
-    told = constrain(world.trt, parsed, plain(trt_target("fp16", keep=("p", "s"))))
-    assert told == ["(Unnamed Layer* 1) [Shuffle]", "/n/Pow"]
+    constrain(world.trt, parsed, plain(trt_target("fp16", keep=("p", "s"))))
     for each in layers:
-        held = each.values["name"] in told
+        held = each.values["name"] in ("(Unnamed Layer* 1) [Shuffle]", "/n/Pow")
         assert (each.values.get("precision") == world.trt.DataType.FLOAT) is held
         assert (("set_output_type", 0, world.trt.DataType.FLOAT) in each.calls) is held

@@ -120,7 +120,7 @@ def test_a_lowered_model_is_built_and_traced_back(low: str, tmp_path: Path) -> N
         {"builder_flags": ("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")},
         {"builder_flags": ("WEIGHT_STREAMING",)},
         {"builder_settings": (("max_aux_streams", "0"), ("tiling_optimization_level", "fast"))},
-        {"builder_settings": (("preview_features", "none"),), "pool_limits": (("workspace", 1 << 26),)},
+        {"pool_limits": (("workspace", 1 << 26),)},
         {"builder_optimization_level": 0, "strongly_typed": True},
         {"min_shapes": (("x", (1, 6)),), "max_shapes": (("x", (4, 6)),)},
         {"compute_capabilities": ("SM80", "sm120")},

@@ -168,26 +168,6 @@ def test_failures_of_cuda_itself(
     assert (error.value.signature, error.value.poisoned) == (signature, status != 2)
 
 
-@pytest.mark.parametrize("version", [WEAK, STRONG])
-def test_tensors_that_are_not_fused_away(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(version)
-    world.feed, world.tells = {"x": X}, {"inner": X + 7, "small": np.zeros(2, np.uint8)}
-    world.start(monkeypatch)
-    session = make_runtime(trt_target()).load_unfused(doubling(tmp_path / "m.onnx"), world.feed)
-    assert session is not None
-    assert world.network.calls == [("mark_unfused_tensors_as_debug_tensors",)]
-    outputs = session.run(world.feed)
-    assert outputs.keys() == {"inner", "y"}
-    np.testing.assert_array_equal(outputs["inner"], X + 7)
-    assert "cannot be read" in session.skipped["small"]
-
-
-def test_older_versions_cannot_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(OLD)
-    world.start(monkeypatch)
-    assert make_runtime(trt_target()).load_unfused(doubling(tmp_path / "m.onnx")) is None
-
-
 @on_each
 def test_files_of_a_build(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / "record").mkdir()
@@ -226,7 +206,6 @@ def test_what_a_trace_tells(version: str, tmp_path: Path, monkeypatch: pytest.Mo
     world.start(monkeypatch)
     trace = make_runtime(trt_target()).trace(doubling(tmp_path / "m.onnx"), {"x": X})
     assert trace["flags"] == list(world.trt.BuilderFlag.__members__)
-    assert set(trace["previews"].values()) == {False}
     assert len(trace["sources"]) == 1
     json.dumps(trace)
 
@@ -244,11 +223,7 @@ class Broken:
     [
         (0, "there is no NVIDIA GPU here"),
         (100, "there is no NVIDIA GPU here"),
-        (
-            35,
-            r"the NVIDIA driver is missing, or older than this CUDA needs \(CUDA error 35 in cudaGetDeviceCount: why\)",
-        ),
-        (803, "the NVIDIA driver is missing"),
+        (35, r"CUDA cannot use the GPU: CUDA error 35 in cudaGetDeviceCount: why; update the driver"),
         (999, "CUDA cannot use the GPU: CUDA error 999"),
     ],
 )

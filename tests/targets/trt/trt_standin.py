@@ -29,7 +29,7 @@ from bisect_trt.targets.trt.settings import TrtSettings
 VERSIONS = ("8.6.0", "10.16.1.11", "11.4.0.106")
 OLD, WEAK, STRONG = VERSIONS
 """The last without strong typing; one with weak typing beside it; one with nothing but strong typing."""
-VIRTUAL = ("ILogger", "IOutputAllocator", "IDebugListener", "IAlgorithmSelector", "IInt8EntropyCalibrator2")
+VIRTUAL = ("ILogger", "IOutputAllocator", "IAlgorithmSelector", "IInt8EntropyCalibrator2")
 """Classes that Python derives its own from."""
 Arrays = dict[str, NDArray[Any]]
 _KINDS = {"FLOAT": "f4", "HALF": "f2", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
@@ -137,7 +137,6 @@ class World:
         host: Tensors that are on the host.
         late: Outputs whose size is known when the engine has run.
         shapes: Tensors that are shape tensors.
-        tells: Debug tensors that the engine tells a listener of.
     """
 
     def __init__(self, version: str, compute: Callable[[Arrays], Arrays] | None = None) -> None:
@@ -147,7 +146,6 @@ class World:
         self.rejects: str | None = None
         self.fails: str | None = None
         self.host, self.late, self.shapes = set[str](), set[str](), set[str]()
-        self.tells: dict[str, NDArray[Any]] = {}
         self.flags, self.layers, self.feed = 0, list[Any](), dict[str, Any]()
         self.config = self.network = StandIn(version, "IBuilderConfig")
         self.parsed: list[onnx.ModelProto] = []
@@ -185,7 +183,6 @@ class World:
         config.values.update(
             get_flag=lambda flag: flag in flags and ("set_flag", flag) in config.calls,
             get_tactic_sources=lambda: 1,
-            get_preview_feature=lambda _: False,
             create_timing_cache=lambda _: timing,
             get_timing_cache=lambda: timing,
             int8_calibrator=None,
@@ -279,7 +276,6 @@ class World:
         )
 
     def _context(self, made: Arrays) -> StandIn:
-        listeners: list[Any] = []
         allocators: dict[str, Any] = {}
 
         def execute(stream: int) -> bool:
@@ -296,9 +292,6 @@ class World:
                     self.addresses[name] = grow(name, 0, max(value.nbytes, 1), 256, stream)
                     allocator.notify_shape(name, value.shape)
                 ctypes.memmove(self.addresses[name], np.ascontiguousarray(value).ctypes.data, value.nbytes)
-            for name, value in self.tells.items():
-                kind, place = self.trt.DataType[_kind(value.dtype)], self.trt.TensorLocation.DEVICE
-                listeners[0].process_debug_tensor(_capsule(value), place, kind, value.shape, name, stream)
             return True
 
         def shape(name: str) -> tuple[int, ...]:
@@ -311,8 +304,6 @@ class World:
             "set_output_allocator": allocators.__setitem__,
             "execute_async_v3": execute,
         }
-        if self.version != OLD:
-            known["set_debug_listener"] = listeners.append
         return StandIn(self.version, "IExecutionContext", known)
 
 
@@ -323,13 +314,6 @@ def _kind(dtype: np.dtype[Any]) -> str:
 def _view(address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(bytearray(ctypes.string_at(address, size)), dtype).reshape(shape)
-
-
-def _capsule(array: NDArray[Any]) -> Any:
-    """The address of an array as TensorRT's bindings hand it over."""
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return make(array.ctypes.data, b"void*", None)
 
 
 def trt_target(*precisions: str, keep: tuple[str, ...] = (), **trt: Any) -> TargetSettings:

@@ -1,17 +1,33 @@
-"""Runs models in ONNX's reference evaluator: NumPy, slow, and what the standard says."""
+"""ONNX's reference evaluator as a target: what the standard says, for the arbitration of a minimal case."""
 
 from __future__ import annotations
 
-import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import onnx
-
+from bisect_trt.targets.base import Target
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.targets.settings import TargetSettings
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+class EvaluatorTarget(Target):
+    """ONNX's ``ReferenceEvaluator``: NumPy, and slow."""
+
+    name, title, needs = "onnx", "ONNX's reference evaluator", "onnx"
+    selectable, stays = False, True
+
+    def make_runner(self, settings: TargetSettings) -> EvaluatorRunner:
+        """Return the runner; it has no settings."""
+        return EvaluatorRunner()
+
+    def describe(self, settings: TargetSettings) -> str:
+        """Return its name."""
+        return self.title
 
 
 class EvaluatorRunner:
@@ -21,24 +37,20 @@ class EvaluatorRunner:
         facts: Its version.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """There is nothing to set up."""
-        self.facts = {"lowers_by": "cast", "version": onnx.__version__}
+    def __init__(self) -> None:
+        """Read the version."""
+        import onnx  # noqa: PLC0415 - a command line is read without
 
-    def gpu_memory(self) -> int:
-        """Return 0: it runs on the CPU."""
-        return 0
+        self.facts = {"version": onnx.__version__}
 
-    def load(
-        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
-    ) -> EvaluatorSession | None:
-        """Prepare a model; ``None`` for ``unfused``.
+    def load(self, path: Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> EvaluatorSession:
+        """Prepare a model.
 
         Raises:
             BuildError: The evaluator has no implementation of an operator.
         """
-        if unfused:
-            return None
+        import onnx  # noqa: PLC0415 - as above
+
         try:
             content = hints.get("content")
             model = onnx.load_from_string(content) if content else onnx.load(str(path), load_external_data=False)
@@ -49,30 +61,29 @@ class EvaluatorRunner:
             raise BuildError(f"{type(error).__name__}: {error}") from error
 
 
-make = EvaluatorRunner
-
-
 class EvaluatorSession:
     """A loaded model.
 
     Attributes:
-        inputs: What it has to be fed.
-        skipped: Nothing: it hands out all outputs.
+        inputs: The inputs that it has to be fed.
+        skipped: Nothing: it returns all outputs.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: ModelProto) -> None:
         """``model`` has its weights inside."""
-        from onnx.reference import ReferenceEvaluator
-        from onnx.reference.ops._op_list import load_op
+        import onnx  # noqa: PLC0415 - as above
+        from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - as above
+        from onnx.reference.ops._op_list import load_op  # noqa: PLC0415 - as above
+
+        from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
         # Newer versions of DequantizeLinear take more types and shapes of scales, and compute the same of the older's.
         older = any(opset.domain in ("", "ai.onnx") and opset.version < 19 for opset in model.opset_import)
         newest = load_op("", "DequantizeLinear", onnx.defs.onnx_opset_version())
         added = [type("DequantizeLinear", (newest,), {"op_domain": ""})] if older else None
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=added)
-        weights = {tensor.name for tensor in model.graph.initializer}
-        self.inputs = [_input_info(value) for value in model.graph.input if value.name not in weights]
-        self.skipped: dict[str, str] = {}
+        self.inputs, self.skipped = input_infos(Network(model)), dict[str, str]()
 
     def layers(self) -> list[dict[str, Any]]:
         """Return nothing: every node is a layer."""
@@ -84,6 +95,8 @@ class EvaluatorSession:
         Raises:
             RunError: It fails.
         """
+        import numpy as np  # noqa: PLC0415 - as above
+
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):  # Inf and NaN are what it is run for
                 warnings.simplefilter("ignore")
@@ -91,10 +104,3 @@ class EvaluatorSession:
         except Exception as error:  # as above
             raise RunError(f"{type(error).__name__}: {error}") from error
         return dict(zip(self._evaluator.output_names, map(np.asarray, values), strict=True))
-
-
-def _input_info(value: onnx.ValueInfoProto) -> TensorInfo:
-    kind = value.type.tensor_type
-    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim]
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return TensorInfo(value.name, dtype, tuple(dims) if kind.HasField("shape") else None)
