@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from bisect_trt.worker.process import module_command, run_to_end
 
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
-_CUDA = "cuda"
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
@@ -42,7 +41,7 @@ def run(call: Call) -> Result:
         folder = Path(name)
         if places:
             return look_there(folder, places, console, result)
-        wanted = [*(name for name in names() if _is_shown(name)), _CUDA]
+        wanted = [name for name in names() if _is_shown(name)]
         with ThreadPoolExecutor(len(wanted)) as threads:
             looks = dict(zip(wanted, threads.map(lambda name: examine(name, folder), wanted), strict=True))
     machine = environment()
@@ -50,8 +49,8 @@ def run(call: Call) -> Result:
         machine |= found
     if gpus := ask_nvidia_smi():
         machine["GPU"] = "; ".join(gpus)
-    targets = {f"--{name}": looks[name][1] for name in wanted if name != _CUDA}
-    result.extra |= {"environment": machine, "targets": targets, "cuda": looks[_CUDA][1]}
+    targets = {f"--{name}": looks[name][1] for name in wanted}
+    result.extra |= {"environment": machine, "targets": targets}
     for name, value in machine.items():
         console.answer(f"{name}: {value}")
     for target, missing in targets.items():
@@ -68,7 +67,7 @@ def _is_shown(name: str) -> bool:
 
 
 def examine(name: str, folder: Path) -> tuple[dict[str, str], str | None]:
-    """Examine a target, or CUDA, in its own process; return the rows by name, and why the rest is missing."""
+    """Examine a target in its own process; return the rows by name, and why the rest is missing."""
     log, file = (folder / f"{name}.{suffix}" for suffix in ("log", "json"))
     command = module_command("bisect_trt.commands.doctor", name, str(file))
     end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
@@ -81,7 +80,7 @@ def examine(name: str, folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def look_inside() -> None:
-    """Write what a target finds on this machine, and why the rest does not exist: ``TARGET LOOK FILE``.
+    """Write what a target finds on this machine, and why the rest does not exist: ``TARGET FILE``.
 
     It runs in a process of its own, so that a library that crashes is a finding.
     """
@@ -89,25 +88,13 @@ def look_inside() -> None:
     missing = None
     name, file = sys.argv[1:]
     try:
-        found.update(
-            _look_at_cuda() if name == _CUDA else find(name).look(TargetSettings(name))
-        )  # what comes before an error stays
+        found.update(find(name).look(TargetSettings(name)))  # what comes before an error stays
     except UnavailableError as error:
         missing = str(error)
     except Exception as error:
         missing = f"{type(error).__name__}: {error}."
     Path(file).write_text(json.dumps([found, missing]))
     os._exit(0)  # some libraries crash when they are taken down
-
-
-def _look_at_cuda() -> Iterator[tuple[str, str]]:
-    from bisect_trt.targets.trt.cuda import load_cuda  # noqa: PLC0415 - in its own process
-
-    loaded = load_cuda()
-    driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in loaded.versions())
-    yield "CUDA runtime", f"{runtime} ({loaded.origin})"
-    yield "CUDA that the driver supports", driver if driver != "0.0" else "none: there is no driver"
-    yield "GPUs that CUDA may use", str(loaded.device_count())
 
 
 def ask_nvidia_smi() -> Sequence[str]:

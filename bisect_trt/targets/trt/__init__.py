@@ -119,7 +119,7 @@ class TensorRtTarget(Target):
         }
 
     def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield TensorRT's version and the GPU's memory.
+        """Yield the versions of TensorRT and CUDA, and the GPU's memory.
 
         Raises:
             UnavailableError: TensorRT is not installed, or cannot be used.
@@ -128,11 +128,13 @@ class TensorRtTarget(Target):
         from bisect_trt.targets.trt.runner import load_package, tensorrt  # noqa: PLC0415 - as above
 
         yield self.title, str(load_package(APIS[self.name]).__version__)
-        runtime = tensorrt(self.name).cuda
-        if runtime is None:
+        cuda = tensorrt(self.name).cuda
+        if cuda is None:
             yield "runs models", "no, for there is no GPU; --build-only parses and builds them"
             return
-        free, total = runtime.memory()
+        driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in cuda.versions())
+        yield "CUDA", f"{runtime} ({cuda.origin}); the driver supports {driver}"
+        free, total = cuda.memory()
         yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
     def describe(self, settings: TargetSettings) -> str:
