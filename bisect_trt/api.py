@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.errors import BisectError, ExitStatus, OutputFileError, UnknownNameError, ValueRefusedError
-from bisect_trt.options.run import Run
+from bisect_trt.options.searches import Run
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
 from bisect_trt.plugins import COMMANDS as GROUP

@@ -20,8 +20,7 @@ from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.settings import tolerance_options
-from bisect_trt.options.choices import Algorithm, ErrorStat
-from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.user_checks import CommandCheck

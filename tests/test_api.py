@@ -244,6 +244,7 @@ def test_mistakes_are_exceptions_with_a_sentence(options: dict[str, Any], messag
         bisect_trt.compare(chain(here / "model.onnx"), **options)
     with pytest.raises(bisect_trt.UnavailableError, match="no such file"):
         bisect_trt.compare("nothing.onnx")
+    assert not [*Path().glob(".bisect-trt/*nothing*")]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from bisect_trt.cli.parser import parse
 from bisect_trt.commands.call import Call
@@ -21,7 +21,7 @@ from bisect_trt.commands.record import attempt, leave_record, system_errors
 from bisect_trt.errors import BisectError, ExitStatus, InternalError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
-from bisect_trt.options.spec import Params
+from bisect_trt.options.spec import STDOUT, Params
 from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.console import Console
 from bisect_trt.report.junit import write_junit
@@ -70,10 +70,15 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
     else:
         own: Any = Params(groups, values, words=True)[groups[0]]
         general = General(json=own.json)
+    output = sys.stdout
+    if general.json == STDOUT:
+        sys.stdout = sys.stderr  # the JSON alone goes to standard output
     console, result = Console(general.verbosity, live=True), Result(name)
-    for path in filter(None, (general.json, general.report, general.junit)):
-        check_output(path, overwrite=True)
+    for path in (general.json, general.report, general.junit):
+        if path is not None and path != STDOUT:
+            check_output(path, overwrite=True)
     call = Call(name, Params((), {}, words=True), console, result, words, folder=resumed, resumed=resumed is not None)
+    call.kept.callback(setattr, sys, "stdout", output)
 
     def work() -> None:
         call.options = Params(groups, values, words=True)
@@ -86,7 +91,7 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
             result.why = interrupts.reason
         if ending is not None:
             _say_ending(ending, call, general.verbosity)
-        status = _leave(result, general, call) or status
+        status = _leave(result, general, call, output) or status
         _tell_files(result, general, console)  # after all is written: the line is no part of the story
     return status
 
@@ -117,11 +122,14 @@ def _stop_at_once(call: Call) -> None:
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 
-def _leave(result: Result, general: General, call: Call) -> ExitStatus | None:
+def _leave(result: Result, general: General, call: Call, output: TextIO) -> ExitStatus | None:
     """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
     content = leave_record(result, call.folder, call.words, call.console, general.report)
     try:
-        if general.json is not None:
+        if general.json == STDOUT:
+            output.write((content or result.content()).decode())
+            output.flush()
+        elif general.json is not None:
             result.write(general.json, content)
         if general.junit is not None:
             write_junit(result.to_json(), general.junit)

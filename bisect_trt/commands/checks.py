@@ -17,7 +17,6 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, OutputFileError
 from bisect_trt.options.shared import CheckOptions, Search
-from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -44,22 +43,13 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     if settings.argv:
         return _command_check(settings, workers)
     own = settings.options
-    needs_command = CheckOptions(
-        fail_regex=own.fail_regex,
-        fail_code=own.fail_code,
-        ignore_fail_code=own.ignore_fail_code,
-    )
-    for option in written(needs_command)[:1]:
-        raise MissingOptionError(f"{option} needs a --check command.")
+    for name in ("fail_regex", "fail_code", "ignore_fail_code"):
+        if getattr(own, name):
+            raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
     if settings.target is not None:
-        engine_cache = EngineCache() if settings.by_layer else None
+        cache, timed = EngineCache() if settings.by_layer else None, settings.timed
         return BuiltinCheck(
-            workers,
-            settings.target,
-            settings.tolerance,
-            settings.timeout,
-            timed=settings.timed,
-            engine_cache=engine_cache,
+            workers, settings.target, settings.tolerance, settings.timeout, timed=timed, engine_cache=cache
         )
     if not is_interactive():
         raise MissingOptionError(
@@ -107,23 +97,18 @@ class CheckLeavings(Watcher):
         self._options = options
 
     def probed(self, record: Record) -> None:
-        """Sort what this probe left.
+        """Move each file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name.
 
         Raises:
             UsageError: A file cannot be moved.
         """
-        for file in self._options.artifacts:
-            if file.exists():
-                self._sort(file, record)
-
-    def _sort(self, file: Path, record: Record) -> None:
-        """Move a file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name."""
-        target = self._options.artifacts_dir / FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(file, target)
-        except OSError as error:
-            raise OutputFileError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
+        for file in filter(Path.exists, self._options.artifacts):
+            target = self._options.artifacts_dir / FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(file, target)
+            except OSError as error:
+                raise OutputFileError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
 
 
 def make_prober(

@@ -16,7 +16,7 @@ from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.oracle import Oracle
-from bisect_trt.options.run import Run, RunOptions
+from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded

@@ -24,8 +24,7 @@ from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.onnxlib.shapes import element_dtype
-from bisect_trt.options.choices import Show
-from bisect_trt.options.commands import Inspect
+from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import print_tree
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string

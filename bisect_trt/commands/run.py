@@ -30,7 +30,7 @@ from bisect_trt.onnxlib.save import check_output, save_model
 from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.metric import MetricOptions
-from bisect_trt.options.run import Run, RunOptions
+from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.report.console import Console

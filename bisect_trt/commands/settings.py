@@ -105,13 +105,7 @@ class CheckSettings:
         if self.function is not None:
             name = getattr(self.function, "__name__", "check")
             return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
-        conditions = CheckOptions(
-            fail_regex=self.options.fail_regex,
-            fail_code=self.options.fail_code,
-            ignore_fail_code=self.options.ignore_fail_code,
-            timeout=self.options.timeout,
-            candidate=self.options.candidate,
-        )
+        conditions = replace(self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir)
         words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
         words += [*places, "--load-inputs", str(inputs), *written(conditions)]
         return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])

@@ -43,6 +43,7 @@ class Source:
 
     Raises:
         UsageError: It is no model.
+        UnavailableError: There is no such file.
     """
 
     model: Model
@@ -53,6 +54,9 @@ class Source:
             raise ValueRefusedError(
                 f"model: give a path, an onnx.ModelProto or a torch.nn.Module, not {type(self.model).__name__}."
             )
+        # Before the run has a folder.
+        if self.named is not MODEL_FILE and not os.path.exists(self.named):  # noqa: PTH110 - it takes names that no file can have
+            raise ModelFileError(f"{self.named}: no such file; give the path of an ONNX model.")
 
     @property
     def named(self) -> Path:

@@ -22,7 +22,7 @@ from bisect_trt.mixed_precision.search import PrecisionSpace, Task
 from bisect_trt.mixed_precision.suspicion import LOSES, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
-from bisect_trt.options.choices import Algorithm, ErrorStat
+from bisect_trt.options.compare import Algorithm, ErrorStat
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset

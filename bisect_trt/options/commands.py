@@ -6,13 +6,22 @@ The docstring of each group is what its command says of itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from bisect_trt.options.choices import Show
 from bisect_trt.options.reading import shape
 from bisect_trt.options.shared import Model, RunFolder, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
+
+
+class Show(str, Enum):
+    """What ``inspect`` shows beside the summary."""
+
+    LAYERS = "layers"
+    ATTRS = "attrs"
+    WEIGHTS = "weights"
+    VALUES = "values"
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class Inspect:
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
-    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too; - for standard output.")] = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Diff:
     bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
         default_factory=list
     )
-    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too; - for standard output.")] = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,9 @@ class Doctor:
         doctor --on python=other/bin/python
     """
 
-    json: Annotated[Path | None, option(metavar="FILE", help="Write what was found as JSON too.")] = None
+    json: Annotated[
+        Path | None, option(metavar="FILE", help="Write the result as JSON too; - for standard output.")
+    ] = None
 
 
 @dataclass(frozen=True)

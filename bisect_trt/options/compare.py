@@ -8,9 +8,44 @@ from enum import Enum
 from typing import Annotated
 
 from bisect_trt.errors import ConflictError, MissingOptionError
-from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK, one_of, top_k
 from bisect_trt.options.spec import Option, option, switch
+
+
+class ErrorStat(str, Enum):
+    """The number that is compared with the tolerances (Polygraphy's ``--check-error-stat``)."""
+
+    ELEMWISE = "elemwise"
+    """Fails where an element exceeds both tolerances."""
+    MAX = "max"
+    """Fails where the largest absolute and the largest relative error each exceed their tolerance."""
+    MEAN = "mean"
+    MEDIAN = "median"
+    QUANTILE = "quantile"
+    """As ``max``, but of the errors without the largest few: their quantile, 0.99 by default."""
+
+
+class OutputStat(str, Enum):
+    """One number for a whole output, with its own threshold; ``--check-error-stat`` takes these too."""
+
+    L2 = "l2"
+    """The L2 norm of the error, at most --l2-threshold."""
+    COSINE = "cosine"
+    """Cosine similarity, at least --cosine-similarity-threshold."""
+    PSNR = "psnr"
+    """Peak signal-to-noise ratio in dB, at least --psnr-threshold."""
+    SNR = "snr"
+    """Signal-to-noise ratio in dB, at least --snr-threshold."""
+
+
+class Algorithm(str, Enum):
+    """How two tensors are compared (Polygraphy's ``--compare``)."""
+
+    SIMPLE = "simple"
+    """By the error of each element."""
+    INDICES = "indices"
+    """As lists of indices, such as TopK makes: by how many places each is away from where it should be."""
+
 
 THRESHOLDS = {
     OutputStat.L2: "--l2-threshold",
@@ -56,7 +91,7 @@ class CompareOptions:
     validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
     compare_as: Annotated[
         Algorithm,
-        option("--compare", help="As numbers, as indices, or by one number for each output."),
+        option("--compare", help="As numbers, or as indices."),
     ] = Algorithm.SIMPLE
     l2_threshold: Annotated[PerOutput, threshold("TOL", "Largest L2 norm of the error; default 1e-5.")] = field(
         default_factory=dict
@@ -99,13 +134,8 @@ class CompareOptions:
         """
         if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
             raise MissingOptionError("--index-tolerance says how to compare indices; add --compare indices.")
-        measures = self.compare_as.measures
-        if measures and self.check_error_stat:
-            raise ConflictError(
-                f"--compare {self.compare_as.value} is a statistic of its own; drop --check-error-stat, or --compare."
-            )
         for stat, flag in THRESHOLDS.items():
-            if self.thresholds(stat) and stat not in {*measures, *self.check_error_stat.values()}:
+            if self.thresholds(stat) and stat not in self.check_error_stat.values():
                 raise MissingOptionError(
                     f"{flag} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
                 )

@@ -42,7 +42,7 @@ def _named(path: Path) -> Path:
 class General:
     """Output."""
 
-    json: Annotated[Path | None, option(help="Write the result as JSON.", metavar="FILE")] = None
+    json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.", metavar="FILE")] = None
     report: Annotated[
         Path | None, option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
     ] = None

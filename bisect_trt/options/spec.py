@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 
 Group = TypeVar("Group")
+STDOUT = Path("-")
+"""As the value of ``--json``: standard output."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
         pass
     except (OSError, ValueError) as error:
         raise ValueError(f"another path ({getattr(error, 'strerror', error)})") from error
-    return path.absolute() if str(path).startswith("-") else path
+    return path.absolute() if str(path).startswith("-") and path != STDOUT else path
 
 
 _READERS: Mapping[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, Path: _path}

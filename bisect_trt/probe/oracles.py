@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import OutputFileError
-from bisect_trt.options.choices import OutputStat
+from bisect_trt.options.compare import OutputStat
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command

@@ -22,7 +22,7 @@ _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "ten
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What a command found; the keys are a promise to scripts (docs/json.md).
 
@@ -108,6 +108,18 @@ class Result:
         extra = plain.pop("extra")
         return {"schema": SCHEMA, **plain, **extra}
 
+    def content(self) -> bytes:
+        """Return the JSON."""
+        return json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n"
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.command}: {self.status}, {self.minimality}, {len(self.culprits)} culprits>"
+
+    def summary(self) -> str:
+        """Return the answer as the command line prints it."""
+        answers = self.extra.get("report", {}).get("story", {}).get("answers", ())
+        return "\n".join(answers) or str(self.why)
+
     def _repr_html_(self) -> str | None:
         """What a notebook shows: the answer, the graph and the curve."""
         from bisect_trt.report.page import embed  # noqa: PLC0415 - of use in a notebook alone
@@ -123,8 +135,7 @@ class Result:
         Raises:
             UsageError: The file cannot be written.
         """
-        if content is None:
-            content = json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n"
+        content = content or self.content()
         with replacing(path) as file:
             file.write(content)
         return content

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ConflictError, ScriptError, quoted
-from bisect_trt.options.choices import Algorithm, ErrorStat, OutputStat
-from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat, OutputStat
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.comparison import RULES, ComparisonKind, Details, TensorComparison, WorstElement, judge
 from bisect_trt.tensors.info import is_extension, is_string

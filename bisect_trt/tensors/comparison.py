@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.options.choices import ErrorStat, OutputStat
-from bisect_trt.options.compare import THRESHOLDS
+from bisect_trt.options.compare import THRESHOLDS, ErrorStat, OutputStat
 from bisect_trt.tensors.stats import cosine_similarity, peak_signal_to_noise, signal_to_noise, to_float
 from bisect_trt.tensors.tolerance import Precision
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnknownNameError, quoted
-from bisect_trt.options.choices import ErrorStat, OutputStat
-from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.compare import CompareOptions, ErrorStat, OutputStat
 from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.stats import finite_rms
 
@@ -189,7 +188,7 @@ class ToleranceOptions(CompareOptions):
     def measures_of(self, name: str) -> dict[OutputStat, float | None]:
         """The measures of an output with the threshold given for each; none where a statistic is checked."""
         stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
-        asked = self.compare_as.measures or ((stat,) if isinstance(stat, OutputStat) else ())
+        asked = (stat,) if isinstance(stat, OutputStat) else ()
         given = {measure: self.thresholds(measure) for measure in asked}
         return {measure: values.get(name, values.get("")) for measure, values in given.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -53,6 +54,13 @@ def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     assert result["model"] == {"path": "model.onnx", "sha256": digest, "nodes": 8, "units": 8}
     assert Path(result["artifacts"]["run"]).is_dir()
+    if command == "run":
+        alone = cli(*line, "--json", "-")
+        assert json.loads(alone.out)["comparisons"] == result["comparisons"]
+        missing = [str(word).replace("model.onnx", "none.onnx") for word in line]
+        before = sorted(Path(".bisect-trt").iterdir())
+        assert cli(*missing).status == 4
+        assert sorted(Path(".bisect-trt").iterdir()) == before  # no folder of a run
     if command in ("diagnose", "reduce", "layerwise"):
         assert result["culprits"] == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
     if result["artifacts"]["reduced"]:

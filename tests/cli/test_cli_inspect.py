@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ def test_a_model_in_short(cli: CommandLine, here: Path) -> None:
     assert plain["opsets"] == {"ai.onnx": 13}
     assert plain["weights"] == {"count": 3, "bytes": 12}
     assert "layers" not in plain
+    alone = cli("inspect", "model", model, "--json", "-")
+    assert json.loads(alone.out)["model"] == plain  # all else goes to stderr
+    assert "nodes: 4" in alone.err
     ran = cli("inspect", "model", model)
     assert "\x1b" not in ran.out
     for line in ("x: float32 [2, 3]", "weights: count 3, bytes 12", "nodes: 4", "Mul 2"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from support import compared
 
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.report.charts import downsample, error_curve
 from bisect_trt.tensors.comparison import tolerance_ratio
 from bisect_trt.tensors.tolerance import Tolerance

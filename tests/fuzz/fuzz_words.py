@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.options import reading as values
-from bisect_trt.options.choices import ErrorStat, OutputStat
+from bisect_trt.options.compare import ErrorStat, OutputStat
 from bisect_trt.options.spec import Entry, entries
 
 _WEIGHTS = {

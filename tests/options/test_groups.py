@@ -22,7 +22,7 @@ from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
 from bisect_trt.options import reading as values
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries, make_group
 from bisect_trt.targets.onnxrt import level

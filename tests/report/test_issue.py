@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 from onnx import TensorProto, helper
 
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.report.reproducer import ISSUE, Reproducer, Since
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from support import compared, examples, read_options, tolerances
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Algorithm, ErrorStat
-from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.compare import compare_all, top_k
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from support import compared, examples, tolerances
 
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions

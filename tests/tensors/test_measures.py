@@ -19,8 +19,7 @@ from support import tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.groups import is_default
-from bisect_trt.options.choices import OutputStat
-from bisect_trt.options.compare import THRESHOLDS
+from bisect_trt.options.compare import THRESHOLDS, OutputStat
 from bisect_trt.options.spec import written
 from bisect_trt.probe.oracles import error_of
 from bisect_trt.tensors.compare import compare_tensor
@@ -83,7 +82,6 @@ def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"check_error_stat": [stat]}, words) for stat, words in strict.items()
     ]
-    cases.append(({"compare_as": "quality_metrics"}, strict["psnr"] | strict["snr"]))
     for how, words in cases:
         found = compare_tensor("out", reference, target, tolerances(**how, **words), details=True)
         assert found.details is not None
@@ -105,11 +103,6 @@ def test_each_output_has_its_threshold() -> None:
     assert compare_tensor("a", reference, target, options).measured[0].threshold == 0.5
     assert not compare_tensor("b", reference, target, options).measured
     assert compare_tensor("c", reference, target, options).measured[0].threshold == 0.99999999
-    both = tolerances(compare_as="quality_metrics", psnr_threshold=["1"], snr_threshold=["200"])
-    found = compare_tensor("a", reference, target, both)
-    assert [(each.name, each.passed) for each in found.measured] == [("psnr", True), ("snr", False)]
-    assert not found.passed
-    assert "SNR" in found.describe()
 
 
 def test_options_are_words_again() -> None:
@@ -137,7 +130,6 @@ def test_what_cannot_be_measured_is_compared_as_ever() -> None:
     ("words", "message"),
     [
         ({"psnr_threshold": ["3"]}, "--psnr-threshold is of a statistic that is not asked for"),
-        ({"compare_as": "l2", "check_error_stat": ["max"]}, "--compare l2 is a statistic of its own"),
     ],
 )
 def test_what_does_not_fit(words: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support import tolerances
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import (
     Precision,
