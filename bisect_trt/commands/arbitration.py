@@ -1,7 +1,7 @@
 """Which side of a minimal case is wrong: the target, the reference, the low precision, or neither, where two roundings tie.
 
 The case is computed by the target, the reference, ONNX's reference evaluator in float64 (else in the model's own types), and
-by the reference with each tensor rounded. What each computes is a row of :class:`Opinions`; :func:`judge` compares the rows.
+by the reference with each tensor rounded. The outputs of each are a row of :class:`Opinions`; :func:`judge` compares the rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
 _KINDS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
-"""What a tensor is off by, where that is no number."""
+"""Kinds of differences that are no number."""
 _EVALUATOR_IGNORES = {"clip", "input_forget"}
 """Attributes of recurrent nodes that ONNX's evaluator does not implement, without saying so."""
 
@@ -154,7 +154,7 @@ def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refu
     def rounded() -> Computed:
         if low is not None:
             return _run(subject, lower_roundtrip(model, settings.keep, low=LOW_TYPES[low]), inputs)
-        # The last place of fp32 says nothing of lower types.
+        # The last place of fp32 does not measure lower types.
         if lows or isinstance(made, str) or not is_steady(model) or lows_of(model.graph):
             return ""
         unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
@@ -246,7 +246,7 @@ def judge(opinions: Opinions, tolerance: ToleranceOptions, target: str, referenc
     """Decide which side is wrong: the first rule that applies decides.
 
     Args:
-        opinions: What each computes.
+        opinions: The outputs of each runtime.
         tolerance: How far the target may be off.
         target: Its name in sentences.
         reference: That of the reference.

@@ -26,6 +26,7 @@ from bisect_trt.commands.minimal_case import (
     weak_suspects,
 )
 from bisect_trt.commands.preflight import advised
+from bisect_trt.commands.reduce import find_minimum
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
@@ -37,6 +38,7 @@ from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.precision import find_fix
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.options.choices import Mode
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
@@ -45,7 +47,7 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum, Oracle
+from bisect_trt.search.oracle import Minimum
 from bisect_trt.targets.options import Target
 from bisect_trt.worker.place import rerun_command
 
@@ -106,7 +108,9 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
         another = partial(deliver_another, session, settings) if settings.own.find_all else None
         look_for_others(session, answer.case, another)
         if answer.fault.is_targets:
-            since = fix(session, settings, answer, left)
+            find_fix(session, settings.check, settings.search, answer.whole, settings.output)
+            after_diagnosis(session, settings.check, answer.case, answer.fault, settings.output, steady=left.steady)
+            since = since_when(session, settings.check, answer.whole, settings.output, asked=settings.own.releases)
         else:
             session.console.say("The target is not wrong, so there is nothing to work around.")
     finally:  # the texts count the probes of the whole run
@@ -184,11 +188,7 @@ def reduce_all(session: Session, settings: DiagnoseSettings, suspects: Suspects,
         console.step("4. Reduce the whole model: not needed, the minimal case is known")
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
-
-    def search(oracle: Oracle) -> Minimum:
-        return session.minimise(oracle, suspect=suspects.unit(subject.network))
-
-    minimum = session.found(session.prober.search(search, subject.cut, subject.original))
+    minimum = find_minimum(session, Mode.AUTO, suspects.unit(subject.network))
     for step in minimum.steps:
         console.say(f"  {step}")
     return narrow_held(session, settings.check.target, Case(minimum))
@@ -213,14 +213,6 @@ def judge_case(
     assert check.target is not None
     fault = arbitrate(session, check.target, check.tolerance, small)
     return Delivered(case, whole, small, blamed, fault, describe_answer(session.subject.network, blamed))
-
-
-def fix(session: Session, settings: DiagnoseSettings, answer: Delivered, left: Left) -> Since | None:
-    """The last stage: what makes the whole model pass, and since which release it fails."""
-    check, folder = settings.check, settings.output
-    find_fix(session, check, settings.search, answer.whole, folder)
-    after_diagnosis(session, check, answer.case, answer.fault, folder, steady=left.steady)
-    return since_when(session, check, answer.whole, folder, asked=settings.own.releases)
 
 
 def deliver(session: Session, settings: DiagnoseSettings, answer: Delivered) -> Left:
@@ -286,8 +278,8 @@ def describe_search(session: Session, minimum: Minimum) -> str:
 
 def tell_modules(network: Network, nodes: Sequence[int], console: Console) -> None:
     """Print the modules of the program that these nodes come from, each once, where the model's file has them."""
-    said = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
-    for words in list(said)[:_SHOWN]:
+    modules = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
+    for words in list(modules)[:_SHOWN]:
         console.answer(f" {words}")
 
 

@@ -7,7 +7,7 @@ run for each dimension of the inputs, and the ranges over a target's profile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,7 @@ from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.reference import Reference
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.delta_debugging import make_minimal
-from bisect_trt.search.oracle import Ask, Minimum, Verdict, over_units
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import ShapeRange
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
@@ -127,9 +126,7 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
         needed = prober.probe(fixed).verdict is not Verdict.FAIL
     believed = reconfirm(prober, failing, fixed) if needed else None  # whether it passes with fixed shapes each time
     if believed is None or not believed.passes:
-        console.say(
-            f"  that says nothing of its shapes: {believed.record.reason}" if believed else "  its shapes do not matter"
-        )
+        console.say(f"  inconclusive: {believed.record.reason}" if believed else "  its shapes do not matter")
         return False
     console.say("  so its shapes matter, and pieces keep the dimensions that are free in it")
     subject.free(freed if passes else free(subject, symbols, target))
@@ -195,61 +192,43 @@ def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:
 
 
 def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
-    """The answer with no more free dimensions than it needs to fail; ``dynamic`` in the result lists them."""
+    """Return the answer with all shapes fixed if it fails so too; ``dynamic`` in the result lists the free dimensions."""
     subject, console, freed = session.subject, session.console, session.subject.freed
     if freed is None:
         return answer
     values = subject.values(answer, (*answer.inputs, *answer.outputs))
-    dims = [dim for value in answer.proto.graph.input for dim in value.type.tensor_type.shape.dim]
-    names = list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
-    console.step(f"Which of the free dimensions does it need ({', '.join(names) or 'none are left'})?")
-
-    def build(units: Iterable[int]) -> Candidate:
-        kept = {names[unit] for unit in units}
-        title = f"the answer with {', '.join(sorted(kept))} free" if kept else "the answer with all shapes fixed"
-        return freed.dress(replace(answer, made=_fixed(answer.proto, kept, values), title=title))
-
-    def algorithm(ask: Ask) -> Minimum:
-        if not names or ask(frozenset()) is Verdict.FAIL:
-            return Minimum(frozenset(), proven=True)
-        return make_minimal(range(len(names)), ask)
-
-    minimum = session.prober.search(over_units(algorithm), build)
-    kept, answer = [names[unit] for unit in sorted(minimum.units)], build(minimum.units)
     places = [
         (dim.dim_param, {"name": value.name, "axis": axis, "size": int(values[value.name].shape[axis])})
         for value in answer.proto.graph.input
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if dim.dim_param
     ]
+    names = list(dict.fromkeys(name for name, _ in places))
+    console.step(f"Does it need its free dimensions ({', '.join(names) or 'none are left'})?")
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(answer.proto)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        sizes = values[value.name].shape if value.name in values else ()
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
+            if dim.dim_param:
+                dim.dim_value = size
+    static = freed.dress(replace(answer, made=fixed, title="the answer with all shapes fixed"))
+    needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
     session.result.extra["dynamic"] = {
-        "needed": bool(kept),
-        "dimensions": [{"name": each, "inputs": [place for name, place in places if name == each]} for each in kept],
-        "fixed": [name for name in names if name not in kept],
+        "needed": needed,
+        "dimensions": [
+            {"name": each, "inputs": [place for name, place in places if name == each]}
+            for each in (names if needed else ())
+        ],
+        "fixed": [] if needed else names,
         "original": dict(freed.symbols),
         "profile": {
             name: [list(shape) for shape in freed.ranges[name]] for name in answer.inputs if name in freed.ranges
         },
     }
-    where = ", ".join(f"'{name}' of '{at['name']}' ({at['size']} here)" for name, at in places if name in kept)
-    console.say(
-        f"  it fails only with dimensions free: {where}" if kept else "  none: cut out, it fails with fixed shapes too"
-    )
-    return answer
-
-
-def _fixed(proto: onnx.ModelProto, kept: set[str], values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-    """The model with the free dimensions of its inputs fixed to these values', except those that are kept.
-
-    Those of its outputs may depend on what is kept, so they are fixed only where nothing is.
-    """
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
-    for value in (*fixed.graph.input, *(() if kept else fixed.graph.output)):
-        sizes = values[value.name].shape if value.name in values else ()
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
-            if dim.dim_param and dim.dim_param not in kept:
-                dim.dim_value = size
-    return fixed
+    where = ", ".join(f"'{name}' of '{at['name']}' ({at['size']} here)" for name, at in places)
+    console.say(f"  it fails only with dimensions free: {where}" if needed else "  no: it fails with fixed shapes too")
+    return answer if needed else static
 
 
 def tell_dynamic(session: Session, answer: Candidate) -> None:

@@ -48,13 +48,13 @@ class Fed:
             likely: Returns values that the reference should run, if it runs any.
             forget: Whether shapes inside of the model are dropped, because the file declares other ones.
         """
-        self._investigation, self._likely = session, likely
+        self._session, self._likely = session, likely
         self.proto = free_inputs(session.subject.network.proto, declared, forget=forget)
         self._golden: dict[str, Path | str] = {}
         self._engines: dict[str, Path | None] = {}
 
     def refused(self, values: Values) -> str | None:
-        """Returns why the reference does not run some values, if so."""
+        """Return why the reference does not run some values, if so."""
         made = self._expected(values)
         return made if isinstance(made, str) else None
 
@@ -74,7 +74,7 @@ class Fed:
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
             fix_input_shapes(proto, {name: value.shape for name, value in values.items()})
-        outputs = tuple(self._investigation.subject.network.outputs)
+        outputs = tuple(self._session.subject.network.outputs)
         whole = {**values, **load_npz(made)}
         return Candidate(proto, tuple(values), outputs, title, values=whole, engine=engine, target=target)
 
@@ -90,46 +90,42 @@ class Fed:
         if target is None or not target.target.capabilities.engines:
             return None
         if name not in self._engines:
-            subject = self._investigation.subject
+            subject = self._session.subject
             to = subject.workspace.folder / f"fed-{name}.engine"
             failed = subject.models.build("fed", proto, values, to, target, timeout)
-            self._engines[name] = to if failed is None else None  # a probe then says what is wrong
+            self._engines[name] = to if failed is None else None  # a probe then shows the error
         return self._engines[name]
 
     def _expected(self, values: Values) -> Path | str:
-        """A file with the reference's outputs, or why there are none."""
+        """Return a file with the reference's outputs, or why there are none."""
         digest = hashlib.sha256()
         for name, value in values.items():
             digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
         key = digest.hexdigest()[:16]
         if key not in self._golden:
-            made = self._investigation.subject.workspace.scratch(f"fed-{key}.golden.npz")
+            made = self._session.subject.workspace.scratch(f"fed-{key}.golden.npz")
             failed = self._run(values, made)
-            # A model that the reference cannot load at all is judged by the user's check alone.
-            if (
-                failed is not None
-                and self._investigation.unreferenced
-                and (failed.kind == "build" or not self._runs_any)
-            ):
-                save_npz(made, {})
-                failed = None
             self._golden[key] = made if failed is None else f"the reference does not run it: {failed.message}"
+            # A model that the reference cannot load at all is judged by the user's check alone.
+            if failed and self._session.unreferenced and (failed.kind == "build" or not self._runs_any):
+                save_npz(made, {})
+                self._golden[key] = made
         return self._golden[key]
 
     def _run(self, values: Values, to: Path) -> Failed | None:
-        models = self._investigation.subject.models
+        models = self._session.subject.models
         return models.collect(models.write("fed", self.proto), models.feed("fed.in", values), to)
 
     @cached_property
     def _runs_any(self) -> bool:
-        to = self._investigation.subject.workspace.scratch("fed-any.golden.npz")
+        to = self._session.subject.workspace.scratch("fed-any.golden.npz")
         return any(self._run(values, to) is None for values in self._likely())
 
 
 def command_on(
     session: Session, check: CheckSettings, command: str, model: Path, target: TargetSettings | None, inputs: Path
 ) -> str:
-    """Returns the command line that does ``command`` with values: on a target, else by the check, of a function as a call."""
+    """Return the command line that runs ``command`` with values: on a target, else by the check."""
     if target is None:
         return check.how_to(command, model, inputs, session.place_words)
     words = ["bisect-trt", command, str(model), *target.flags(), *session.place_words, "--load-inputs", str(inputs)]

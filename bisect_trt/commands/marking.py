@@ -321,7 +321,7 @@ def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = M
 
     Args:
         look: Runs the model.
-        names: The tensors whose makers are run; ``None`` for all.
+        names: The tensors to make; ``None`` for all.
         most: How many models the target may be given.
     """
     subject, network, infos = look.subject, look.subject.network, look.subject.reference.infos

@@ -1,6 +1,6 @@
 """From suspects to minimal cases: extract one, order the nodes of an answer by blame, search the rest of the model.
 
-What not every search needs is imported where it does: a check of the user's may take less than these imports.
+Imports that not every search needs stand where they are used: a user's check may take less time than they do.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def extract_suspect(
     """Probe each suspect alone, on the reference's activations; where it passes, with what it reads.
 
     Returns:
-        What fails, 1-minimal; ``None`` if no suspect does, nor with its neighbours.
+        The failing case, 1-minimal; ``None`` if no suspect fails, nor with its neighbours.
     """
     network, console = session.subject.network, session.console
     steps = GROWTH_STEPS if suspects.grow else 0
@@ -115,7 +115,7 @@ def extract_suspect(
         for step in range(steps + 1):
             failing, held = _first_failing(session, units), False
             if failing is None and step == 0 and _may_choose_precision(target):
-                console.say("  no, but alone it may run in fp32: hold it to the low precision")
+                console.say("  no, but alone it may run in fp32: try --hold-precision")
                 failing, held = _first_failing(session, units, held=True), True
             if failing is not None:
                 with_others = f", with {len(units)} units: minimise them"
@@ -154,7 +154,7 @@ def _may_choose_precision(target: TargetSettings | None) -> bool:
 
 
 def _minimise_case(session: Session, failing: Subset, *, held: bool) -> Case:
-    """Leave out what a small failing set does not need."""
+    """Leave out the units that a small failing set does not need."""
     subject = session.subject
 
     def algorithm(oracle: Oracle) -> Minimum:
@@ -176,7 +176,7 @@ def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Su
 
 
 def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) -> list[int]:
-    """The nodes of an answer, without those that only make weights, the guilty first.
+    """Return the nodes of an answer, without those that only make weights, the guilty first.
 
     Each node is fed the reference's own values, all of them side by side in one model: the more it is off, the more it is to
     blame. Where that cannot be measured (a check of the user's, a target that does not run the model at all) and where
@@ -184,7 +184,7 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
 
     Args:
         session: The model, and the check that found the answer.
-        answer: What fails.
+        answer: The failing candidate.
         suspects: Nodes that were suspected before, the most suspicious first.
     """
     network = session.subject.network
@@ -198,7 +198,7 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
 
 
 def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
-    """How severely each node is off by itself, where it is; infinitely where it makes NaN or Inf."""
+    """Return how severely each node is off by itself, where it is; infinitely where it makes NaN or Inf."""
     check, subject = session.prober.runner.check, session.subject
     if not isinstance(check, BuiltinCheck) or session.prober.ledger.is_broken:
         return {}
@@ -216,7 +216,7 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
 
 
 def named_nodes(network: Network, text: str) -> list[int]:
-    """The nodes that a message speaks of, in its order: by their names, those of what they make, or names made of these.
+    """Return the nodes that a message names, in its order: by their names, those of what they make, or names made of these.
 
     A runtime that rewrites a graph names what it makes after what was there: ``x_q`` or ``x_token_220`` after ``x``.
     """
@@ -231,7 +231,7 @@ def named_nodes(network: Network, text: str) -> list[int]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """What may be a name in a message: what is quoted, what is in brackets or follows a colon, then every word."""
+    """Yield possible names in a message: quoted text, text in brackets or after a colon, then every word."""
     for quoted in re.findall(r"'([^']+)'|\"([^\"]+)\"|\(([^()\s]+)\)|\b[Nn]ame:\s*(\S+)", text):
         yield next(filter(None, quoted))
     for word in re.split(r"[\s'\"()\[\]{},;]+", text):
@@ -242,7 +242,7 @@ def check_finds_all(session: Session) -> None:
     """Refuse ``--all`` at a prompt.
 
     Raises:
-        UsageError: The user would be asked about one failure after the other.
+        UsageError: A prompt would ask about one failure after the other.
     """
     if isinstance(session.prober.runner.check, PromptCheck):
         raise ConflictError(
@@ -332,7 +332,7 @@ def search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -
         return session.minimise(oracle, mode, searched=rest, passing=passing)
 
     minimum = session.prober.search(search, lambda units: subject.cut(units, held=case.held), subject.original)
-    if not minimum.units:  # it failed once, and did not when it was asked again
+    if not minimum.units:  # it failed once, and passed when it was probed again
         session.result.extra["more_failures"] = None
         return None
     for step in minimum.steps:

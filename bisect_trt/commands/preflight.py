@@ -49,7 +49,7 @@ def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
     reply = subject.about(target)
     if isinstance(reply, Failed):
         raise RuntimeMissingError(
-            f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more."
+            f"{target.describe()} does not start: {reply.message}; run `bisect-trt doctor` for details."
         )
     return reply
 

@@ -1,6 +1,6 @@
 """The smallest model that still fails.
 
-What not every search needs is imported where it does: a check of the user's may take less than these imports.
+Imports that not every search needs stand where they are used: a user's check may take less time than they do.
 """
 
 from __future__ import annotations
@@ -262,19 +262,17 @@ def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> st
     """Write the largest candidate that passes and shares a unit, or an edge of the graph, with the answer."""
     subject, network = session.subject, session.subject.network
 
-    def ends(units: Subset) -> tuple[set[str], set[str]]:
+    def tensors(units: Subset, *, made: bool) -> set[str]:
         nodes = [network.order[unit] for unit in units]
-        reads, made = (
-            {name for node in nodes for name in names(node)} for names in (network.reads.__getitem__, network.made)
-        )
-        return reads, made
+        return {name for node in nodes for name in (network.made(node) if made else network.reads[node])}
 
-    reads, made = ends(answer.units)
-    near = []
-    for units in {identity.units for identity in session.prober.ledger.passed} if path is not None else ():
-        read, makes = ends(units)
-        if not answer.units <= units and (units & answer.units or reads & makes or made & read):
-            near.append(units)
+    reads, makes = tensors(answer.units, made=False), tensors(answer.units, made=True)
+    near = [
+        units
+        for units in {identity.units for identity in session.prober.ledger.passed if path is not None}
+        if not answer.units <= units
+        and (units & answer.units or reads & tensors(units, made=True) or makes & tensors(units, made=False))
+    ]
     if path is None or not near:
         return None
     good = subject.cut(max(near, key=lambda units: (subject.units.count(units), sorted(units))))

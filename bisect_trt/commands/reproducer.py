@@ -142,7 +142,7 @@ def leave_reproducer(
     """Write the folder, read its model back, probe that once more, and run the script.
 
     The folder has only the nodes of the answer with their names and weights; if ``anonymous``, not even
-    those, as long as it still fails then. ``found`` says how it was found.
+    those, as long as it still fails then. ``found`` describes how it was found.
 
     Returns:
         The folder, to be finished once nothing more is probed.

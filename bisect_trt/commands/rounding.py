@@ -41,13 +41,13 @@ ULP = 2.0**-23
 """One unit in the last place of float32, relative to the value."""
 _TRIALS = 2
 _SMALL = 0.1
-"""A tolerance past so much of an output would say nothing of it."""
+"""A tolerance above this share of an output would be meaningless."""
 _MOST_BYTES = 256 << 20
 DECIDING = frozenset({
     "ArgMax", "ArgMin", "Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "Less", "LessOrEqual",
     "NonMaxSuppression", "NonZero", "QuantizeLinear", "Round", "Sign", "TopK",
 })  # fmt: skip
-"""Operators of which the least difference of what they read may make a wholly different result."""
+"""Operators that may make a wholly different result of the least difference in their inputs."""
 UNITS = {Precision.TF32: 2.0**-10, Precision.FP16: 2.0**-10, Precision.BF16: 2.0**-7}
 """One unit in the last place, relative to the value."""
 _CHOICES = ("ArgMax", "ArgMin", "TopK")
@@ -55,7 +55,7 @@ _INSIDE = {"GridSample": 1, "Resize": 2, "Upsample": 1}
 """Operators that compute an index inside, of the input with this number, and pick an element by it."""
 _INTEGERS = {kind for name, kind in onnx.TensorProto.DataType.items() if "INT" in name or name == "BOOL"}
 _JUMPING = DECIDING | {"DynamicQuantizeLinear", "GridSample", "Mod", "Resize", "RoiAlign", "Upsample"}
-"""Operators for which the movement says nothing: the least difference makes a wholly different result."""
+"""Operators that small movements do not measure: the least difference makes a wholly different result."""
 _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = {
     "MatMul": lambda read, _: read[0][-1],
     "Gemm": lambda read, made: math.prod(read[0]) // made[0],
@@ -135,7 +135,7 @@ class Amplifier:
 
 
 def _amplifier(subject: Subject, run: Callable[[onnx.ModelProto], Computed]) -> Amplifier | None:
-    """The operator that amplifies most; ``None`` where that cannot be seen, or nothing amplifies."""
+    """Return the operator that amplifies most; ``None`` where that cannot be seen, or nothing amplifies."""
     network, infos = subject.network, subject.infos
     names = [name for name in network.computed if name in infos and infos[name].dtype == np.float32]
     if sum(4 * math.prod(int(dim or 1) for dim in infos[name].shape or ()) for name in names) > _MOST_BYTES:
@@ -168,7 +168,7 @@ def _much_worse(target: TensorComparison, rounding: TensorComparison) -> bool:
 
 
 def is_steady(model: onnx.ModelProto) -> bool:
-    """Whether small movements of a model's tensors make small movements of its outputs, as far as operators tell."""
+    """Return whether small movements of a model's tensors make small movements of its outputs, as far as operators tell."""
     functions = {(each.domain, each.name) for each in model.functions}
     return not any(
         any(bodies(node))
@@ -187,7 +187,7 @@ def furthest_moved(
     run: Callable[[onnx.ModelProto], Computed],
     trials: int,
 ) -> Computed:
-    """The outputs of a model whose fp32 tensors are moved at random by their rounding, those that come out furthest off.
+    """Return the outputs of a model with its fp32 tensors moved at random by their rounding, the ones furthest off.
 
     Args:
         model: The model.
@@ -214,7 +214,7 @@ def _off(value: NDArray[Any], right: NDArray[Any]) -> float:
 
 
 def _jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) -> onnx.ModelProto:
-    """The model with its inputs and what its nodes compute moved at random; what is only moved about stays exact.
+    """Return the model with its inputs and what its nodes compute moved at random; what is only moved about stays exact.
 
     Args:
         model: A model.
@@ -248,7 +248,7 @@ def _jittered(model: onnx.ModelProto, units: Mapping[str, float], trial: int) ->
 
 
 def _roundings(model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: float) -> dict[str, float]:
-    """How far the node that makes each tensor of float32 rounds it, relative to its value."""
+    """Return how far the node that makes each tensor of float32 rounds it, relative to its value."""
     shapes = {name: [dim if isinstance(dim, int) else 1 for dim in info.shape or ()] for name, info in infos.items()}
     units = dict.fromkeys((name for name, info in infos.items() if info.dtype == np.float32), unit)
     for node in model.graph.node:
@@ -263,7 +263,7 @@ def _roundings(model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: fl
 
 
 def decides(node: onnx.NodeProto) -> bool:
-    """Whether the least difference in a node's inputs may make a wholly different result."""
+    """Return whether the least difference in a node's inputs may make a wholly different result."""
     if node.op_type in _INSIDE:
         default = b"linear" if node.op_type == "GridSample" else b"nearest"
         return len(node.input) > _INSIDE[node.op_type] and attribute(node, "mode", default) == b"nearest"
@@ -271,7 +271,7 @@ def decides(node: onnx.NodeProto) -> bool:
 
 
 def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with all that its deciding nodes read and make among its outputs; the same where there is nothing to add."""
+    """Return the model with the tensors that its deciding nodes read and make among its outputs; the same if it has none."""
     known = {value.name for value in (*model.graph.input, *model.graph.output)}
     made = {name for node in model.graph.node for name in node.output} - known
     deciding = [name for node in model.graph.node if decides(node) for name in (*node.input, *node.output)]
@@ -285,7 +285,7 @@ def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def first_turned(model: onnx.ModelProto, reference: Values, target: Values) -> onnx.NodeProto | None:
-    """The first node that decided otherwise on the target."""
+    """Return the first node that decided otherwise on the target."""
 
     def turned(node: onnx.NodeProto) -> bool:
         names = [name for name in node.output if name in reference and name in target]
@@ -303,7 +303,7 @@ def is_tie(
     precision: Precision,
     run: Run,
 ) -> bool:
-    """Whether a node decides as it did on the target, where what it reads moves as far as any two sides are apart.
+    """Return whether a node decides as it did on the target, where what it reads moves as far as any two sides are apart.
 
     A decision that rounding cannot have moved over its edge is wrong; of equals, either may be chosen.
 
@@ -311,9 +311,9 @@ def is_tie(
         node: It decided otherwise on the target.
         model: Has the node.
         inputs: The model's.
-        reference: What the reference made of them.
-        others: What the target made; and float64, where that is known.
-        precision: What the target rounds to.
+        reference: The tensors of the reference.
+        others: The tensors of the target; and of float64, where they are known.
+        precision: The precision that the target rounds to.
         run: Runs a model on the reference.
     """
     names, target = [name for name in node.input if name], others[0]
@@ -353,7 +353,7 @@ def is_tie(
 
 
 def _apart(one: NDArray[Any], other: NDArray[Any] | None, unit: float | None) -> float:
-    """How far two roundings of a tensor are apart, of an input by its unit; infinitely where that is not known."""
+    """Return how far two roundings of a tensor are apart, of an input by its unit; infinitely where that is not known."""
     if one.dtype.kind != "f":
         return 0.0
     if unit is not None:
@@ -366,7 +366,7 @@ def _apart(one: NDArray[Any], other: NDArray[Any] | None, unit: float | None) ->
 
 
 def _alone(node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Values) -> onnx.ModelProto:
-    """A model of one node."""
+    """Return a model of one node."""
     info = helper.make_tensor_value_info
     inputs = [info(name, element_type(value.dtype), value.shape) for name, value in fed.items()]
     outputs = [info(name, element_type(made[name].dtype), [None] * made[name].ndim) for name in node.output if name]
@@ -377,7 +377,7 @@ def _alone(node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Valu
 def _alike(
     node: onnx.NodeProto, values: NDArray[Any], slack: NDArray[Any], right: NDArray[Any], chosen: NDArray[Any]
 ) -> bool:
-    """Whether the values at the indices that are right, and at those that were chosen, are apart by rounding at most."""
+    """Return whether the values at the indices that are right, and at those that were chosen, are apart by rounding at most."""
     axis = attribute(node, "axis", -1 if node.op_type == "TopK" else 0) % values.ndim
     if node.op_type != "TopK" and not attribute(node, "keepdims", 1):
         right, chosen = np.expand_dims(right, axis), np.expand_dims(chosen, axis)

@@ -263,7 +263,7 @@ class _Comparing:
         self._saved = bool(runs)
 
     def compare(self) -> None:
-        """Compare the target's outputs, and write the files that were asked for."""
+        """Compare the target's outputs, and write the requested files."""
         options, target = self._options, self._target
         if options.save_onnx is not None:
             self._save_model(target, options.save_onnx)

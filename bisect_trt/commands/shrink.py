@@ -23,7 +23,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.stats import is_finite
 
 MOST_PROBES = 40
-"""What shrinking may cost; each step that succeeds leaves a model that fails, so it can stop anywhere."""
+"""Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop anywhere."""
 Axis = tuple[str, int]
 """A tensor's name, and which of its axes."""
 _Arrays = Mapping[str, NDArray[Any]]
@@ -160,7 +160,7 @@ def _parameters_fit(network: Network) -> bool:
 
 
 def shrink(session: Session, answer: Candidate) -> Candidate:
-    """The smallest form of a candidate that was found that still fails with the same signature.
+    """Return the smallest form of a candidate that still fails with the same signature.
 
     Fewer outputs, then shorter axes (batch, channels, height, width, sequence). A model that ONNX's checker refuses is no
     candidate and costs no probe, nor is one on which the reference fails or gives NaN or Inf where it gave none.
@@ -225,7 +225,7 @@ class _Shrinker:
         return True
 
     def _expected(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
-        """What a sound piece gives; ``None`` for another, which a runtime may read past the ends of tensors of."""
+        """Return the outputs of a sound piece; ``None`` for others: a runtime may read past the ends of their tensors."""
         if self._sound and not is_sound(piece.proto):
             return None
         golden = self._session.subject.reference.compute(piece.proto, piece.inputs)

@@ -112,7 +112,7 @@ class Reproducer:
         inputs: Its inputs.
         golden: Its expected outputs.
         comparisons: The comparison of the target's outputs with these.
-        answer: What fails, in a sentence.
+        answer: The failing nodes, in a sentence.
         target: The target; the files that it reads are in the folder.
         found: How it was found, in a sentence.
         failure: The signature of the failure.
@@ -197,14 +197,6 @@ class Reproducer:
             timeout=self.timeout,
             validate=self.validate,
         )
-
-    @property
-    def place(self) -> str:
-        """Where the target ran, in words."""
-        if not self.places:
-            return "here"
-        kind, _, packages = self.places[0]["place"].partition("=")
-        return f"in an environment with {packages}" if kind == "env" else f"in {self.places[0]['place']}"
 
     def versions(self) -> dict[str, str]:
         """Return versions and devices of this machine, where the reference ran, and of each place of the target."""
@@ -358,8 +350,8 @@ def render_script(
         script: How the target runs the model.
         model: The model's file name.
         names: Of its nodes and tensors, for the failure's signature.
-        comparisons: What was seen of its outputs; their tolerances are what it is held to.
-        answer: What fails, in a sentence.
+        comparisons: Comparisons of its outputs, with their tolerances.
+        answer: The failing nodes, in a sentence.
         described: The target in words.
         failure: The signature of the failure.
         timeout: Seconds after which a target that does not answer has failed.
@@ -379,7 +371,14 @@ def render_script(
         # By output: absolute tolerance, relative tolerance, the error statistic that is held against them; of a quantized one
         # the step, and how many elements may be one off.
         "tolerances": {
-            c.name: [c.atol or 0, c.rtol or 0, _statistic(c), c.step or 0, c.most_ties] for c in comparisons
+            c.name: [
+                c.atol or 0,
+                c.rtol or 0,
+                c.stat.value if c.quantile is None else f"{c.stat.value} {c.quantile}",
+                c.step or 0,
+                c.most_ties,
+            ]
+            for c in comparisons
         },
     }
     sources = [_source(name) for name in (*_SHARED, *script.modules)]
@@ -405,9 +404,3 @@ def _source(module: str) -> tuple[set[str], str]:
     rest = "\n".join(source.splitlines()[last.end_lineno :]).strip("\n") + "\n"
     packages = {root for root in roots.values() if root not in (*sys.stdlib_module_names, "bisect_trt")}
     return packages, "\n".join([*kept, "\n" + _FOR_LINTERS.sub("", rest)])
-
-
-def _statistic(comparison: TensorComparison) -> str:
-    """The error statistic that decided, as the script reads it."""
-    stat = comparison.stat.value
-    return stat if comparison.quantile is None else f"{stat} {comparison.quantile}"
