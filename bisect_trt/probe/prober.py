@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from bisect_trt.errors import BisectError, ExitStatus, ResourceError
+from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, ResourceError
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.metric_check import MetricCheck
@@ -150,6 +150,11 @@ class Runner:
         """
         self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
 
+    def changed(self, candidate: Candidate) -> Path | None:
+        """The file of a candidate's model if its content is not the model's any more."""
+        path = self._workspace.files(candidate.key, shared_weights=candidate.has_external_data).model
+        return path if path.exists() and path.read_bytes() != candidate.content() else None
+
     def write(self, candidate: Candidate) -> CandidateFiles:
         """The files of a candidate, written where they are not there."""
         if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
@@ -215,7 +220,7 @@ class Prober:
         self.measured = repeat is not None
         for watcher in self.ledger.watchers:
             watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
-        return _must_fail(self.ledger.decide(candidate.identity, outcome))
+        return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
         """Probe one candidate, or remember its verdict.
@@ -316,15 +321,26 @@ class Prober:
 
         result = self.search(story, build, original)
         if result is None:
-            _must_fail(self.ledger.records[0])
+            self._must_fail(self.ledger.records[0], original)
             raise AssertionError("the original failed, and the search did not begin")
         return result[0]
 
+    def _must_fail(self, record: Record, original: Candidate) -> Record:
+        """The record of the original's probe.
 
-def _must_fail(record: Record) -> Record:
-    if record.verdict is not Verdict.FAIL:
+        Raises:
+            CheckCommandError: Its model was changed while it was checked.
+            DoesNotReproduce: It did not fail.
+        """
+        if record.verdict is Verdict.FAIL:
+            return record
+        changed = self.runner.changed(original)
+        if changed is not None:
+            raise CheckCommandError(
+                f"the check, or one that ran beside it, has changed {changed} while it was checked, so the original was not "
+                "checked; have it write elsewhere, or give --workers 1."
+            )
         raise DoesNotReproduce(f"the failure does not reproduce on the original model: {record.reason}.")
-    return record
 
 
 @dataclass(frozen=True)

@@ -269,9 +269,10 @@ class Workspace:
 
 
 def _cannot_make(folder: Path, error: OSError) -> UsageError:
-    return OutputFileError(
-        f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to."
-    )
+    mask = os.umask(0o22)
+    os.umask(mask)
+    fix = f"the umask is {mask:03o}: run umask 022 first" if mask & 0o300 else "run in a folder you can write to"
+    return OutputFileError(f"the run's folder {folder} cannot be made: {error.strerror}; {fix}.")
 
 
 def _said_shapes(inputs: Values) -> str:

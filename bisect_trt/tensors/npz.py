@@ -17,6 +17,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -212,7 +213,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             yield file
         return
     path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.uname().nodename}.{os.getpid()}.tmp")
+    _remove_left(path.parent)
     try:
         with temporary.open("wb") as file:
             if path.exists():
@@ -223,6 +225,20 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         # Gone already if all went well; never made if its folder is missing.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@cache
+def _remove_left(folder: Path) -> None:
+    """Remove the temporary files that killed processes of this machine have left in a folder; once in a process."""
+    mark = f".{os.uname().nodename}."
+    with suppress(OSError):
+        for left in folder.glob(".*.tmp"):
+            pid = left.name.removesuffix(".tmp").rpartition(mark)[2]
+            try:
+                if mark in left.name and pid.isdigit():
+                    os.kill(int(pid), 0)
+            except ProcessLookupError:
+                left.unlink(missing_ok=True)
 
 
 def _standard_stream(path: Path) -> int | None:

@@ -15,13 +15,14 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.errors import ConflictError, OutputFileError
+from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
+from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.channel import Message
 from bisect_trt.worker.connection import Connection
 from bisect_trt.worker.host import pack, unpack
@@ -84,7 +85,8 @@ class RemoteRunner:
         """
         loaded, content = self._call("load", path, feed, hints, back=list(self._back))
         for name, size in loaded["back"].items():
-            _write(self._back[name], content[:size])
+            with replacing(self._back[name]) as file:
+                file.write(content[:size])
             del content[:size]
         return RemoteModel(self._connection, loaded)
 
@@ -100,7 +102,9 @@ class RemoteRunner:
             BuildError: The runtime refuses the model.
             UsageError: The file cannot be written.
         """
-        _write(to, self._call("build", path, feed, hints)[1])
+        content = self._call("build", path, feed, hints)[1]
+        with replacing(to) as file:
+            file.write(content)
 
     def describe_engine(self) -> dict[str, Any]:
         """The contents of the prebuilt engine that the settings name."""
@@ -122,13 +126,6 @@ class RemoteRunner:
         plain = {name: value for name, value in hints.items() if name not in ("content", "weights")}
         arguments = {**self._known, "model": model, "beside": beside, "hints": plain, **more}
         return self._connection.call(method, arguments, [pack(feed)] if feed else ())
-
-
-def _write(path: Path, content: bytes | bytearray) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 class RemoteModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 from conftest import CommandLine
 from support import chain, gone, has, node_names, pids, read_json, run_check, script
 
+from bisect_trt.errors import UsageError
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors import kernel as memory
 from bisect_trt.worker import process as module
 from bisect_trt.worker.process import MemoryGate, ProcessEnd, run_to_end
@@ -166,6 +169,36 @@ def test_what_a_check_does_to_files_changes_no_later_answer(cli: CommandLine, he
     assert [node["name"] for node in result["culprits"]] == ["<2>", "<5>"]
     assert result["probes"]["unresolved"] == 0
     assert node_names(Path("out.onnx")) == ["<2>", "<5>"]
+
+
+def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, here: Path) -> None:
+    """What passes then is not the original, so it is not said that the failure does not reproduce."""
+    model = chain(here / "model.onnx", 8)
+    others = 'for f in "$(dirname "$(dirname "$1")")"/*/*.onnx; do test "$f" = "$1" || echo x > "$f"; done'
+    body = f"{others}; sleep 2; {has('<2>')} && exit 1; exit 0"
+    ran = cli("reduce", model, "-o", "out.onnx", "--workers", "2", "--check", script(here / "check", body), "{model}")
+    assert ran.status == 2
+    assert "--workers 1" in ran.error
+
+
+def test_what_a_killed_run_was_writing_is_removed_by_the_next(cli: CommandLine, here: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, alive = (here / f".r.json.{os.uname().nodename}.{pid}.tmp" for pid in (dead.pid, os.getppid()))
+    for path in (left, alive):
+        path.write_text("{")
+    assert cli("run", chain(here / "model.onnx", 2), "--onnxrt", "--json", "r.json").status == 0
+    assert (left.exists(), alive.exists()) == (False, True)
+
+
+def test_a_umask_that_takes_all_rights_is_named(here: Path) -> None:
+    (here / "file").write_text("")
+    before = os.umask(0o777)
+    try:
+        with pytest.raises(UsageError, match="umask 022"):
+            Workspace(here / "file" / "run")
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
