@@ -35,7 +35,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.shrink import shrink
 from bisect_trt.commands.workarounds import after_diagnosis
 from bisect_trt.errors import ConflictError
-from bisect_trt.mixed_precision.precision import find_fix
+from bisect_trt.mixed_precision.fix import find_fix
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.choices import Mode

@@ -15,7 +15,7 @@ from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.errors import ModelRefusedError, OutputFileError
-from bisect_trt.mixed_precision.precision import MIXED, find_fix
+from bisect_trt.mixed_precision.fix import MIXED, find_fix
 from bisect_trt.options.metric import MetricOptions
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search

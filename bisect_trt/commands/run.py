@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -13,7 +14,6 @@ import onnx
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.metric_commands import score
-from bisect_trt.commands.precision_audit import audit_precision
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import (
@@ -53,6 +53,18 @@ _SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs"
 """Options about single outputs."""
 _NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
 """Options that do not apply to saved outputs."""
+_TYPES = {
+    "fp32": {"float32"},
+    "fp16": {"float16"},
+    "bf16": {"bfloat16"},
+    "fp8": {"fp8", "float8_e4m3fn"},
+    "int8": {"int8", "uint8"},
+    "int4": {"int4"},
+    "fp4": {"fp4"},
+}
+"""Names of types in the layers of engines, by precision; layers with none of them (integers, masks) are not counted."""
+_LITTLE = 0.5
+"""Below this share of layers in a requested precision, the difference is printed."""
 
 
 def run(call: Call) -> Result:
@@ -103,9 +115,31 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
         return result
     audit = audit_precision(target, reply.layers)
     result.status, result.minimality = "found", "1-minimal"
-    result.extra["layers"], result.extra["precision_audit"] = list(reply.layers), audit.to_json()
-    console.answer(f"It does: {audit.sentence}")
+    result.extra["layers"], result.extra["precision_audit"] = list(reply.layers), audit
+    console.answer(f"It does: {audit['sentence']}")
     return result
+
+
+def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare the requested precisions with those of the layers, as ``RuntimeSession.layers`` has them.
+
+    Returns:
+        The precisions requested (``asked``), the layers in each (``counts``) and in any (``total``), and a ``sentence``.
+    """
+    kinds = [{name for name, types in _TYPES.items() if types & {*(each.get("precisions") or ())}} for each in layers]
+    counts, total = Counter(name for each in kinds for name in each), sum(map(bool, kinds))
+    found = ", ".join(f"{number} in {name}" for name, number in counts.most_common())
+    sentence = f"{len(layers)} layers{f', {found}' if found else ''}."
+    asked = [name for name in target.low_precisions if name != "tf32"]
+    missed = [name for name in asked if counts[name] < _LITTLE * total]
+    if missed and total:
+        most, number = counts.most_common(1)[0]
+        sentence = (
+            f"{' and '.join(missed)} {'was' if len(missed) == 1 else 'were'} requested, and {number} of {total} layers run in "
+            f"{most}. A strongly typed network takes types from the graph, so write them into it: `bisect-trt convert` adds "
+            "Casts for fp16 and bf16; int8 and fp8 need Q/DQ nodes."
+        )
+    return {"asked": asked, "counts": dict(counts), "total": total, "sentence": sentence}
 
 
 def _compare_saved(call: Call) -> Result:

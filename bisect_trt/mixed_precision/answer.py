@@ -12,13 +12,7 @@ import onnx
 
 from bisect_trt.commands.metric import measure_whole
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.curve import (
-    ENDED,
-    PrecisionAnswer,
-    Progress,
-    rounding_everywhere,
-    row_of,
-)
+from bisect_trt.mixed_precision.curve import ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, with_metadata
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.mixed_precision.suspicion import LOSES
@@ -36,100 +30,68 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.tensors.comparison import TensorComparison
 
 _SHOWN_SUSPECTS, _SHOWN = 5, 30
-_NEEDED = "needed: without it the check fails"
-_NOT_PROVEN = "kept when the check passed; that it is needed was not proven"
 
 
-def write_answer(task: Task, answer: PrecisionAnswer) -> Minimum:
+def write_answer(fix: Fix) -> Minimum:
     """Read back what was written, probe it, and fill in the result.
 
     Returns:
         The minimal set; unproven if what was written does not pass, or does not hold on fresh samples.
     """
-    minimum, output, prober, lowering = answer.minimum, task.settings.output, task.prober, task.lowering
-    nothing, written = lowering.candidate(frozenset()), lowering.read_back(answer.units, output)
-    believed = reconfirm(prober, nothing, written)
-    record, point = believed.record, answer.point
+    task, point = fix.task, fix.point
+    output, lowering = task.settings.output, task.lowering
+    written = lowering.read_back(fix.kept, output)
+    believed = reconfirm(task.prober, lowering.candidate(frozenset()), written)
+    record = believed.record
     task.console.say(f"  {believed.seen or record.reason}")
-    problem = checker_problem(task.subject.settings.path, output) if lowering.writes_model(output) else None
-    if minimum.proven and minimum.units != answer.units:
-        minimal = reconfirm(prober, nothing, lowering.candidate(minimum.units)).record
-        if minimal.verdict is not Verdict.PASS:
-            minimum = replace(minimum, proven=False, why=f"of the minimal set: {minimal.reason}")
-    task.result.artifacts["mixed"] = str(output)
-    fill_in(task, replace(answer, minimum=minimum), task.outcome(record), record)
+    problem = _checked(output) if lowering.writes_model(output) else None
+    if problem is not None and _checked(task.subject.settings.path) is not None:
+        problem = None  # the original is refused too
+    fill_in(fix, task.outcome(record), record)
     measure_whole(task, written)
+    why = None
     if record.verdict is not Verdict.PASS:
-        return replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    if problem is not None:
-        return replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
-    if point is not None and not point.holds:
-        return replace(minimum, proven=False, why=f"the fix does not hold: {point.row()}")
-    return minimum
+        why = f"the final re-check disagreed: {record.reason}"
+    elif problem is not None:
+        why = f"ONNX's checker refuses {output}: {problem}"
+    elif point is not None and not point.holds:
+        why = f"the fix does not hold: {row_of(point.to_json())}"
+    return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
 
 
-def deliver(task: Task, answer: PrecisionAnswer) -> Result:
+def deliver(fix: Fix) -> Result:
     """Probe what was written, conclude, and print the answer."""
+    task = fix.task
     task.console.step("Written and read back: does it pass?")
-    task.conclude(write_answer(task, answer))
-    task.result.culprits = task.space.culprits(answer.minimum.units)
-    tell_answer(task)
+    task.conclude(write_answer(fix))
+    task.result.culprits = task.space.culprits(fix.minimum.units)
+    tell(task, head_of(task))
     return task.result
 
 
-def leave_best(task: Task, progress: Progress) -> Subset | None:
-    """Where the search ends early, write the best set so far and print what is known of it.
-
-    Returns:
-        Its units; ``None`` if nothing smaller than the whole model was seen to pass.
-    """
-    task.tell_not_run()
-    answer = progress.answer
-    if answer is None:
-        best = _smallest_passing(task)
-        if best is None:
-            return None
-        answer = PrecisionAnswer(Minimum(best, proven=False), best, why=ENDED)
-    answer = replace(answer, minimum=replace(answer.minimum, proven=False, why=ENDED))
-    progress.keep(answer)
-    task.result.artifacts["mixed"] = str(task.settings.output)
-    fill_in(task, answer, task.prober.ledger.outcome(task.lowering.candidate(answer.units).key), None)
-    name, space = recommended(task.result.extra["uses"]) or task.settings.output, task.space
-    count = f"{len(answer.units)} of {space.count(len(task.lowering.units))} in {space.high}"
-    task.console.answer(f"{name}: the best so far, {count}.")
-    tell_curve(task.result, task.console)
-    tell_details(task.result, task.console)
-    return answer.units
-
-
-def tell_unwritten(task: Task, progress: Progress) -> None:
-    """Print the nodes of an answer that cannot be written."""
-    answer, space = progress.answer, task.space
-    if answer is None:
+def leave_best(fix: Fix) -> None:
+    """Print what is known of the best set so far, where the search ends early; the file has it."""
+    task, space = fix.task, fix.task.space
+    if fix.units is None and fix.written is not None:
+        fix.units, fix.minimum = fix.written, Minimum(fix.written, proven=False)
+    if fix.units is None:
+        if task.not_run is not None:
+            task.console.answer(task.not_run)
         return
-    fill_in(task, answer, task.prober.ledger.outcome(task.lowering.candidate(answer.units).key), None)
-    task.result.extra["uses"] = []
-    nodes = task.result.extra["keep_fp32"]
-    task.console.answer(f"Fix: keep {space.count(len(nodes))} in {space.high}. It cannot be written.")
-    tell_kept(nodes, task.console)
-
-
-def _smallest_passing(task: Task) -> Subset | None:
-    """The smallest set of units that was seen to be enough, if there is one but all of them."""
-    passed = {each.key: each.units for each in task.prober.ledger.passed if each.units < task.everything}
-    ordered = sorted(passed.items(), key=lambda entry: (len(entry[1]), sorted(entry[1])))
-    # After a diagnosis the pieces that it probed are among them.
-    return next((units for key, units in ordered if task.lowering.candidate(units).key == key), None)
-
-
-def checker_problem(original: Path, written: Path) -> str | None:
-    """What ONNX's checker has against the written model, unless it has something against the original too."""
-    problem = _checked(written)
-    return None if problem is None or _checked(original) is not None else problem
+    fix.minimum, fix.why = replace(fix.minimum, proven=False, why=ENDED), ENDED
+    fill_in(fix, task.outcome_of(fix.units), None)
+    task.result.culprits = space.culprits(fix.units)
+    count = f"{len(fix.units)} of {space.count(len(task.lowering.units))} in {space.high}"
+    if fix.written != fix.units:
+        task.result.extra["uses"] = []
+        task.console.answer(f"The best so far, {count}, cannot be written.")
+        tell_kept(task.result.extra["keep_fp32"], task.console)
+        return
+    tell(task, f"{recommended(task.result) or task.settings.output}: the best so far, {count}.")
 
 
 def _checked(path: Path) -> str | None:
-    """What the checker has against a model; by its path it reads the binary format only, but any size."""
+    """The message of ONNX's checker, if it refuses a model; by its path it reads the binary format only, but any size."""
     try:
         model = onnx.load(str(path), load_external_data=False)
         onnx.checker.check_model(str(path) if has_external_data(model) else model, full_check=True)
@@ -138,20 +100,20 @@ def _checked(path: Path) -> str | None:
     return None
 
 
-def kept_units(task: Task, answer: PrecisionAnswer, units: Subset) -> list[dict[str, Any]]:
+def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[dict[str, Any]]:
     """Units for the result: name, operator, outputs, the rule that applies, and the reason."""
-    suspects, broken = {entry.unit: entry for entry in task.space.suspects}, task.broken_without(answer.minimum)
+    suspects = {entry.unit: entry for entry in task.space.suspects}
     nodes = task.space.describe(units)
     for unit, node in zip(sorted(units), nodes, strict=True):
-        entry, minimal = suspects.get(unit), unit in answer.minimum.units
-        if unit in broken:  # the model is not run, so no number speaks against the unit
-            rule, reason = broken[unit]
+        entry, minimal = suspects.get(unit), unit in minimum.units
+        broken = task.breaks(minimum.units - {unit}) if minimal else None
+        if broken is not None:  # the model is not run, so there is no number that is wrong
+            rule, reason = "not run", f"without it: {broken}"
         elif entry is not None and (entry.score >= LOSES or minimal):
             rule, reason = entry.rule, entry.reason
         elif minimal:
-            rule, reason = "needed", _NEEDED if answer.minimum.proven else _NOT_PROVEN
-        elif unit in task.space.certain:
-            rule, reason = "safe", "known to break on some input, whatever the samples given"
+            proven = "needed: without it the check fails"
+            rule, reason = "needed", proven if minimum.proven else "kept when the check passed; not proven to be needed"
         else:
             rule, reason = "fresh sample", "without it and others fresh samples fail"
         node["rule"], node["reason"] = rule, reason
@@ -174,57 +136,54 @@ def measured_on(task: Task) -> str:
     return f"{settings.target.describe()}, on {seen}"
 
 
-def fill_in(task: Task, answer: PrecisionAnswer, outcome: Outcome | None, written: Record | None) -> None:
+def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     """Put an answer into the result.
 
     Args:
-        task: The search.
-        answer: What was found.
+        fix: The answer.
         outcome: The outcome of the check, if known: of the written model, or of the best so far.
         written: The probe of what was written, read back; ``None`` if the search was ended before.
     """
+    task, minimum = fix.task, fix.minimum
     space, settings, extra = task.space, task.settings, task.result.extra
-    points = sorted(answer.curve, key=lambda each: len(each.units))
-    curve = [{**each.to_json(), "drawn": answer.drawn, "recommended": each is answer.point} for each in points]
+    points = sorted(fix.curve, key=lambda each: len(each.units))
+    curve = [{**each.to_json(), "drawn": fix.drawn, "recommended": each is fix.point} for each in points]
+    task.result.artifacts["mixed"] = str(settings.output)
     extra |= {
-        "keep_fp32": kept_units(task, answer, answer.units),
-        "minimal": kept_units(task, answer, answer.minimum.units),
-        "minimal_proven": answer.minimum.proven,
+        "keep_fp32": kept_units(task, minimum, fix.kept),
+        "minimal": kept_units(task, minimum, minimum.units),
+        "minimal_proven": minimum.proven,
         "validation": next((point for point in curve if point["recommended"]), None),
-        "not_validated": answer.why,
+        "not_validated": fix.why,
         "curve": curve,
-        "rounding": _rounding(task, answer),
+        "rounding": _rounding(fix) if fix.everywhere else None,
         "precision": settings.low,
-        "lowered": len(task.lowering.units) - len(answer.units),
+        "lowered": len(task.lowering.units) - len(fix.kept),
         "measured_on": measured_on(task),
         "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
-        "uses": [vars(use) for use in try_uses(task, answer.units, written)],
+        "uses": [vars(use) for use in try_uses(task, fix.kept, written)],
         "latency_ms": None,
-        **space.extra(answer.units, answer.minimum.units),
+        **space.extra(fix.kept, minimum.units),
     }
-    if settings.target is None or not settings.target.target.capabilities.timed:
-        return
-    sets = {"fp32": task.everything, "mixed": answer.units, "lowered": frozenset(), "minimal": answer.minimum.units}
-    outcomes = {name: task.prober.ledger.outcome(task.lowering.candidate(units).key) for name, units in sets.items()}
-    latency = {name: None if each is None else each.latency_ms for name, each in outcomes.items()}
-    extra["latency_ms"] = latency if any(value is not None for value in latency.values()) else None
-    if settings.by_layer:
-        task.result.artifacts["engine"] = str(engine_path(settings.output))
+    if settings.target is not None and settings.target.target.capabilities.timed:
+        sets = {"fp32": task.everything, "mixed": fix.kept, "lowered": frozenset(), "minimal": minimum.units}
+        seen = {name: task.outcome_of(units) for name, units in sets.items()}
+        latency = {name: None if each is None else each.latency_ms for name, each in seen.items()}
+        extra["latency_ms"] = latency if any(value is not None for value in latency.values()) else None
+        if settings.by_layer:
+            task.result.artifacts["engine"] = str(engine_path(settings.output))
 
 
-def _rounding(task: Task, answer: PrecisionAnswer) -> str | None:
+def _rounding(fix: Fix) -> str:
     """A sentence, where rounding in most of the model breaks the tolerance rather than a few units."""
-    if not rounding_everywhere(task, answer):
-        return None
-    said = (
-        f"Rounding to {task.settings.low} in most of the model adds up past the tolerance; no few nodes are the reason."
-    )
-    small = [point for point in answer.curve if not point.severe and len(point.units) < len(answer.units) / 2]
+    low, space = fix.task.settings.low, fix.task.space
+    reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
+    small = [point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2]
     if not small:
-        return said
+        return reason
     point = min(small, key=lambda each: len(each.units))
-    count, samples = task.space.count(len(point.units)), len(point.errors)
-    return f"{said} With {count} in {task.space.high} all {samples} fresh samples hold at {point.worst:.2g} times the tolerance."
+    held = f"all {len(point.errors)} fresh samples have errors up to {in_tolerances(max(point.errors))}"
+    return f"{reason} With {space.count(len(point.units))} in {space.high} {held}."
 
 
 @dataclass(frozen=True)
@@ -278,7 +237,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
     for how in target.target.typed(target):
         command = shlex.join(["bisect-trt", "run", str(output), *how.flags()])
         if why is not None or not isinstance(check, BuiltinCheck):
-            yield Use(str(output), command, None, why or "the check is a command of yours: try it by hand")
+            yield Use(str(output), command, None, why or "a check command judges engines; try the model by hand")
             continue
         candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
         candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
@@ -293,88 +252,78 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
             yield Use(str(output), command, record.verdict is Verdict.PASS, record.reason)
 
 
-def recommended(uses: Sequence[Mapping[str, Any]]) -> str | None:
+def recommended(result: Result) -> str | None:
     """The file of the first use that was seen to pass."""
-    return next((str(use["what"]) for use in uses if use["passed"]), None)
+    return next((str(use["what"]) for use in result.extra["uses"] if use["passed"]), None)
 
 
 def tell_suspects(task: Task) -> None:
     """Print the suspects, and why they are."""
-    space = task.space
+    space, console = task.space, task.console
     if not space.suspects:
-        task.console.say("  none")
-    task.console.say_first(
-        space.suspects,
-        _SHOWN_SUSPECTS,
-        lambda entry: f"  {space.label(entry.unit)}: {entry.reason}",
-        ", less suspicious",
-    )
+        console.say("  none")
+    shown = [f"  {space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
+    console.say_first(shown, _SHOWN_SUSPECTS, str, ", less suspicious")
 
 
-def tell_answer(task: Task) -> None:
-    """Print what to keep, why, and how accurate the rest is."""
-    settings, result, console = task.settings, task.result, task.console
+def head_of(task: Task) -> str:
+    """The first line of an answer: the file, the units that are kept, and the precision of the others."""
+    settings, result = task.settings, task.result
     kept, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
     proof = f" ({result.minimality})" if kept == len(result.extra["minimal"]) else ""
-    name = recommended(result.extra["uses"]) or settings.output
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself chooses among types
-    task.tell_not_run()
-    console.answer(f"{name}: {task.space.count(kept)} in {task.space.high}, {lowered} {free} {settings.low}{proof}.")
-    if task.lowering.writes_model(settings.output) and (beside := said_beside(settings.output)) is not None:
-        console.answer(f"  {beside}")
-    tell_safe(result, console, "1-minimal" if result.extra["minimal_proven"] else "unproven")
-    tell_details(result, console)
-    task.tell_why()
+    name = recommended(result) or settings.output
+    return f"{name}: {task.space.count(kept)} in {task.space.high}, {lowered} {free} {settings.low}{proof}."
 
 
-def tell_safe(result: Result, console: Console, minimality: str) -> None:
-    """Print how the written set does on fresh samples, and the minimal set where that is smaller.
+def tell(task: Task, *lines: str | None) -> None:
+    """Print an answer after its first lines: fresh samples, the curve, the units, the accuracy, and how to use it."""
+    extra, settings, answer = task.result.extra, task.settings, task.console.answer
+    beside = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
+    for line in filter(None, (task.not_run, *lines, beside and f"  {beside}", *_fresh_lines(extra))):
+        answer(line)
+    tell_kept(extra["keep_fp32"], task.console)
+    comparisons = map(TensorComparison.from_json, extra["accuracy"][:_SHOWN])
+    latency = extra["latency_ms"] or {}
+    times = ", ".join(f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None)
+    why = (task.result.why or "").removeprefix(task.not_run or "").strip()
+    rest = (
+        *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
+        f"measured on {extra['measured_on']}",
+        times and f"one run takes (median, copies included): {times}",
+        *_use_lines(extra),
+        why,
+    )
+    for line in filter(None, rest):
+        answer(f"  {line}")
 
-    ``minimality`` is that of the minimal set: the result's is another answer's where this one is a step of `diagnose`.
-    """
-    extra = result.extra
+
+def _fresh_lines(extra: Mapping[str, Any]) -> Iterator[str]:
+    """How the written set does on fresh samples, the sets to choose from, and the minimal set where that is smaller."""
     if extra["validation"] is not None:
-        console.answer(f"  {extra['validation']['sentence']}")
-        console.answer(f"  fresh samples: {extra['validation']['drawn']}")
-        tell_curve(result, console)
+        yield f"  {extra['validation']['sentence']}"
+        yield f"  fresh samples: {extra['validation']['drawn']}"
     elif extra["not_validated"] is not None:
-        console.answer(f"  not held against fresh samples: {extra['not_validated']}")
-    minimal = len(extra["minimal"])
-    if minimal < len(extra["keep_fp32"]):
-        what = f"{minimal} of these {'is' if minimal == 1 else 'are'} enough for what was given"
-        named = [_named(node) for node in extra["minimal"][:_SHOWN_SUSPECTS]]
-        more = ", ..." if minimal > _SHOWN_SUSPECTS else ""
-        console.answer(f"  the minimal set: {what} ({minimality}): {', '.join(named)}{more}")
+        yield f"  not run on fresh samples: {extra['not_validated']}"
+    if len(extra["curve"]) > 1:
+        yield "  the sets to choose from, by --keep-set N without a new search:"
+        for point in extra["curve"]:
+            yield f"    {point['nodes']:>5}: {row_of(point)}{' (written)' if point['recommended'] else ''}"
+    if extra["rounding"]:
+        yield f"  {extra['rounding']}"
+    minimal, proven = extra["minimal"], "1-minimal" if extra["minimal_proven"] else "unproven"
+    if len(minimal) < len(extra["keep_fp32"]):
+        named = ", ".join(map(_named, minimal[:_SHOWN_SUSPECTS])) + (", ..." if len(minimal) > _SHOWN_SUSPECTS else "")
+        yield f"  the minimal set: {len(minimal)} of these, enough for the given samples ({proven}): {named}"
 
 
-def tell_curve(result: Result, console: Console) -> None:
-    """Print the sets to choose from, where there is more than one, and whether rounding everywhere is the reason."""
-    curve = result.extra["curve"]
-    if len(curve) > 1:
-        console.answer("  the sets to choose from, by --keep-set N without a new search:")
-        for point in curve:
-            chosen = " (written)" if point["recommended"] else ""
-            console.answer(f"    {point['nodes']:>5}: {row_of(point)}{chosen}")
-    if result.extra["rounding"]:
-        console.answer(f"  {result.extra['rounding']}")
-
-
-def _named(node: Mapping[str, Any]) -> str:
-    return f"{node['op']} '{node['name'] or node['outputs'][0]}'"
-
-
-def tell_details(result: Result, console: Console) -> None:
-    """Print which units are kept, and what was measured of the rest."""
-    tell_kept(result.extra["keep_fp32"], console)
-    for output in result.extra["accuracy"][:_SHOWN]:
-        comparison = TensorComparison.from_json(output)
-        console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
-    console.answer(f"  measured on {result.extra['measured_on']}")
-    latency = result.extra["latency_ms"] or {}
-    times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
-    if times:
-        console.answer(f"  one run takes (median, copies included): {', '.join(times)}")
-    tell_uses(result.extra["uses"], console)
+def _use_lines(extra: Mapping[str, Any]) -> Iterator[str]:
+    """Each file that was tried, with its command; those that passed first."""
+    for use in sorted(extra["uses"], key=lambda use: (use["passed"] is not True, use["passed"] is None)):
+        seen = {True: "seen to pass", False: "does not pass", None: "not tried"}[use["passed"]]
+        why = "" if use["passed"] else f" ({use['reason']})"
+        if use["command"] or not use["passed"]:
+            yield f"{seen}{why}: {use['what']}{': ' if use['command'] else ''}{use['command']}"
 
 
 def tell_kept(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -382,14 +331,5 @@ def tell_kept(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
     console.answer_first(nodes, _SHOWN, lambda node: f"  {_named(node)}{in_module(node)}: {node['reason']}", IN_JSON)
 
 
-def tell_uses(uses: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print each file that was tried, with its command; those that passed first."""
-    for use in sorted(uses, key=lambda use: (use["passed"] is not True, use["passed"] is None)):
-        if use["passed"]:
-            if use["command"]:
-                console.answer(f"  seen to pass: {use['what']}: {use['command']}")
-        elif use["passed"] is None:
-            console.answer(f"  not tried ({use['reason']}): {use['what']}: {use['command']}")
-        else:
-            by = f" by {use['command']}" if use["command"] else ""
-            console.answer(f"  does not pass: {use['what']}{by}: {use['reason']}")
+def _named(node: Mapping[str, Any]) -> str:
+    return f"{node['op']} '{node['name'] or node['outputs'][0]}'"

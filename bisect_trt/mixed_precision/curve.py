@@ -1,6 +1,6 @@
 """The search for a fix that holds: a minimal set on the failing samples, then rounds of fresh samples, growing and shrinking.
 
-Each set that is held against fresh samples is a point of a curve: units kept, failing samples, worst error.
+Each set that is run on fresh samples is a point of a curve: units kept, failing samples, worst error.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.search import Task, search_keep
-from bisect_trt.mixed_precision.validation import Fresh, Round, hold_against
+from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep
+from bisect_trt.mixed_precision.validation import Fresh, Round, run_on
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import SEVERE, BuiltinCheck
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.keep import grow_and_shrink
+from bisect_trt.search.keep import first_question, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.inputs import Sample
@@ -26,14 +26,16 @@ from bisect_trt.tensors.inputs import Sample
 CONFIDENCE = 0.95
 ENDED = "the search did not come to its end"
 _ROUNDS = 5
-_LEAST_QUESTIONS, _LEAST_COSTLY_QUESTIONS = 160, 16
-"""Growing and shrinking may ask as many questions as the search for the minimal set asked, and at least so many."""
+_LEAST_PROBES, _LEAST_COSTLY_PROBES = 160, 16
+"""Growing and shrinking may take as many probes as the search for the minimal set took, and at least so many."""
 _MOST_FAILING, _LOOKED_AT = 8, 2
 """So many failing samples of a round have to pass from then on; the activations of so many are looked at."""
 _MARGIN = 0.8
 """The share of the tolerance that failing samples may use afterwards, so that samples like them hold too."""
 _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
+_FEWER = 4
+"""A set that is not to be recommended is run on one fresh sample in so many."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,14 @@ class Point:
         return sum(error > SEVERE for error in self.errors)
 
     @property
-    def worst(self) -> float:
-        """The largest error over its tolerance."""
-        return max(self.errors)
-
-    @property
     def holds(self) -> bool:
         """Whether no more samples fail than may."""
         return self.failed <= self.allowed * len(self.errors) and not self.severe
 
-    def rank(self) -> tuple[bool, int, int, int]:
+    def rank(self) -> tuple[bool, float, int]:
         """Sort key: a set that holds comes before one that does not, then fewer failures, or fewer units where both hold."""
-        held = self.holds
-        return not held, 0 if held else self.severe, 0 if held else self.failed, len(self.units)
+        share = (self.severe * len(self.errors) + self.failed) / len(self.errors)
+        return not self.holds, 0 if self.holds else share, len(self.units)
 
     @property
     def fails_under(self) -> float:
@@ -86,16 +83,11 @@ class Point:
 
     def describe(self) -> str:
         """A sentence without its end."""
-        count = len(self.errors)
-        held = f"held on {count - self.failed} of {count} fresh samples"
-        if self.learned:
-            held += f", {self.learned} of which it was mended on"
-        bound = math.ceil(1000 * self.fails_under) / 10  # "under 2.3%" of 2.35 would be untrue
-        return f"{held} (95% sure that under {bound:.1f}% fail), worst error {in_tolerances(self.worst)}"
-
-    def row(self) -> str:
-        """How many samples fail, and by how much."""
-        return row_of(self.to_json())
+        held, count = f"held on {len(self.errors) - self.failed}", len(self.errors)
+        learned = f", {self.learned} of which the set was grown for" if self.learned else ""
+        bound = math.ceil(1000 * self.fails_under) / 10  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
+        worst = in_tolerances(max(self.errors))
+        return f"{held} of {count} fresh samples{learned} (95% sure that under {bound:.1f}% fail), worst error {worst}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the worst error is ``null`` for NaN or Inf."""
@@ -103,7 +95,7 @@ class Point:
             "samples": len(self.errors),
             "passed": len(self.errors) - self.failed,
             "severe": self.severe,
-            "worst_error": self.worst if math.isfinite(self.worst) else None,
+            "worst_error": max(self.errors) if math.isfinite(max(self.errors)) else None,
             "confidence": CONFIDENCE,
             "fails_under": self.fails_under,
             "learned": self.learned,
@@ -128,231 +120,223 @@ def in_tolerances(error: float) -> str:
     return f"{error:.2g} of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
 
 
-@dataclass(frozen=True)
-class PrecisionAnswer:
-    """The end of a search.
+class Fix(Watcher):
+    """The search for a fix that holds; the output file has the best set so far.
 
     Attributes:
+        task: The search.
         minimum: The units that the given samples need, and whether that is proven.
-        units: The units that are recommended.
-        curve: The sets that were held against fresh samples.
-        drawn: How the fresh samples were made, and how many were dropped, in words.
-        why: Why none were drawn, if so.
-    """
-
-    minimum: Minimum
-    units: Subset
-    curve: tuple[Point, ...] = ()
-    drawn: str = ""
-    why: str | None = None
-
-    @property
-    def point(self) -> Point | None:
-        """The recommended set on the curve; ``None`` where it was not held against fresh samples."""
-        return next((point for point in reversed(self.curve) if point.units == self.units), None)
-
-
-class Progress(Watcher):
-    """The best answer so far, which is also what the output file holds.
-
-    Attributes:
-        answer: The answer; ``None`` before the minimal set is known.
+        units: The units that are recommended; ``None`` before a set is known that is enough.
+        written: The units of the set in the output file; ``None`` where nothing is written.
+        curve: The sets that were run on fresh samples.
+        why: Why none was, if so.
+        everywhere: Whether most units have to stay in floats because each rounds a little, not because a few break.
     """
 
     def __init__(self, task: Task) -> None:
         """Write each much smaller set of the search for the minimal one as it is seen to pass."""
-        self._task = task
-        self.answer: PrecisionAnswer | None = None
-        self._written: Subset | None = None
+        self.task = task
+        self.minimum = Minimum(frozenset(), proven=False, why=ENDED)
+        self.units: Subset | None = None
+        self.written: Subset | None = None
+        self.curve: list[Point] = []
+        self.why: str | None = ENDED
+        self.everywhere = False
+        self._fresh: Fresh | None = None
+        self._samples: Round | None = None
+        self._start: Subset = frozenset()  # part of each set that is recommended
+        self._failing, self._worst = Round(), list[Sample]()
+        self._learned: set[int] = set()  # of the user's samples, which are the same in each round
+        self._dropped = 0
         task.prober.ledger.watchers += (self,)
+
+    @property
+    def kept(self) -> Subset:
+        """The units that are recommended; all before a set is known that is enough."""
+        return self.task.everything if self.units is None else self.units
+
+    @property
+    def point(self) -> Point | None:
+        """The recommended set on the curve; ``None`` where it was not run on fresh samples."""
+        return next((point for point in reversed(self.curve) if point.units == self.units), None)
+
+    @property
+    def drawn(self) -> str:
+        """How the fresh samples were made, and how many were dropped, in words."""
+        drawn = "" if self._fresh is None else self._fresh.drawn
+        high = self.task.space.high
+        return f"{drawn}; {self._dropped} dropped, on which the model fails in {high} too" if self._dropped else drawn
 
     def probed(self, record: Record) -> None:
         """Write the set of a candidate that passed, if it is much smaller than the one on the disk."""
-        task, passed = self._task, self._task.prober.ledger.passed
-        if self.answer is not None or record.verdict is not Verdict.PASS or not passed or passed[-1].key != record.key:
+        task, passed = self.task, self.task.prober.ledger.passed
+        if self.units is not None or record.verdict is not Verdict.PASS or not passed or passed[-1].key != record.key:
             return
-        units, before = passed[-1].units, self._written or task.everything
+        units = passed[-1].units
+        most = len(task.everything) - 1 if self.written is None else _SMALLER * len(self.written)
         # Nothing is written where the model passes with everything lowered: precision is not the reason then.
-        if 0 < len(units) <= _SMALLER * len(before) and task.lowering.candidate(units).key == record.key:
+        if 0 < len(units) <= most and task.lowering.candidate(units).key == record.key:
             with suppress(UsageError):  # where there is no room, the search goes on, and the answer is printed
                 task.lowering.write(units, task.settings.output)
-                self._written = units
+                self.written = units
 
-    def keep(self, answer: PrecisionAnswer) -> None:
-        """Write an answer, unless its set is written already: an engine that is built again is another one.
+    def keep(self, units: Subset, *, again: bool = False) -> None:
+        """Recommend and write a set, unless it is written already: an engine that is built again is another one.
+
+        Args:
+            units: The set.
+            again: Whether to write over the answer of another search, which went on from this one.
 
         Raises:
             UsageError: It cannot be written.
         """
-        self.answer = answer
-        if self._written != answer.units:
-            self._task.lowering.write(answer.units, self._task.settings.output)
-            self._written = answer.units
+        self.units = units
+        if self.written != units or again:
+            self.task.lowering.write(units, self.task.settings.output)
+            self.written = units
 
-    def rewrite(self, answer: PrecisionAnswer) -> None:
-        """Write an answer over that of another search, which went on from it."""
-        self._written = None
-        self.keep(answer)
+    def search(self, *, nothing_may_pass: bool = False) -> None:
+        """Find the minimal set, and the set that holds on fresh samples; both are written as soon as they are known.
 
+        Raises:
+            DoesNotReproduce: Precision is not the reason.
+            BudgetSpent: No more probes may be made.
+            UsageError: The answer cannot be written.
+        """
+        task = self.task
+        nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
+        self._fresh = Fresh.of(task)
+        if nothing is None and task.cheap and task.settings.most is None:
+            self._begin(self._fresh)
+        self.minimum = nothing or search_keep(task)
+        for step in self.minimum.steps:
+            task.console.say(f"  {step}")
+        task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
+        if not self.curve:
+            self.keep(self.minimum.units)
+        task.space.measure(task)
+        self._run_rounds(self._fresh)
+        if self.curve:
+            self._look_at_small(self._fresh)
 
-def find_answer(task: Task, progress: Progress, *, nothing_may_pass: bool = False) -> PrecisionAnswer:
-    """The minimal set, and the set that holds on fresh samples; both are written as soon as they are known.
+    def _begin(self, fresh: Fresh) -> None:
+        """Before the minimal set is searched: the units that the search starts with, if they are enough."""
+        task, certain = self.task, self.task.space.certain
+        first = first_question(task.lowering.units, [each.unit for each in task.space.suspects])
+        if self._why_none(fresh) is None and first < task.everything and self._passes_on_given(first):
+            self._start, self._samples = first, fresh.round(0)
+            if self._samples is not None:
+                self._run_on(first, self._samples if first == certain else self._fewer(self._samples))
 
-    Raises:
-        DoesNotReproduce: Precision is not the reason.
-        BudgetSpent: No more probes may be made.
-        UsageError: The answer cannot be written.
-    """
-    minimum = search_keep(task, nothing_may_pass=nothing_may_pass)
-    for step in minimum.steps:
-        task.console.say(f"  {step}")
-    task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
-    progress.keep(PrecisionAnswer(minimum, minimum.units, why=ENDED))
-    task.space.measure(task)
-    _Rounds(task, minimum, progress).run()
-    assert progress.answer is not None, "it was kept"
-    return progress.answer
+    def _why_none(self, fresh: Fresh) -> str | None:
+        """Why no set is run on fresh samples, if so."""
+        return _why_not_judged(self.task) or fresh.why_none
 
-
-def rounding_everywhere(task: Task, answer: PrecisionAnswer) -> bool:
-    """Whether most units have to stay in floats, because each rounds a little, and not because a few break."""
-    return 2 * max(len(task.space.certain), 1) < len(answer.units) > len(task.everything) / 2
-
-
-def _why_not_held(task: Task) -> str | None:
-    """Why the check says nothing of other samples, if so."""
-    check = task.prober.runner.check
-    if isinstance(check, PromptCheck):
-        return "you are the check"
-    if isinstance(check, MetricCheck):
-        return "the metric is of a whole set, on which the answer is measured"
-    if not isinstance(check, BuiltinCheck):
-        return "what a check of yours says of other inputs is for it to say"
-    return None
-
-
-@dataclass
-class _Rounds:
-    """Rounds of fresh samples; after each the set grows, and shrinks again, on all failing samples seen."""
-
-    task: Task
-    minimum: Minimum
-    progress: Progress
-    curve: list[Point] = field(default_factory=list)
-    failing: Round = field(default_factory=Round)
-    worst: list[Sample] = field(default_factory=list)
-    learned: set[int] = field(default_factory=set)  # of the user's samples, which are the same in each round
-    dropped: int = 0
-    start: Subset = frozenset()  # part of each set that is recommended
-    fresh: Fresh = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.fresh = Fresh.of(self.task)
-
-    def run(self) -> None:
-        """Hold sets against fresh samples until one holds, or the questions for that are spent."""
-        task, minimal = self.task, self.minimum.units
-        why = _why_not_held(task)
-        known = minimal | task.space.certain
-        self.start = known if why is None and (known == minimal or self._passes_on_given(known)) else minimal
-        why = why or self.fresh.why_none
-        if why is not None:
-            self._keep(why)
+    def _run_rounds(self, fresh: Fresh) -> None:
+        """Run sets on fresh samples until one holds, or the probes for that are spent."""
+        task, minimal, certain = self.task, self.minimum.units, self.task.space.certain
+        known = minimal | certain
+        began = next((point for point in self.curve if point.units == known == certain), None)
+        enough = began or known == minimal or (_why_not_judged(task) is None and self._passes_on_given(known))
+        self._start = known if enough else minimal
+        self.why = self._why_none(fresh)
+        samples = self._samples or (None if self.why else fresh.round(0))
+        if samples is None:
+            self.why = self.why or "the reference does not run on other inputs"
+            self.keep(self._start)
             return
         task.console.step("Does it hold on other inputs?")
-        task.console.say(f"  fresh samples: {self.fresh.drawn}")
-        units: Subset | None = self.start
-        left = self._questions()
-        for number in range(_ROUNDS):
-            samples = self.fresh.round(number)
-            if samples is None:
-                self._keep("the reference does not run on other inputs")
-                return
-            if number == 0 and minimal != self.start and task.cheap:
-                self._hold(minimal, samples)
-            assert units is not None
-            point = self._hold(units, samples)
-            if point is None or point.holds or left <= 0 or number == _ROUNDS - 1:
+        task.console.say(f"  fresh samples: {fresh.drawn}")
+        if minimal != self._start and task.cheap:
+            self._run_on(minimal, self._fewer(samples))
+        asked = len(task.prober.ledger.records)
+        left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
+        units, point = self._start, began or self._run_on(self._start, samples)
+        for number in range(1, _ROUNDS):
+            if point is None or point.holds or left <= 0:
                 break
             asked = len(task.prober.ledger.records)
-            units = grow_and_shrink(
-                self.start, units, task.space.order(self.worst), self._clears, most=max(2 * left // 3, 1)
-            )
+            most, order = max(2 * left // 3, 1), task.space.order(self._worst)
+            grown = grow_and_shrink(self._start, units, order, self._clears, most=most)
             left -= len(task.prober.ledger.records) - asked
-            if units is None or not self._passes_on_given(units):  # more units did harm
+            samples = fresh.round(number)
+            if grown is None or samples is None or not self._passes_on_given(grown):  # more units did harm
                 break
-        assert self.progress.answer is not None, "a point was kept"
-        if task.cheap and rounding_everywhere(task, self.progress.answer):
-            self._look_at_small()
+            units, point = grown, self._run_on(grown, samples)
+        self._keep_best()
 
-    def _look_at_small(self) -> None:
-        """Where most of the model has to stay in floats, see how the units that are known to break do alone."""
-        small, samples = self.task.space.certain, self.fresh.round(_ROUNDS)
-        if samples is not None and small < self.start:
-            self._hold(small, samples)
+    def _look_at_small(self, fresh: Fresh) -> None:
+        """Where most of the model has to stay in floats, run the units that are known to break alone."""
+        task, small = self.task, self.task.space.certain
+        self.everywhere = 2 * max(len(small), 1) < len(self.kept) > len(task.everything) / 2
+        samples = fresh.round(_ROUNDS) if self.everywhere and task.cheap and small < self._start else None
+        if samples is not None:
+            self._run_on(small, self._fewer(samples))
 
-    def _questions(self) -> int:
-        asked = len(self.task.prober.ledger.records)
-        return max(asked, _LEAST_QUESTIONS if self.task.cheap else _LEAST_COSTLY_QUESTIONS)
+    def _fewer(self, samples: Round) -> Round:
+        """A part of drawn samples, for a set that is not to be recommended."""
+        given = self._fresh is not None and self._fresh.given
+        return samples if given else samples.only(range(0, len(samples.files), _FEWER))
 
-    def _keep(self, why: str | None = None) -> None:
-        """Write the best set so far that holds ``start``: the smallest that holds, else the one that fails least."""
-        best = min((point for point in self.curve if self.start <= point.units), key=Point.rank, default=None)
-        drawn = self.fresh.drawn
-        if self.dropped:
-            drawn += f"; {self.dropped} dropped, on which the model fails in {self.task.space.high} too"
-        answer = PrecisionAnswer(self.minimum, self.start, tuple(self.curve), drawn, why)
-        self.progress.keep(answer if best is None else replace(answer, units=best.units))
+    def _keep_best(self) -> None:
+        """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""
+        best = min((point for point in self.curve if self._start <= point.units), key=Point.rank, default=None)
+        self.keep(self._start if best is None else best.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
-        """Whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
+        """Return whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
         task = self.task
         engine_cache = getattr(task.prober.runner.check, "engine_cache", None)
         if engine_cache is not None:
             engine_cache.clear()
         return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
 
-    def _hold(self, units: Subset, samples: Round) -> Point | None:
-        """Hold a set against samples, as a new point of the curve; ``None`` where they cannot be compared."""
-        task = self.task
-        outcome = hold_against(task, units, samples, f"{len(samples.files)} fresh samples")
-        if not outcome.errors:
-            self._keep(f"they cannot be compared: {outcome.reason}")
-            return None
-        errors = dict(enumerate(outcome.errors))
-        failing = self._really_failing(samples, [place for place, error in errors.items() if error > 1])
-        dropped = [place for place, error in errors.items() if error > 1 and place not in failing]
-        self.dropped += len(dropped)
-        kept = tuple(error for place, error in errors.items() if place not in dropped)
+    def _run_on(self, units: Subset, samples: Round) -> Point | None:
+        """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
+        task, given = self.task, self._fresh is not None and self._fresh.given
+        outcome = run_on(task, units, samples, f"{len(samples.files)} fresh samples")
+        errors = outcome.errors
+        failing = self._really_failing(samples, [place for place, error in enumerate(errors) if error > 1])
+        kept = tuple(error for place, error in enumerate(errors) if error <= 1 or place in failing)
+        self._dropped += len(errors) - len(kept)
         if not kept:
-            self._keep(f"on none of them the model passes in {task.space.high}")
+            unable = f"they cannot be compared: {outcome.reason}"
+            self.why = f"on none of them the model passes in {task.space.high}" if errors else unable
+            self._keep_best()
             return None
-        learned = len(self.learned) if self.fresh.given else 0
-        point = Point(units, kept, task.space.allowed, learned)
+        point = Point(units, kept, task.space.allowed, len(self._learned) if given else 0)
         self.curve.append(point)
-        self._keep()
-        task.console.say(f"  {task.space.count(len(units))} in {task.space.high}: {point.row()}")
-        failing.sort(key=lambda place: -errors[place])
+        self._keep_best()
+        task.console.say(f"  {task.space.count(len(units))} in {task.space.high}: {row_of(point.to_json())}")
         if not point.holds:
-            self.learned.update(failing)
+            failing.sort(key=lambda place: -errors[place])
+            self._learned.update(failing)
             more = samples.only(failing[:_MOST_FAILING])
-            self.failing = samples.only(sorted(self.learned)) if self.fresh.given else more + self.failing
-            self.worst += more.samples[:_LOOKED_AT]
+            self._failing = samples.only(sorted(self._learned)) if given else more + self._failing
+            self._worst += more.samples[:_LOOKED_AT]
         return point
 
     def _really_failing(self, samples: Round, failing: Sequence[int]) -> list[int]:
-        """Those of failing samples on which the model passes with nothing lowered; the others say nothing of precision."""
+        """Those of failing samples on which the model passes with nothing lowered; precision does not explain the others."""
         if not failing:
             return []
-        outcome = hold_against(self.task, self.task.everything, samples.only(failing), f"{len(failing)} that failed")
+        outcome = run_on(self.task, self.task.everything, samples.only(failing), f"{len(failing)} that failed")
         return [place for place, error in zip(failing, outcome.errors, strict=False) if error <= 1]
 
     def _clears(self, units: Subset) -> Verdict:
         """Whether a set passes on all failing samples seen, with a margin."""
-        if self.task.settings.bits and units == self.task.everything:
+        quantized = bool(self.task.settings.bits)
+        if quantized and units == self.task.everything:
             return Verdict.PASS  # samples on which it fails are dropped
-        count = len(self.failing.files)
-        what = f"the {'1 sample' if count == 1 else f'{count} samples'} that failed"
-        outcome = hold_against(self.task, units, self.failing, what)
-        margin = _MARGIN if not self.task.settings.bits else 1.0
-        return Verdict.PASS if outcome.errors and max(outcome.errors) <= margin else Verdict.FAIL
+        errors = run_on(self.task, units, self._failing, f"{len(self._failing.files)} that failed").errors
+        return Verdict.PASS if errors and max(errors) <= (1.0 if quantized else _MARGIN) else Verdict.FAIL
+
+
+def _why_not_judged(task: Task) -> str | None:
+    """Why the check cannot judge other samples, if so."""
+    check = task.prober.runner.check
+    if isinstance(check, PromptCheck):
+        return "you are the check"
+    if isinstance(check, MetricCheck):
+        return "the metric scores a whole set, on which the answer is measured"
+    return None if isinstance(check, BuiltinCheck) else "a check command judges the samples given"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
-from bisect_trt.mixed_precision.misfit import find_misfit, usual_ratio
+from bisect_trt.mixed_precision.misfit import find_misfit
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.plain import make_plain
 from bisect_trt.mixed_precision.search import PrecisionSpace, Task
@@ -42,17 +42,16 @@ SHARES = {"int8": 0.05, "fp8": 0.12, "int4": 0.3}
 About twice what models of a few layers are off by with scales that fit; of several types the largest counts.
 """
 _BAD, _CLEAR = 1.5, 3.0
-"""A scale that costs so many bits more than usual is suspected; so many more, and it is wrong whatever the samples here say."""
-_LOOKED_AT, _MEASURED = 4, 2
-"""Samples whose values are held against the scales, and samples on which the cost of each group is measured."""
-_RANDOM = 4
+"""A scale that costs so many bits is suspected; one that costs so many is wrong whatever the samples show."""
+_LOOKED_AT, _MEASURED, _RANDOM = 4, 2, 4
+"""Samples that scales are compared with; samples on which each group is measured; random samples where none are given."""
 _INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "ConvInteger",
             "GatherBlockQuantized", "QMoE", "QGemm", "QAttention", "QEmbedLayerNormalization")  # fmt: skip
-"""How the names of operators begin that compute with integers themselves: ONNX's and ONNX Runtime's own."""
+"""Prefixes of operators that compute with integers themselves: those of ONNX and of ONNX Runtime."""
 
 
 class GroupSpace(PrecisionSpace):
-    """The Q/DQ groups of the types that are asked for.
+    """The Q/DQ groups of the types that are searched.
 
     Attributes:
         groups: The groups, by unit.
@@ -79,32 +78,29 @@ class GroupSpace(PrecisionSpace):
         assert "reference" not in vars(subject), "it would be a run of the quantized model"
         subject.truth, self.groups = self.plain.truth, self.plain.groups
         self._settings, self._left = settings, quantized.left
+        self._values: Reference | None = None
         lowering = GroupLowering(subject, self.groups, self.plain.weights, settings.low)
         super().__init__(subject, lowering, ())
         references = [self.values(), *self.values().more][:_LOOKED_AT]
         self.misfits = [
             [find_misfit(subject, self.plain, pair, references) for pair in group.pairs] for group in self.groups
         ]
-        self._usual = math.log2(usual_ratio([each for found in self.misfits for each in found]))
-        self._measured, self._refused = False, False
+        self._kernels: dict[str, Any] | None = None
         self._everything: float | None = None
         """The error with all groups quantized."""
         self._alone: dict[str, list[float | None]] = {}
         """The errors with each group alone in floats (``removed``), and alone quantized (``quantized``), if measured."""
-        ranked = sorted(lowering.units, key=lambda unit: (-self._bits_lost(unit), unit))
+        self._lost = [max((each.bits_lost for each in found if each.bad), default=0.0) for found in self.misfits]
         self.suspects = [
-            Suspect(unit, LOSES + min(self._bits_lost(unit), 32.0) / 33, *self._reason(unit))
-            for unit in ranked
-            if self._bits_lost(unit) > _BAD + self._usual
+            Suspect(unit, LOSES + min(self._lost[unit], 32.0) / 33, *self._reason(unit))
+            for unit in sorted(lowering.units, key=lambda unit: (-self._lost[unit], unit))
+            if self._lost[unit] > _BAD
         ]
 
     @property
     def certain(self) -> Subset:
         """The groups with a scale that is wrong whatever it does on the samples given."""
-        return frozenset(unit for unit in self.lowering.units if self._bits_lost(unit) > _CLEAR + self._usual)
-
-    def _bits_lost(self, unit: int) -> float:
-        return max((each.bits_lost for each in self.misfits[unit] if each.bad), default=0.0)
+        return frozenset(unit for unit in self.lowering.units if self._lost[unit] > _CLEAR)
 
     def _reason(self, unit: int) -> tuple[str, str]:
         """The rule and the sentence of the worst problem of a group; empty if there is none."""
@@ -113,16 +109,14 @@ class GroupSpace(PrecisionSpace):
                 return rule, f"'{each.pair.tensor}': {sentence}"
         return "", ""
 
-    def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were held against given samples
+    def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were compared with given samples
         """The groups that cost most alone first; where that is not measured, those whose scales fit worst."""
-        costs = [cost or 0.0 for cost in self._alone.get("quantized", map(self._bits_lost, self.lowering.units))]
+        costs = [cost or 0.0 for cost in self._alone.get("quantized", self._lost)]
         return sorted(self.lowering.units, key=lambda unit: (-costs[unit], unit))
 
     def label(self, unit: int) -> str:
         """The name of a group."""
         return self.groups[unit].name
-
-    name = label
 
     def describe(self, units: Subset) -> list[dict[str, Any]]:
         """Groups as nodes are described: the first operator, and what the group has."""
@@ -149,50 +143,33 @@ class GroupSpace(PrecisionSpace):
         return [node for unit in sorted(units) for node in self.subject.describe_nodes(self.groups[unit].operators)]
 
     def extra(self, kept: Subset, minimal: Subset) -> dict[str, Any]:
-        """The table of groups, what is right, and whether kernels are to blame."""
-        error, target = self._everything, self._settings.target
-        to_blame = target is not None and error is not None and error <= 1 and not self._refused
-        sentence = (
-            "with graph optimisations off, where Q/DQ is computed in floats as written, the quantized model passes: the failure "
-            f"comes from how {target.describe()} computes with integers (on CPUs without VNNI products of uint8 and int8 "
-            "saturate: quantize with reduce_range=True)"
-            if to_blame and target is not None
-            else None
-        )
+        """The table of groups, the reference, and whether kernels are to blame."""
         original = self._settings.options.reference
         return {
             "groups": [self._row(unit, kept, minimal) for unit in self.lowering.units],
             "not_lowered": len(self._left),
             "reference": "the model without Q/DQ" if original is None else str(original),
-            "error_all_quantized": _finite(error),
-            "kernels": {"error_as_written": _finite(error), "to_blame": to_blame, "sentence": sentence}
-            if self._measured and target is not None
-            else None,
+            "error_all_quantized": _finite(self._everything),
+            "kernels": self._kernels,
         }
 
     def _row(self, unit: int, kept: Subset, minimal: Subset) -> dict[str, Any]:
         """A group of the table."""
-        misfits, alone, entry = self.misfits[unit], self._alone, self._entry(unit)
-        rule, sentence = self._reason(unit)
+        alone, entry, (rule, sentence) = self._alone, self._entry(unit), self._reason(unit)
         return {
             "id": unit,
             "name": self.groups[unit].name,
             "operators": self.subject.describe_nodes(self.groups[unit].operators),
             **{key: entry[key] for key in ("nodes", "scales", "zero_points")},
-            "tensors": [each.to_json(self.subject.network) for each in misfits],
+            "tensors": [each.to_json(self.subject.network) for each in self.misfits[unit]],
             "kept": unit in kept,
             "minimal": unit in minimal,
             "suspected": any(each.unit == unit for each in self.suspects),
-            "bits_lost": round(max((each.bits_lost for each in misfits), default=0.0), 3),
+            "bits_lost": round(max((each.bits_lost for each in self.misfits[unit]), default=0.0), 3),
             "error_alone_removed": _finite(alone["removed"][unit]) if alone else None,
             "error_alone_quantized": _finite(alone["quantized"][unit]) if alone else None,
             "rule": rule or None,
             "reason": sentence or None,
-            "reasons": [
-                {"tensor": each.pair.tensor, "scale": each.pair.scale, "rule": found, "sentence": said}
-                for each in misfits
-                for found, said in each.problems
-            ],
         }
 
     def measure(self, task: Task) -> None:
@@ -201,51 +178,55 @@ class GroupSpace(PrecisionSpace):
         That computes what Q/DQ says, whichever target the search is for: for all groups a target that builds engines would
         take hours. It decides nothing.
         """
-        check, self._refused = task.prober.runner.check, task.not_run is not None
+        check, target = task.prober.runner.check, self._settings.target
         if not isinstance(check, BuiltinCheck):
             return
-        error, lowering, everything = (
-            _meter(self.subject, check.tolerance),
-            self.lowering,
-            frozenset(self.lowering.units),
-        )
-
-        def each(sets: Iterable[Subset]) -> list[float | None]:
-            return [error(lowering.candidate(units).proto) for units in sets]
-
+        error, units = _meter(self.subject, check.tolerance), self.lowering.units
+        everything = frozenset(units)
         if self._settings.options.sensitivity:
             task.console.step("What does each group cost, alone?")
             self._alone = {
-                "removed": each(frozenset({unit}) for unit in lowering.units),
-                "quantized": each(everything - {unit} for unit in lowering.units),
+                "removed": [error(self.lowering.candidate(frozenset({unit})).proto) for unit in units],
+                "quantized": [error(self.lowering.candidate(everything - {unit}).proto) for unit in units],
             }
-        self._everything, self._measured = each([frozenset()])[0], True
+        self._everything = error(self.lowering.candidate(frozenset()).proto)
+        if target is not None:
+            to_blame = self._everything is not None and self._everything <= 1 and task.not_run is None
+            sentence = (
+                "with graph optimisations off, where Q/DQ is computed in floats as written, the quantized model passes: the "
+                f"failure comes from how {target.describe()} computes with integers (on CPUs without VNNI products of uint8 "
+                "and int8 saturate: quantize with reduce_range=True)"
+            )
+            written = _finite(self._everything)
+            self._kernels = {
+                "error_as_written": written,
+                "to_blame": to_blame,
+                "sentence": sentence if to_blame else None,
+            }
 
     def values(self) -> Reference:
         """The values of the tensors of all models that groups are taken out of."""
-        if self.plain.truth is self.plain.network:
-            return self.subject.reference
+        subject, plain = self.subject, self.plain
+        if plain.truth is plain.network:
+            return subject.reference
         if self._values is None:
-            subject = self.subject
+            given = (subject.workspace, subject.models)
             self._values, *more = (
-                Reference(
-                    self.plain.network, sample, subject.workspace, subject.models, 5001 + place, subject.swap_limit
-                )
-                for place, sample in enumerate(subject.samples)
+                Reference(plain.network, sample, *given, number, subject.swap_limit)
+                for number, sample in enumerate(subject.samples, 5001)
             )
             for each in more:
                 self._values.add(each)
         return self._values
 
-    _values: Reference | None = None
-
     def notes(self) -> Iterator[str]:
         """What is quantized and is neither searched nor taken out of the reference, a sentence each."""
         left, operators = self._left, _integer_operators(self.subject)
         if left:
-            nodes = "1 node that quantizes or dequantizes stays as it is"
-            nodes = nodes if len(left) == 1 else f"{len(left)} nodes that quantize or dequantize stay as they are"
-            yield f"{nodes}, in the reference too: {next(iter(left.values()))}"
+            yield (
+                f"nodes that quantize or dequantize and stay as they are, in the reference too: {len(left)}; "
+                f"{next(iter(left.values()))}"
+            )
         if operators:
             yield f"operators that compute with integers stay as they are, in the reference too: {', '.join(operators[:4])}"
         if self.plain.why is not None:
@@ -257,18 +238,18 @@ def _meter(subject: Subject, tolerance: ToleranceOptions) -> Callable[[onnx.Mode
 
     It is the largest of any output, infinite for a NaN, and ``None`` where the model does not run; past 1 the model fails.
     """
-    references = [subject.reference, *subject.reference.more][:_MEASURED]
+    outputs = tuple(subject.network.outputs)
     samples = tuple(
         SampleFiles(
             subject.models.feed(f"sensitivity-in-{place}", reference.inputs),
-            subject.models.feed(f"sensitivity-out-{place}", reference.select(subject.network.outputs)),
+            subject.models.feed(f"sensitivity-out-{place}", reference.select(outputs)),
         )
-        for place, reference in enumerate(references)
+        for place, reference in enumerate([subject.reference, *subject.reference.more][:_MEASURED])
     )
 
     def error(model: onnx.ModelProto) -> float | None:
-        path, names = subject.models.write("sensitivity", model), tuple(subject.network.outputs)
-        request = Compare(reference_settings(), path, samples, tolerance, names=names, every=True)
+        path = subject.models.write("sensitivity", model)
+        request = Compare(reference_settings(), path, samples, tolerance, names=outputs, every=True)
         reply = subject.workers.ask(request, here=True)
         return None if isinstance(reply, Failed) else max(map(_over, reply.comparisons), default=None)
 
@@ -311,7 +292,7 @@ def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str])
 
 
 def is_default(given: ToleranceOptions) -> bool:
-    """Whether the user gives no tolerance and no other comparison."""
+    """Return whether the user gives no tolerance and no other comparison."""
     own = given.compare_as is Algorithm.SIMPLE and given.compare_func_script is None
     return own and not (given.atol or given.rtol or given.check_error_stat)
 
@@ -340,16 +321,13 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     Returns:
         The target, and how it had to be set up for it, if so.
     """
-    plugin = target.target
+    plugin, models = target.target, subject.models
     if not plugin.emulates_low(target):
         return target, None
-    models = subject.models
     path, inputs = models.write("quantized", subject.network.proto), models.feed("quantized-in", subject.samples[0])
     made = subject.workspace.scratch("quantized.made.npz")
     failed = models.collect(path, inputs, made, target)
-    if failed is None:
-        return target, None
-    if isinstance(target.of(plugin.own), OnnxRuntimeSettings):
+    if failed is not None and isinstance(target.of(plugin.own), OnnxRuntimeSettings):
         other = target.with_own(graph_optimization_level=OFF)
         if models.collect(path, inputs, made, other) is None:
             return other, (
@@ -360,7 +338,7 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
 
 
 def _chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSettings) -> list[Group]:
-    """The groups of the types that are asked for.
+    """The groups of the types that are searched.
 
     Raises:
         UsageError: There are none.
@@ -368,30 +346,28 @@ def _chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSe
     path, wanted = subject.settings.path, {name for bits in settings.bits for name in TYPES[bits]}
     types = {group: {p.type_name for p in group.pairs if p.kind != "bias"} for group in quantized.groups}
     chosen = [group for group in quantized.groups if types[group] & wanted]
+    operators, left = ", ".join(_integer_operators(subject)[:4]), next(iter(quantized.left.values()), None)
     if chosen:
         return chosen
-    asked = " and ".join(f"--{bits}" for bits in settings.bits)
     if types:
         found = set().union(*types.values())
         flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & found)
-        raise UnsuitableModelError(
-            f"{path} has nothing quantized that {asked} is about, but {', '.join(sorted(found))}; give {flags}."
+        options = " and ".join(f"--{bits}" for bits in settings.bits)
+        why = f"nothing quantized for {options}, but {', '.join(sorted(found))}; give {flags}"
+    elif operators:
+        why = (
+            f"operators that compute with integers themselves ({operators}), which cannot be searched one by one; quantize in "
+            "QDQ format (onnxruntime.quantization.quantize_static: quant_format=QuantFormat.QDQ) and give that model"
         )
-    operators = _integer_operators(subject)
-    if operators:
-        raise UnsuitableModelError(
-            f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
-            "cannot be taken back one by one; quantize in QDQ format (onnxruntime.quantization.quantize_static: "
-            "quant_format=QuantFormat.QDQ) and give that model."
+    elif left is not None:
+        why = f"no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}"
+    else:
+        why = (
+            "no QuantizeLinear or DequantizeLinear node, so there is nothing to search; quantize it first, for example by "
+            "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that model, with "
+            f"--reference {path}"
         )
-    left = next(iter(quantized.left.values()), None)
-    if left is not None:
-        raise UnsuitableModelError(f"{path} has no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}.")
-    raise UnsuitableModelError(
-        f"{path} has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back; quantize it first, for "
-        "example by onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that "
-        f"model, with --reference {path}."
-    )
+    raise UnsuitableModelError(f"{path} has {why}.")
 
 
 def _integer_operators(subject: Subject) -> list[str]:

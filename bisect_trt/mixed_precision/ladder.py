@@ -1,12 +1,12 @@
 """Ladders of precisions: what cannot stay quantized, and what never was, goes to fp16 where that passes, to fp32 else.
 
-The search for groups says which leave the quantized rung. The same search, of nodes, then says which of the floats have to be
+The search for groups finds which leave the quantized rung. The same search, of nodes, then finds which of the floats have to be
 in fp32 for the rest to be in fp16; each rung's answer is 1-minimal with the rungs below as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +14,11 @@ from onnx import TensorProto
 
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.answer import (
-    deliver,
-    tell_details,
-    tell_safe,
-    tell_suspects,
-    write_answer,
-)
-from bisect_trt.mixed_precision.curve import PrecisionAnswer, Progress, find_answer
+from bisect_trt.mixed_precision.answer import deliver, tell, tell_suspects, write_answer
+from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
 from bisect_trt.mixed_precision.lowering import known_types
 from bisect_trt.mixed_precision.nodes import NodeSpace, make_lowering
-from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
@@ -44,107 +37,79 @@ _EPILOGUES = (
 """Operators that runtimes compute together with the operator before, where the result is quantized again."""
 
 
-def deliver_ladder(task: Task, answer: PrecisionAnswer, progress: Progress) -> Result:
+def deliver_ladder(fix: Fix) -> Result:
     """Search the rungs above the first one, and deliver the answer of all.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
+    task, groups, minimum = fix.task, fix.kept, fix.minimum
     space, settings, network = task.space, task.settings, task.subject.network
-    types = known_types(task.subject)
+    types, half = known_types(task.subject), settings.half
     if not isinstance(space, GroupSpace):
-        result = deliver(task, answer)
-        lowered = [network.order[unit] for unit in task.lowering.units if unit not in answer.units]
-        result.extra["ladder"] = _ladder(settings.rungs, node_rungs(network, {}, lowered, settings.half, types))
+        result = deliver(fix)
+        low = {network.order[unit] for unit in task.lowering.units if unit not in groups}
+        result.extra["ladder"] = _ladder(task, node_rungs(network, {}, low, half, types))
         return result
-    climbed, why = _climb(task, space, answer, progress)
-    half, low = None if climbed is None else settings.half, set[int]()
-    if climbed is not None:
-        above, upper = climbed
-        order = above.subject.network.order
-        low = {order[unit] for unit in above.lowering.units if unit not in upper.units}
-    floats = space.lowering.floats(answer.units)
-    ladder = _ladder(settings.rungs, node_rungs(floats, quantized_nodes(floats), low, half, types))
-    searches = [(task, answer)] if climbed is None else [(task, answer), climbed]
-    ladder |= {"steps": _steps(settings, searches), "why": why}
+    upper, why = _climb(fix, space)
+    floats, low = space.lowering.floats(groups), set[int]()
+    if upper is not fix:
+        order = upper.task.subject.network.order
+        low = {order[unit] for unit in upper.task.lowering.units if unit not in upper.kept}
+    ladder = _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)) | {"why": why}
     task.console.step("Written and read back: does it pass?")
-    minimum = write_answer(*searches[-1])
-    extra = task.result.extra
-    extra |= space.extra(answer.units, answer.minimum.units) | {
+    nodes = write_answer(upper)
+    lowered, extra = len(task.lowering.units) - len(groups), task.result.extra
+    extra |= space.extra(groups, minimum.units) | {
         "ladder": ladder,
         "precision": settings.low,
-        "lowered": len(task.lowering.units) - len(answer.units),
+        "lowered": lowered,
     }
     on_half = {first_output(floats.nodes[index]) for index in low}
     for group in extra["groups"]:
         outputs = {first_output(network.nodes[index]) for index in space.groups[group["id"]].operators}
-        high = settings.half if outputs and outputs <= on_half else "fp32"
-        group["rung"] = space.groups[group["id"]].rung if group["id"] not in answer.units else high
-    if climbed is not None:
-        groups, nodes = answer.minimum, minimum
-        minimum = replace(groups, why=groups.why or nodes.why)
-        if groups.proven and not nodes.proven:
-            minimum = replace(groups, proven=False, why=nodes.why)
-    task.conclude(minimum)
-    task.result.culprits = space.culprits(answer.minimum.units)
-    _tell(task, ladder)
+        high = half if outputs and outputs <= on_half else "fp32"
+        group["rung"] = high if group["id"] in groups else space.groups[group["id"]].rung
+    task.conclude(replace(minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why))
+    task.result.culprits = space.culprits(minimum.units)
+    counts = ", ".join(f"{count} in {rung}" for rung, count in ladder["counts"].items())
+    moved = [
+        f"  '{each['name']}' to {each['rung']}: {each['reason'] or 'needed'}"
+        for each in extra["groups"]
+        if each["kept"]
+    ]
+    head = f"{settings.output}: of its nodes {counts} ({task.result.minimality} on each rung)."
+    tell(task, head, *moved, why and f"  {why}")
     return task.result
 
 
-def _ladder(rungs: Sequence[str], nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = {rung: sum(node["rung"] == rung for node in nodes) for rung in rungs}
-    return {"rungs": [*rungs], "counts": counts, "nodes": nodes}
+def _ladder(task: Task, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    rungs = task.settings.rungs
+    return {
+        "rungs": [*rungs],
+        "counts": {rung: sum(n["rung"] == rung for n in nodes) for rung in rungs},
+        "nodes": nodes,
+    }
 
 
-def _steps(settings: PrecisionSettings, searches: Sequence[tuple[Task, PrecisionAnswer]]) -> list[dict[str, Any]]:
-    """For the result: the units that moved up from each rung."""
-    ends = [settings.low, *([settings.half] if len(searches) > 1 else []), settings.rungs[-1]]
-    return [
-        {
-            "from": start,
-            "to": end,
-            "moved": [task.space.name(unit) for unit in sorted(found.units)],
-            "minimal": [task.space.name(unit) for unit in sorted(found.minimum.units)],
-            "of": len(task.lowering.units),
-            "minimality": "1-minimal" if found.minimum.proven else "unproven",
-        }
-        for start, end, (task, found) in zip(ends, ends[1:], searches, strict=False)
-    ]
+def _climb(fix: Fix, space: GroupSpace) -> tuple[Fix, str | None]:
+    """Search the nodes that are in floats with the groups of an answer taken out.
 
-
-def _tell(task: Task, ladder: Mapping[str, Any]) -> None:
-    """Say how much is on each rung, and what had to move up."""
-    console, result = task.console, task.result
-    counts = ", ".join(f"{count} in {rung}" for rung, count in ladder["counts"].items())
-    task.tell_not_run()
-    console.answer(f"{task.settings.output}: of its nodes {counts} ({result.minimality} on each rung).")
-    for group in result.extra["groups"]:
-        if group["kept"]:
-            console.answer(f"  '{group['name']}' to {group['rung']}: {group['reason'] or 'needed'}")
-    tell_safe(result, console, "1-minimal" if result.extra["minimal_proven"] else "unproven")
-    tell_details(result, console)
-    if ladder["why"]:
-        console.answer(f"  {ladder['why']}")
-    task.tell_why()
-
-
-def _climb(
-    task: Task, space: GroupSpace, answer: PrecisionAnswer, progress: Progress
-) -> tuple[tuple[Task, PrecisionAnswer] | None, str | None]:
-    """Search the nodes that are in floats with the groups of an answer taken out; with the reason where none are lowered."""
-    half = task.settings.half
+    Returns:
+        The last search, and the reason why no nodes are lowered, if so.
+    """
+    task, half = fix.task, fix.task.settings.half
     if half is None:
-        return None, None
+        return fix, None
     task.console.step(f"Of what is not in {task.settings.low}: what has to be in fp32 for the rest to be in {half}?")
     try:
-        above = _task_above(task, space, answer.units)
-        tell_suspects(above)
-        return (above, find_answer(above, Progress(above), nothing_may_pass=True)), None
+        upper = Fix(_task_above(task, space, fix.kept))
+        tell_suspects(upper.task)
+        upper.search(nothing_may_pass=True)
     except (DoesNotReproduce, UsageError) as error:
-        why = f"the floats stay in fp32: {error}"
-        task.console.say(f"  {why}")
-        progress.rewrite(answer)
-        return None, why
+        fix.keep(fix.kept, again=True)
+        return fix, f"the floats stay in fp32: {error}"
+    return upper, None
 
 
 def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
@@ -168,15 +133,14 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)
     nodes = NodeSpace(subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own)
     nodes.allowed, nodes.ways = ALLOWED, space.ways
-    prober = task.prober.beside(_checked(task.prober.runner.check, target, by_layer=by_layer))
+    prober = task.prober.beside(_checked(task.prober.runner.check, target) if by_layer else task.prober.runner.check)
     prober.measured = task.prober.measured
     return Task(subject, task.console, task.result, prober, nodes, own)
 
 
-def _checked(check: Check, target: TargetSettings | None, *, by_layer: bool) -> Check:
+def _checked(check: Check, target: TargetSettings | None) -> Check:
     """The same check, of a target that chooses precisions itself."""
-    if target is None or not by_layer:
-        return check
+    assert target is not None, "it lowers layers"
     if isinstance(check, MetricCheck):
         return replace(check, runs=replace(check.runs, target=target, engine_cache=EngineCache()))
     return replace(check, target=target, engine_cache=EngineCache()) if isinstance(check, BuiltinCheck) else check
@@ -186,16 +150,15 @@ def quantized_nodes(network: Network) -> dict[int, str]:
     """The nodes that are computed in quantized types, and their Q/DQ, each with its rung; the others are in floats.
 
     An operator that reads the output of Q/DQ is; operators after it, up to the next Q, are computed with it. A pair that more
-    than a few operators read (the mask of all layers) says nothing of these.
+    than a few operators read (the mask of all layers) does not show how these are computed.
     """
     quantized = find_quantized(network)
     found: dict[int, str] = dict.fromkeys(quantized.left, "int8")
     for group in quantized.groups:
         found |= {index: group.rung for pair in group.pairs for index in pair.nodes}
-        if len(group.pairs) == 1 and len(group.operators) > HUB:
-            continue
-        for operator in group.operators:
-            found |= dict.fromkeys((operator, *_epilogue(network, operator)), group.rung)
+        if len(group.pairs) > 1 or len(group.operators) <= HUB:
+            for operator in group.operators:
+                found |= dict.fromkeys((operator, *_epilogue(network, operator)), group.rung)
     return found
 
 
@@ -211,14 +174,12 @@ def _epilogue(network: Network, index: int) -> list[int]:
             return []
         index = readers[0]
         others = [name for name in network.nodes[index].input if name and name not in made]
-        if not all(name in network.initializers or _is_constant(network, name) for name in others):
+        # An input of the graph has no producer, and is as little constant as the operator itself.
+        if not all(
+            name in network.initializers or network.constant[network.producer.get(name, index)] for name in others
+        ):
             return []
         chain.append(index)
-
-
-def _is_constant(network: Network, name: str) -> bool:
-    maker = network.producer.get(name)
-    return maker is not None and network.constant[maker]
 
 
 def node_rungs(

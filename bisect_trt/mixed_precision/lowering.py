@@ -55,7 +55,7 @@ class Lowering(ABC):
 
     @abstractmethod
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the answer for use.
+        """Write the answer for use, with the shapes of the original file.
 
         Raises:
             UsageError: It cannot be written.
@@ -66,7 +66,7 @@ class Lowering(ABC):
         """The candidate that was written, with the input shapes of the search."""
 
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - TensorRT alone may write an engine only
-        """Whether an ONNX model is written to ``path``."""
+        """Return whether an ONNX model is written to ``path``."""
         return True
 
 
@@ -112,18 +112,10 @@ class CastLowering(_ModelLowering):
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""
-        return self._made(self.lowered(keep), keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
-
-    def lowered(self, keep: Subset) -> onnx.ModelProto:
-        """The mixed model with the shapes of the search, nothing emulated."""
-        return self._lower(self._proto, keep)
+        return self._made(self._lower(self._proto, keep), keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
 
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the model, with the shapes and the weights of the original file.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
+        """Write the model, with the weights of the original file."""
         source = self._subject.settings
         model = self._lower(_sorted(source.load(), self._subject.network), keep, source.weights)
         save_model(model, source.weights, path, beside=True)
@@ -154,19 +146,9 @@ class LayerLowering(Lowering):
         cast: CastLowering | None,
         left: Collection[int] = (),
     ) -> None:
-        """Prepare.
-
-        Args:
-            subject: The model.
-            units: What may be lowered.
-            target: TensorRT, in the low precision.
-            cast: See above.
-            left: Nodes without a precision of their own: those that Q/DQ quantizes.
-        """
+        """Lower for a target; nodes that are ``left``, because Q/DQ quantizes them, get no precision."""
         super().__init__(subject, units)
-        self._target = target
-        self.cast = cast
-        network = subject.network
+        self._target, self.cast, network = target, cast, subject.network
         lowered = {*left, *(network.order[unit] for unit in units)}
         self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
 
@@ -223,17 +205,9 @@ class GroupLowering(_ModelLowering):
     """By taking QuantizeLinear/DequantizeLinear pairs out of a quantized model."""
 
     def __init__(self, subject: Subject, groups: Sequence[Group], weights: Stored, precision: str) -> None:
-        """Prepare.
-
-        Args:
-            subject: The quantized model.
-            groups: What may be taken out.
-            weights: Weights that are stored quantized, in floats, by the output of the node that dequantizes them.
-            precision: The quantized types, in words.
-        """
+        """Take pairs out of ``groups``; ``weights`` are those that are stored quantized, in floats, by the dequantized tensor."""
         super().__init__(subject, range(len(groups)), precision)
-        self._groups = groups
-        self._weights = weights
+        self._groups, self._weights = groups, weights
 
     def candidate(self, keep: Subset) -> Candidate:
         """The quantized model without the pairs of some groups."""
@@ -245,11 +219,7 @@ class GroupLowering(_ModelLowering):
         return Network(self._without(self._subject.network, keep))
 
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the model, with the shapes of the original file.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
+        """Write the model without the pairs."""
         source = self._subject.settings
         model = onnx.ModelProto()
         model.CopyFrom(self._without(Network(source.load()), keep))
@@ -295,19 +265,17 @@ def refuse_lowered(network: Network, name: str) -> None:
     Raises:
         UsageError: It has low-precision tensors already, or quantized ones.
     """
-    quantized = [index for index, node in enumerate(network.nodes) if node.op_type in _QUANTIZED]
-    if quantized:
-        raise UnsuitableModelError(
-            f"{name} is quantized ({network.describe(quantized[0])}; {len(quantized)} such nodes in all), so what it "
-            "computes in fp32 is not known; give the model from before quantization."
-        )
     types = network.element_types
-    lowered = [tensor for tensor, element in types.items() if element in LOW_TYPES.values()]
-    if lowered:
-        kind = TensorProto.DataType.Name(types[lowered[0]]).lower()
+    found = [
+        f"{network.describe(index)} quantizes" for index, node in enumerate(network.nodes) if node.op_type in _QUANTIZED
+    ]
+    for tensor, element in types.items():
+        if element in LOW_TYPES.values():
+            found.append(f"'{tensor}' is {TensorProto.DataType.Name(element).lower()}")
+    if found:
         raise UnsuitableModelError(
-            f"{name} is in low precision already ('{lowered[0]}' is {kind}; {len(lowered)} such tensors in all), so what "
-            "it computes in fp32 is not known; give the fp32 model that it was made from."
+            f"{name} is quantized or in low precision already ({found[0]}; {len(found)} such nodes and tensors in all), so its "
+            "fp32 values are not known; give the fp32 model that it was made from."
         )
 
 
@@ -354,18 +322,14 @@ def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collect
     """The nodes that some pattern matches; each has to match one."""
     found: set[int] = set()
     for pattern in patterns:
-        matched = [index for index, node in enumerate(network.nodes) if _matches(node, pattern)]
+        glob, by_op = pattern.removeprefix(OPERATOR), pattern.startswith(OPERATOR)
+        # A node without a name goes by its first output, as in all messages.
+        names = [node.op_type if by_op else node.name or next(filter(None, node.output), "") for node in network.nodes]
+        matched = {index for index, name in enumerate(names) if fnmatchcase(name, glob)}
         if not matched:
             raise UnknownNameError(
                 f"{option} '{pattern}' matches no node of the model; a pattern is a glob over the names of nodes, or with "
                 "op: before it over operators (op:Softmax)."
             )
-        found.update(matched)
+        found |= matched
     return found
-
-
-def _matches(node: onnx.NodeProto, pattern: str) -> bool:
-    if pattern.startswith(OPERATOR):
-        return fnmatchcase(node.op_type, pattern.removeprefix(OPERATOR))
-    # A node without a name goes by what it makes, as in all messages.
-    return fnmatchcase(node.name or next(filter(None, node.output), ""), pattern)

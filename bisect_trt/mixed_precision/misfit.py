@@ -1,4 +1,8 @@
-"""The fit of scales and zero points to the values of quantized tensors, and the problems of those that do not fit."""
+"""The fit of scales and zero points to the values of quantized tensors, and the problems of those that do not fit.
+
+The arithmetic is that of ONNX's QuantizeLinear and DequantizeLinear: divide by the scale, round half to even, add the zero
+point, saturate; and back.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.mixed_precision.grid import Array, Grid, along, ranges
 from bisect_trt.mixed_precision.plain import Plain, clip_bound, constant_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
 from bisect_trt.probe.reference import Reference
 
+Array = NDArray[Any]
+Problem = tuple[str, str]
+"""A rule, and a sentence."""
+_INTEGERS = {f"{sign}int{bits}": (bits, bool(sign)) for bits in (2, 4, 8, 16, 32) for sign in ("", "u")}
+_FLOATS = {
+    "float8e4m3fn": (3, -6, 448.0),
+    "float8e4m3fnuz": (3, -7, 240.0),
+    "float8e5m2": (2, -14, 57344.0),
+    "float8e5m2fnuz": (2, -15, 57344.0),
+    "float4e2m1": (1, 0, 6.0),
+}
+"""Bits of the fraction, least exponent, largest value (ONNX, "Float stored in 8 bits"; OCP, "Microscaling formats" 1.0)."""
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""
 _LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
@@ -25,8 +40,54 @@ _LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
 _MOST_VALUES = 4096
 _BYTE, _ENOUGH_DB = 255, 44.0
 """With more steps than these a value past the calibrated range costs many bits, and does no harm as long as 8 bits are left."""
-Problem = tuple[str, str]
-"""A rule, and a sentence."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values of a quantized type, before the scale.
+
+    Attributes:
+        low: The least.
+        high: The largest.
+        fraction: Bits of the fraction of a floating-point type; ``None`` for integers.
+        exponent: The least exponent of one.
+    """
+
+    low: float
+    high: float
+    fraction: int | None = None
+    exponent: int = 0
+
+    @classmethod
+    def of(cls, name: str) -> Grid | None:
+        """The grid of a type by ONNX's name in small letters; ``None`` for one that is not known."""
+        if name in _INTEGERS:
+            bits, unsigned = _INTEGERS[name]
+            return cls(0, 2**bits - 1) if unsigned else cls(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        if name in _FLOATS:
+            fraction, exponent, high = _FLOATS[name]
+            return cls(-high, high, fraction, exponent)
+        return None
+
+    def rounded(self, values: Array, scale: Array, zero: Array) -> Array:
+        """Values after quantizing and dequantizing; the scale and the zero point broadcast to them."""
+        with np.errstate(all="ignore"):  # a scale of 0 is one of the things to find
+            steps = np.asarray(values, np.float64) / scale
+            if self.fraction is None:
+                return np.asarray((np.clip(np.rint(steps) + zero, self.low, self.high) - zero) * scale)
+            size = np.maximum(np.floor(np.log2(np.maximum(np.abs(steps), 2.0**-100))), self.exponent)
+            step = 2.0 ** (size - self.fraction)
+            return np.asarray(np.clip(np.rint(steps / step) * step, self.low, self.high) * scale)
+
+    def fit(self, low: Array, high: Array, *, symmetric: bool) -> tuple[Array, Array]:
+        """The scale and zero point that have room for values from ``low`` to ``high``, and for 0, and no more."""
+        low, high = np.minimum(low, 0.0).astype(np.float64), np.maximum(high, 0.0).astype(np.float64)
+        if self.fraction is not None or symmetric:
+            scale = np.maximum(low / self.low if self.low < 0 else 0 * low, high / self.high)
+            return np.where(scale > 0, scale, 1.0), np.zeros_like(scale)
+        scale = (high - low) / (self.high - self.low)
+        scale = np.where(scale > 0, scale, 1.0)
+        return scale, np.clip(np.rint(self.low - low / scale), self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -43,8 +104,6 @@ class Misfit:
         high: The largest.
         clipped: The share of values for which there is no room.
         bits_lost: By how many bits the rounding is coarser than it would be with the fitted scale.
-        snr_db: Signal to noise of the tensor as it is quantized.
-        fitted_db: The same with the fitted scale.
         problems: What is wrong.
     """
 
@@ -57,42 +116,26 @@ class Misfit:
     high: float = 0.0
     clipped: float = 0.0
     bits_lost: float = 0.0
-    snr_db: float | None = None
-    fitted_db: float | None = None
     problems: tuple[Problem, ...] = ()
 
     @property
     def bad(self) -> bool:
         """Whether it is wrong, and not just calibrated on other values: a few of these past its range cost bits too."""
-        if any(rule == "scale" for rule, _ in self.problems):
-            return True
-        ratios = self.ratios
-        if ratios is None or self.bits_lost <= 1:
-            return False
-        wide = bool((ratios > _LARGE).any() or (ratios < _SMALL).any())
-        return wide or self.clipped > _MANY or any(rule == "zero point" for rule, _ in self.problems)
-
-    @property
-    def ratios(self) -> Array | None:
-        """Each scale over the fitted one."""
-        if self.scale is None or self.fitted_scale is None or self.scale.shape != self.fitted_scale.shape:
-            return None
+        rules = {rule for rule, _ in self.problems}
+        if "scale" in rules or self.scale is None or self.fitted_scale is None or self.bits_lost <= 1:
+            return "scale" in rules
         with np.errstate(all="ignore"):
-            return np.asarray(np.abs(self.scale) / self.fitted_scale)
+            ratios = np.abs(self.scale) / self.fitted_scale
+        wide = bool((ratios > _LARGE).any() or (ratios < _SMALL).any())
+        return wide or self.clipped > _MANY or "zero point" in rules
 
     def to_json(self, network: Network) -> dict[str, Any]:
         """Plain values, nodes by their labels."""
-        pair, single = self.pair, self.scale is not None and self.scale.size == 1
-        kind = (
-            "dynamic" if self.scale is None else "blocked" if pair.block else "per-tensor" if single else "per-channel"
-        )
+        pair = self.pair
         return {
             "tensor": pair.tensor,
             "kind": pair.kind,
             "type": pair.type_name,
-            "granularity": kind,
-            "axis": None if self.scale is None or single else pair.axis,
-            "block_size": pair.block or None,
             "scale": pair.scale,
             "scale_value": _numbers(self.scale),
             "zero_point": pair.zero_point,
@@ -104,8 +147,6 @@ class Misfit:
             "seen": None if self.fitted_scale is None else [self.low, self.high],
             "clipped": round(self.clipped, 6),
             "bits_lost": round(self.bits_lost, 3),
-            "snr_db": self.snr_db,
-            "fitted_snr_db": self.fitted_db,
             "bad": self.bad,
             "problems": [{"rule": rule, "sentence": sentence} for rule, sentence in self.problems],
         }
@@ -118,54 +159,42 @@ def _numbers(values: Array | None) -> float | list[float | None] | None:
     return flat[0] if len(flat) == 1 else flat[:_MOST_VALUES]
 
 
-def usual_ratio(misfits: Sequence[Misfit]) -> float:
-    """The usual ratio of the scales of a model to the fitted ones, at least 1: they were calibrated on other data.
-
-    The lower third counts, so that it is usual even where most of what is left is bad.
-    """
-    ratios = [
-        float(np.median(each.ratios)) for each in misfits if each.pair.kind == "activation" and each.ratios is not None
-    ]
-    known = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0]
-    return min(max(float(np.quantile(known, 1 / 3)), 1.0), 8.0) if known else 1.0
-
-
 def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Misfit:
-    """Hold the scale and zero point of a pair against the values that the reference has there."""
+    """Compare the scale and zero point of a pair with the values that the reference has there."""
     grid = Grid.of(pair.type_name)
-    scale = constant_of(subject, pair.scale)
-    zero = constant_of(subject, pair.zero_point) if pair.zero_point is not None else None
+    scale, zero = (constant_of(subject, name) for name in (pair.scale, pair.zero_point))
     if scale is None or grid is None or (zero is None and pair.zero_point is not None):
         return Misfit(pair)
     scale = np.atleast_1d(scale.astype(np.float64))
     zero = np.zeros_like(scale) if zero is None else np.atleast_1d(zero.astype(np.float64))
+    invalid = not (np.isfinite(scale).all() and (scale > 0).all())
+    problems = (("scale", f"the scale {_short(scale)} is invalid: it has to be above 0"),) if invalid else ()
     values = list(_values(subject, plain, pair, references))
     if pair.kind == "bias" or not values:
-        return Misfit(pair, scale, zero, problems=() if _is_positive(scale) else (_no_scale(scale),))
+        return Misfit(pair, scale, zero, problems=problems)
     axis = None if scale.size == 1 else pair.axis
-    lows, highs = zip(*(ranges(value, axis, pair.block) for value in values), strict=True)
+    lows, highs = zip(*(_ranges(value, axis, pair.block) for value in values), strict=True)
     low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
-    symmetric = grid.signed and not zero.any()
+    symmetric = grid.low < 0 and not zero.any()
     fitted, fitted_zero = (each.reshape(scale.shape) for each in grid.fit(low, high, symmetric=symmetric))
     signal = own = fit = clipped = 0.0
     for value in values:
-        spread = [along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
-        exact = value.astype(np.float64)
+        spread = [_along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
+        exact, size = value.astype(np.float64), np.abs(spread[0])
         signal += float(np.mean(np.square(exact)))
         own += float(np.mean(np.square(grid.rounded(exact, spread[0], spread[1]) - exact)))
         fit += float(np.mean(np.square(grid.rounded(exact, spread[2], spread[3]) - exact)))
-        bottom, top = grid.ends(np.abs(spread[0]), spread[1])
-        slack = np.abs(spread[0]) * 0.5000001
+        bottom, top = ((end - spread[1]) * size for end in (grid.low, grid.high))
+        slack = size * 0.5000001
         clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
-    own_db, fit_db = _decibels(signal, own), _decibels(signal, fit)
-    could = min(fit_db, _ENOUGH_DB) if grid.high - grid.low > _BYTE else fit_db
+    own_db, could = _decibels(signal, own), _decibels(signal, fit)
+    could = min(could, _ENOUGH_DB) if grid.high - grid.low > _BYTE else could
     lost = 0.0 if not signal else min(max((could - own_db) / _BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
-    ends = float(low.min()), float(high.max())
-    seen = Misfit(pair, scale, zero, fitted, fitted_zero, *ends, clipped, lost, own_db, fit_db)
-    return replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
+    seen = Misfit(pair, scale, zero, fitted, fitted_zero, float(low.min()), float(high.max()), clipped, lost, problems)
+    return seen if invalid else replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
 
 
-def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:
+def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[Array]:
     """The floats that are quantized, as far as they are known."""
     network = subject.network
     if pair.kind == "weight" and not pair.quantize:
@@ -203,6 +232,30 @@ def _bounds(network: Network, pair: Pair) -> tuple[float | None, float | None]:
     return None, None
 
 
+def _along(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
+    """A scale or a zero point, spread over a tensor of a shape: one value, one for each slice, or one for each block."""
+    if values.size == 1 or not shape:
+        return np.asarray(values.reshape(-1)[0])
+    axis %= len(shape)
+    if block:
+        return np.take(values, np.arange(shape[axis]) // block, axis=axis)
+    spread = [1] * len(shape)
+    spread[axis] = values.size
+    return values.reshape(spread)
+
+
+def _ranges(values: Array, axis: int | None, block: int) -> tuple[Array, Array]:
+    """The least and the largest value: of all, of each slice along an axis, or of each block along it."""
+    if axis is None or not values.ndim:
+        return np.asarray(values.min()), np.asarray(values.max())
+    axis %= values.ndim
+    if block:
+        places = np.arange(0, values.shape[axis], block)
+        return np.minimum.reduceat(values, places, axis=axis), np.maximum.reduceat(values, places, axis=axis)
+    others = tuple(place for place in range(values.ndim) if place != axis)
+    return values.min(axis=others), values.max(axis=others)
+
+
 def _decibels(signal: float, noise: float) -> float:
     """Signal to noise; 120 dB where there is none, -60 where it is not a number."""
     if not math.isfinite(noise):
@@ -211,12 +264,9 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _problems(seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array) -> Iterator[Problem]:
-    """The problems of a tensor, the worst first."""
-    if not _is_positive(scale):
-        yield _no_scale(scale)
-        return
-    bottom, top = grid.ends(scale, zero)
-    room, had = f"[{float(bottom.min()):.4g}, {float(top.max()):.4g}]", f"[{seen.low:.4g}, {seen.high:.4g}]"
+    """The problems of a tensor with a valid scale, the worst first."""
+    room = f"[{float(((grid.low - zero) * scale).min()):.4g}, {float(((grid.high - zero) * scale).max()):.4g}]"
+    had = f"[{seen.low:.4g}, {seen.high:.4g}]"
     worst = int(np.argmax(np.abs(np.log2(scale.reshape(-1) / fitted.reshape(-1)))))
     ratio = float(scale.reshape(-1)[worst] / fitted.reshape(-1)[worst])
     where = "" if scale.size == 1 else f" of slice {worst}"
@@ -233,14 +283,6 @@ def _problems(seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array
         yield "clipping", f"{clips}; {which} is {1 / ratio:.3g} times too small"
     elif seen.clipped > 1e-3:
         yield "clipping", clips
-
-
-def _is_positive(scale: Array) -> bool:
-    return bool(np.isfinite(scale).all() and (scale > 0).all())
-
-
-def _no_scale(scale: Array) -> Problem:
-    return "scale", f"the scale {_short(scale)} is invalid: it has to be above 0"
 
 
 def _short(values: Array) -> str:

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bisect_trt.commands.preflight import lowers_by, require_target
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
@@ -23,7 +21,7 @@ from bisect_trt.mixed_precision.lowering import (
 )
 from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionSettings
 from bisect_trt.mixed_precision.search import PrecisionSpace
-from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, suspect
+from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, Facts, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
@@ -33,8 +31,6 @@ from bisect_trt.tensors.tolerance import Precision
 
 _FRESH_REFERENCE = 2001
 """The number of the first reference run on a fresh sample; its files lie beside those of the given samples."""
-
-
 _NEAR = 1 / 64
 """A node is added first from this share of fp16's largest number on."""
 
@@ -45,12 +41,13 @@ class NodeSpace(PrecisionSpace):
     allowed = 0.01
 
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
-        """Look at the reference run; what is known of fp16 and bf16 says nothing of ranges that were measured for INT8."""
-        units = frozenset(lowering.units)
-        found = [] if settings.calibrated else suspect(subject, settings.precision)
-        super().__init__(subject, lowering, [each for each in found if each.unit in units])
-        self._is_fp16 = settings.precision == "fp16"
-        self._peaks: dict[str, float] = {}
+        """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks."""
+        super().__init__(subject, lowering, ())
+        self._facts: Facts | None = None
+        if not (settings.calibrated or subject.models.build_only):
+            facts, units = Facts(subject, settings.precision), frozenset(lowering.units)
+            self.suspects = [each for each in suspect(subject, settings.precision, facts) if each.unit in units]
+            self._facts = facts if settings.precision == "fp16" else None
 
     @property
     def certain(self) -> Subset:
@@ -62,25 +59,25 @@ class NodeSpace(PrecisionSpace):
 
         Rounding does the more harm the earlier it happens, because more nodes compute with the result.
         """
-        subject = self.subject
+        subject, facts = self.subject, self._facts
         scores = {each.unit: each.score for each in self.suspects if each.score >= LOSES}
-        if self._is_fp16:
-            if not self._peaks:
-                for reference in (subject.reference, *subject.reference.more):
-                    self._look(reference)
+        if facts is not None:
+            given = (subject.workspace, subject.models)
+            for reference in subject.reference.more:
+                facts.look(reference)
             for number, sample in enumerate(failing, _FRESH_REFERENCE):
-                self._look(
-                    Reference(subject.network, sample, subject.workspace, subject.models, number, subject.swap_limit)
-                )
+                facts.look(Reference(subject.network, sample, *given, number, subject.swap_limit))
             for unit in self.lowering.units:
-                near = max((self._peaks.get(name, 0.0) for name in self._tensors(unit)), default=0.0) / FP16_MAX
+                index = subject.network.order[unit]
+                names = (*facts.reads(index), *facts.makes(index))
+                near = max(map(facts.peak, names), default=0.0) / FP16_MAX
                 if near > _NEAR:
                     scores[unit] = max(scores.get(unit, 0.0), INSIDE + near)
         weak = frozenset(each.unit for each in self.suspects)
         return sorted(self.lowering.units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
 
     def describe(self, units: Subset) -> list[dict[str, Any]]:
-        """The nodes."""
+        """Names, operators and outputs of the nodes."""
         return self.subject.describe_searched(units)
 
     def patterns(self, units: Subset) -> list[Subset]:
@@ -94,20 +91,6 @@ class NodeSpace(PrecisionSpace):
                 if len(group) > 1:
                     groups.append(group)
         return groups
-
-    def _look(self, reference: Reference) -> None:
-        """Take in the largest magnitude of each tensor that a node reads or makes."""
-        for name in dict.fromkeys(name for unit in self.lowering.units for name in self._tensors(unit)):
-            value = reference.select([name]).get(name)
-            if value is not None and value.dtype.kind == "f" and value.size:
-                peak = float(np.max(np.abs(value)))
-                if np.isfinite(peak):
-                    self._peaks[name] = max(peak, self._peaks.get(name, 0.0))
-
-    def _tensors(self, unit: int) -> list[str]:
-        network = self.subject.network
-        index = network.order[unit]
-        return [name for name in (*network.reads[index], *network.made(index)) if name not in network.initializers]
 
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
-from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -18,18 +16,18 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 
 Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]
 BITS: tuple[Low, ...] = ("int8", "fp8", "int4")
-"""Quantized types; a search for one of these is about Q/DQ groups."""
+"""Quantized types; a search for one of these searches Q/DQ groups."""
 HALVES: tuple[Low, ...] = ("fp16", "bf16")
 UNUSED_RANGES = "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
 
 
 @dataclass(frozen=True)
 class PrecisionSettings:
-    """The options of a search for precision, and what was settled of them.
+    """The options of a search for precision, and the values that follow from them.
 
     Attributes:
         options: The options.
-        precision: What nodes are lowered to. With ``calibrated`` it says how far INT8 may be off.
+        precision: The precision that nodes are lowered to. With ``calibrated``, that of the tolerance.
         target: The runtime that is compared with the reference; ``None`` for a check command or prompts.
         bits: The quantized types whose groups are searched; none for a search of nodes.
         by_layer: Whether the target lowers layer by layer, rather than run models with Casts.
@@ -72,14 +70,6 @@ class PrecisionSettings:
         """Whether candidates run on a runtime that would compute low-precision nodes in fp32: ONNX Runtime's CPU provider."""
         return self.target is not None and self.target.target.emulates_low(self.target)
 
-    def check_output(self) -> None:
-        """Make sure that the answer can be written.
-
-        Raises:
-            UsageError: It cannot.
-        """
-        check_output(self.output, overwrite=self.options.overwrite, read_back=True)
-
 
 def precision_files(own: PrecisionOptions) -> list[Path]:
     """The files of ``--validation-data`` and ``--reference``.
@@ -96,15 +86,23 @@ def precision_files(own: PrecisionOptions) -> list[Path]:
 def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
     """What a search for precision lowers to, and the target without it: the search lowers the model itself.
 
-    A target that has quantized types of its own keeps them: to it, Q/DQ in a model says where, and the option that it may.
+    A target with quantized types keeps them: to it, Q/DQ in a model shows where to quantize, and the option allows it.
 
     Raises:
         UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another option does not fit.
     """
+    given = {"fp16": target.fp16, "bf16": target.bf16, "int8": target.int8, "fp8": target.fp8, "int4": own.int4}
     if own.ladder is not None:
-        target, own = _on_ladder(target, own, own.ladder)
-    asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
-    bits = tuple(each for each in BITS if asked[each])
+        rungs = ",".join(own.ladder)
+        beside = next((name for name, on in given.items() if on and name not in own.ladder), None)
+        if beside is not None:
+            raise ConflictError(
+                f"--{beside} is not among the precisions of --ladder {rungs}; drop it, or name it there."
+            )
+        first = [name for name in own.ladder if name in BITS] or own.ladder[:1]
+        given = {name: name in first for name in given}
+        target = target.but(**{name: given[name] for name in ("fp16", "bf16", "int8", "fp8")})
+    bits = tuple(each for each in BITS if given[each])
     if own.calibration_cache is not None and "int8" not in bits:
         raise ConflictError(f"--calibration-cache: {UNUSED_RANGES}; drop it.")
     if not bits:
@@ -113,36 +111,18 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
             raise ValueRefusedError(
                 "--reference is the model before quantization: use it with --int8, --fp8 or --int4."
             )
-        if target.fp16 == target.bf16:
+        if given["fp16"] == given["bf16"]:
             raise MissingOptionError(
                 "precision needs exactly one of --fp16 and --bf16; for a quantized model --int8, --fp8 or --int4."
             )
-        return ("fp16" if target.fp16 else "bf16",), runtime
+        return ("fp16" if given["fp16"] else "bf16",), runtime
     plugins = target.named()
     able = [each for each in plugins if each.name != "onnxrt"] or plugins
     unable = {each: False for each in ("int8", "fp8") if not able or each not in able[0].precisions}
-    if not able or not able[0].capabilities.lowers_layers:
-        for flag in ("fp16", "bf16"):
-            if getattr(target, flag):
-                raise ConflictError(
-                    f"--{flag} and --{bits[0]} are two searches for this target: drop --{flag}, and search for it in the "
-                    f"model that is written, or use --ladder {bits[0]},{flag},fp32."
-                )
-    return bits, target.but(**unable).settings()
-
-
-def _on_ladder(target: Target, own: PrecisionOptions, ladder: Sequence[str]) -> tuple[Target, PrecisionOptions]:
-    """The options for the first search of a ladder.
-
-    Raises:
-        UsageError: A precision is given that is not on it.
-    """
-    flags = {name: getattr(target, name) for name in ("fp16", "bf16", "int8", "fp8")} | {"int4": own.int4}
-    beside = next((name for name, given in flags.items() if given and name not in ladder), None)
-    if beside is not None:
+    flag = next((name for name in HALVES if given[name]), None)
+    if flag is not None and not (able and able[0].capabilities.lowers_layers):
         raise ConflictError(
-            f"--{beside} is not among the precisions of --ladder {','.join(ladder)}; drop it, or name it there."
+            f"--{flag} and --{bits[0]} are two searches for this target: drop --{flag}, and search for it in the "
+            f"model that is written, or use --ladder {bits[0]},{flag},fp32."
         )
-    first = [name for name in ladder if name in BITS] or ladder[:1]
-    wanted = {name: name in first for name in ("fp16", "bf16", "int8", "fp8")}
-    return target.but(**wanted), replace(own, int4="int4" in first)
+    return bits, target.but(**unable).settings()

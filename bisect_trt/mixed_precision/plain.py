@@ -15,7 +15,6 @@ from onnx import TensorProto, numpy_helper
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
-from bisect_trt.mixed_precision.grid import Grid
 from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute, held
@@ -28,6 +27,8 @@ _SAME = 1e-3
 _MOVES = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")
 _NAMED = re.compile(r"(?i)(?<![a-z])(relu6?|clip)(?![a-z])")
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "HardSwish", "Max")
+_STEPS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
+"""The ends of the types in which a pair may stand for a Relu."""
 _SIX = 6.0
 Clip = tuple[float, float | None]
 
@@ -42,7 +43,7 @@ class Plain:
         weights: The weights that are stored quantized, in floats, by the output of the node that dequantizes them.
         original: The model before quantization, if given; with the same input shapes.
         taken: The weights that were taken from that, by the same names.
-        why: Why not all were, if so.
+        why: Why not all were taken, if so.
     """
 
     network: Network
@@ -71,37 +72,34 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
         UnavailableError: It cannot be read, or ONNX Runtime does not dequantize a weight.
     """
     network = subject.network
-    stored = [
-        network.nodes[i].output[0]
-        for group in groups
-        for pair in group.pairs
-        if not pair.quantize
-        for i in pair.dequantize
-    ]
+    pairs = [pair for group in groups for pair in group.pairs]
+    stored = [network.nodes[index].output[0] for pair in pairs if not pair.quantize for index in pair.dequantize]
     weights = _dequantized(subject, stored)
     source = None if original is None else _original(subject, original)
-    groups = tuple(_with_activations(subject, groups, source))
+    clips = _activations(subject, pairs)
+    groups = tuple(
+        replace(group, pairs=tuple(replace(pair, clip=clips.get(pair.tensor)) for pair in group.pairs))
+        for group in groups
+    )
     pairs = [pair for group in groups for pair in group.pairs]
-    own = Network(unquantize(network, pairs, weights))
-    if source is None:
-        return Plain(own, groups, weights)
-    found = {name: value for name in stored if (value := _weight_of(network, source, name)) is not None}
-    found = {name: value for name, value in found.items() if value.shape == tuple(weights[name].dims)}
-    merged = dict(weights)
-    for name, value in found.items():
-        dtype = numpy_helper.to_array(weights[name]).dtype
-        merged[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
-    mended = Network(unquantize(network, pairs, merged))
-    if _same(subject, source, mended):
-        missing = len(stored) - len(found)
-        why = f"{missing} of {len(stored)} quantized weights are not found in {original}" if missing else None
-        return Plain(mended, groups, merged, source, found, why)
+    if source is not None:
+        found = {name: value for name in stored if (value := _weight_of(network, source, name)) is not None}
+        found = {name: value for name, value in found.items() if value.shape == tuple(weights[name].dims)}
+        merged = dict(weights)
+        for name, value in found.items():
+            merged[name] = numpy_helper.from_array(value.astype(numpy_helper.to_array(weights[name]).dtype), name)
+        restored = Network(unquantize(network, pairs, merged))
+        if _same(subject, source, restored):
+            missing = len(stored) - len(found)
+            why = f"{missing} of {len(stored)} quantized weights are not found in {original}" if missing else None
+            return Plain(restored, groups, merged, source, found, why)
     why = f"with the weights of {original} the model computes something else, so they are dequantized"
-    return Plain(own, groups, weights, source, {}, why)
+    own = Network(unquantize(network, pairs, weights))
+    return Plain(own, groups, weights) if source is None else Plain(own, groups, weights, source, {}, why)
 
 
 def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> NDArray[Any] | None:
-    """The value of a tensor that depends on no input; ``None`` of another one.
+    """The value of a tensor that depends on no input; ``None`` for another one.
 
     Args:
         subject: The quantized model.
@@ -109,21 +107,23 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
         network: That model with other tensors in floats, for its value there.
     """
     network = network or subject.network
-    if name is None:
+    maker = network.producer.get(name or "")
+    if name is None or (name not in network.initializers and (maker is None or not network.constant[maker])):
         return None
-    tensor = network.initializers.get(name)
-    maker = network.producer.get(name)
-    if tensor is None and (maker is None or not network.constant[maker]):
-        return None
-    if tensor is None and maker is not None:
-        tensor = held(network.nodes[maker])
     try:
-        if tensor is not None:
-            return read_weight(tensor, subject.workspace.weights.folder_of(network.proto))
+        value = stored_value(network, name, subject.workspace.weights.folder_of(network.proto))
     except Exception:  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
-    made = _computed(subject, [name], network)
+    made = {name: value} if value is not None else _computed(subject, [name], network)
     return None if isinstance(made, Failed) else np.asarray(made[name])
+
+
+def stored_value(network: Network, name: str, folder: Path = Path()) -> NDArray[Any] | None:
+    """The value of an initializer or of a Constant node; ``None`` for another tensor."""
+    tensor, maker = network.initializers.get(name), network.producer.get(name)
+    if tensor is None and maker is not None:
+        tensor = held(network.nodes[maker])
+    return None if tensor is None else read_weight(tensor, folder)
 
 
 def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProto]:
@@ -160,18 +160,24 @@ def _computed(subject: Subject, names: Sequence[str], network: Network) -> dict[
 
 
 def _original(subject: Subject, path: Path) -> Network:
-    """The model before quantization, with its weights inside and the shapes of the search."""
+    """The model before quantization, with its weights inside, the shapes of the search and the names of its outputs.
+
+    Raises:
+        UsageError: It is quantized itself, or has other inputs or outputs.
+    """
     proto = load_model(path)
     load_all_inside(proto, path.parent)
-    own = subject.network
+    own, graph = subject.network, proto.graph
     if has_quantized(proto):
         raise UnsuitableModelError(f"--reference: {path} is quantized itself; give the model from before quantization.")
-    _rename_outputs(proto, own)
+    theirs = [value.name for value in graph.output]
+    if len(theirs) == len(own.outputs) and not set(own.outputs) <= set(theirs):
+        _rename_outputs(proto, own)
     network = Network(proto)
-    for what, mine, theirs in (("inputs", own.inputs, network.inputs), ("outputs", own.outputs, network.outputs)):
-        if set(mine) != set(theirs):
+    for what, mine, others in (("inputs", own.inputs, network.inputs), ("outputs", own.outputs, network.outputs)):
+        if set(mine) != set(others):
             raise UnsuitableModelError(
-                f"--reference: {path} has the {what} {sorted(theirs)} and the quantized model {sorted(mine)}; give the "
+                f"--reference: {path} has the {what} {sorted(others)} and the quantized model {sorted(mine)}; give the "
                 "model that it was quantized from."
             )
     take_input_shapes(proto, own)
@@ -179,19 +185,21 @@ def _original(subject: Subject, path: Path) -> Network:
 
 
 def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
-    """Give an output the name that it has in the quantized model, in place: PyTorch names it after the last dequantize node."""
-    taken = {name for node in proto.graph.node for name in node.output} | {value.name for value in proto.graph.input}
-    for name in quantized.outputs:
-        tensor = name
-        while (maker := quantized.producer.get(tensor)) is not None:
-            node = quantized.nodes[maker]
-            if not (is_quantize(node) or is_dequantize(node)):
-                break
-            tensor = node.input[0]
-        for value in proto.graph.output:
-            if name not in taken and value.name == tensor:
-                proto.graph.node.append(onnx.helper.make_node("Identity", [tensor], [name], name=f"{name}/renamed"))
-                value.name = name
+    """Rename the outputs of a model that are dequantized in the quantized one, which PyTorch names after the last node."""
+    for value in proto.graph.output:
+        name = next((name for name in quantized.outputs if _before(quantized, name) == value.name), value.name)
+        if name != value.name:
+            node = onnx.helper.make_node("Identity", [value.name], [name], name=f"{name}/renamed")
+            proto.graph.node.append(node)
+            value.name = name
+
+
+def _before(network: Network, name: str) -> str:
+    """The tensor that is quantized and dequantized to make another one; the tensor itself where none is."""
+    maker = network.producer.get(name)
+    if maker is None or not (is_quantize(network.nodes[maker]) or is_dequantize(network.nodes[maker])):
+        return name
+    return _before(network, network.nodes[maker].input[0])
 
 
 def _weight_of(network: Network, source: Network, name: str) -> NDArray[Any] | None:
@@ -204,21 +212,15 @@ def _weight_of(network: Network, source: Network, name: str) -> NDArray[Any] | N
         if node.op_type in _MOVES and node.output[0] not in seen:
             seen.add(node.output[0])
             readers += [(node.output[0], other) for other in network.consumers.get(node.output[0], ())]
-        place = list(node.input).index(read) if read in node.input else None
-        twin = _twin(network, source, index, names)
-        if place is None or twin is None or place >= len(source.nodes[twin].input):
-            continue
-        found = _constant(source, source.nodes[twin].input[place])
-        if found is not None:
-            return found
+        makers = [names.get(node.name), *(_maker_of(source, made) for made in node.output)]
+        twins = [source.nodes[each] for each in makers if each is not None]
+        twin = next((each for each in twins if each.op_type == node.op_type), None)
+        place = list(node.input).index(read) if read in node.input else len(node.input)
+        if twin is not None and place < len(twin.input):
+            found = stored_value(source, twin.input[place])
+            if found is not None:
+                return found
     return None
-
-
-def _twin(network: Network, source: Network, index: int, names: Mapping[str, int]) -> int | None:
-    """The same operator in the original: by its name, else by its outputs."""
-    node = network.nodes[index]
-    makers = [names.get(node.name), *(_maker_of(source, name) for name in node.output)]
-    return next((each for each in makers if each is not None and source.nodes[each].op_type == node.op_type), None)
 
 
 def _maker_of(original: Network, tensor: str) -> int | None:
@@ -226,20 +228,8 @@ def _maker_of(original: Network, tensor: str) -> int | None:
     return original.producer.get(tensor, original.producer.get(tensor.removesuffix("_QuantizeLinear_Input")))
 
 
-def _constant(network: Network, name: str) -> NDArray[Any] | None:
-    if name in network.initializers:
-        return np.asarray(numpy_helper.to_array(network.initializers[name]))
-    maker = network.producer.get(name)
-    if maker is None:
-        return None
-    node = network.nodes[maker]
-    if (tensor := held(node)) is not None:
-        return np.asarray(numpy_helper.to_array(tensor))
-    return _constant(network, node.input[0]) if node.op_type in ("Identity", "Cast") else None
-
-
 def _same(subject: Subject, one: Network, other: Network) -> bool:
-    """Whether two float models compute the same, but for rounding."""
+    """Return whether two float models compute the same, but for rounding."""
     first, second = (subject.models.run("same", network.proto, subject.samples[0]) for network in (one, other))
     if isinstance(first, Failed) or isinstance(second, Failed):
         return False
@@ -252,53 +242,34 @@ def _same(subject: Subject, one: Network, other: Network) -> bool:
     return True
 
 
-def _with_activations(subject: Subject, groups: Sequence[Group], original: Network | None) -> list[Group]:
-    """The groups, with the Relu or Clip that a pair stands for.
+def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
+    """The Relu or Clip that pairs stand for, by the tensors that they quantize.
 
-    ONNX Runtime's quantizer drops a Relu whose result is quantized with the zero point at the end of the type: the pair cuts
-    off negative values itself. The original tells, else tensors' names; else each pair whose zero point is there is one.
+    ONNX Runtime's quantizer drops a Relu whose result is quantized with the zero point at the end of the type, because the
+    pair cuts off negative values. The tensors' names show which pairs these are; else each pair with such a zero point is one.
     """
-    pairs = [pair for group in groups for pair in group.pairs if _may_be_activation(subject.network, pair)]
-    named = {pair.tensor for pair in pairs if _NAMED.search(pair.tensor)}
-    clips = {pair.tensor: _activation(subject, pair, original, named) for pair in pairs}
-    return [
-        replace(group, pairs=tuple(replace(pair, clip=clips.get(pair.tensor)) for pair in group.pairs))
-        for group in groups
-    ]
-
-
-def _may_be_activation(network: Network, pair: Pair) -> bool:
-    maker = network.producer.get(pair.tensor)
-    if pair.kind != "activation" or maker is None or network.nodes[maker].op_type in _ACTIVATIONS:
-        return False
-    return Grid.of(pair.type_name) is not None and "float" not in pair.type_name
-
-
-def _activation(subject: Subject, pair: Pair, original: Network | None, named: set[str]) -> Clip | None:
-    index = None if original is None else _maker_of(original, pair.tensor)
-    if original is not None and index is not None:
-        node, here = original.nodes[index], subject.network.nodes[subject.network.producer[pair.tensor]]
-        if node.op_type == here.op_type or node.op_type not in ("Relu", "Clip"):
-            return None
-        if node.op_type == "Relu":
-            return 0.0, None
-        low = clip_bound(original, node, 1, "min")
-        return -np.inf if low is None else low, clip_bound(original, node, 2, "max")
-    grid, scale = Grid.of(pair.type_name), constant_of(subject, pair.scale)
-    zero = np.zeros(1) if pair.zero_point is None else constant_of(subject, pair.zero_point)
-    if grid is None or scale is None or zero is None or scale.size != 1:
-        return None
-    at_end = float(zero.reshape(-1)[0]) == grid.low
-    if not (pair.tensor in named or (at_end and not named)):
-        return None
-    top = (grid.high - float(zero.reshape(-1)[0])) * float(scale.reshape(-1)[0])
-    return 0.0, _SIX if abs(top - _SIX) < _SIX / 1000 else None
+    network, found = subject.network, dict[str, Clip]()
+    may = [pair for pair in pairs if pair.kind == "activation" and pair.type_name in _STEPS]
+    makers = {pair.tensor: network.producer.get(pair.tensor) for pair in may}
+    kinds = {tensor: network.nodes[maker].op_type for tensor, maker in makers.items() if maker is not None}
+    may = [pair for pair in may if kinds.get(pair.tensor, "Relu") not in _ACTIVATIONS]
+    named = {pair.tensor for pair in may if _NAMED.search(pair.tensor)}
+    for pair in may:
+        scale = constant_of(subject, pair.scale)
+        zero = np.zeros(1) if pair.zero_point is None else constant_of(subject, pair.zero_point)
+        if scale is None or zero is None or scale.size != 1:
+            continue
+        (least, most), middle = _STEPS[pair.type_name], float(zero.reshape(-1)[0])
+        if pair.tensor in named or (middle == least and not named):
+            top = (most - middle) * float(scale.reshape(-1)[0])
+            found[pair.tensor] = 0.0, _SIX if abs(top - _SIX) < _SIX / 1000 else None
+    return found
 
 
 def clip_bound(network: Network, node: onnx.NodeProto, place: int, name: str) -> float | None:
     """A bound of a Clip, in either of the two ways in which operator sets have it; ``None`` if it is not stored."""
     if len(node.input) > place and node.input[place]:
-        value = _constant(network, node.input[place])
+        value = stored_value(network, node.input[place])
         return None if value is None else float(value.reshape(()))
     bound = attribute(node, name)
     return None if bound is None else float(bound)

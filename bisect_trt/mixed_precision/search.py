@@ -6,7 +6,6 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bisect_trt.commands.session import Session
@@ -14,24 +13,12 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.lowering import Lowering
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.suspicion import Suspect
-from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending
+from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
 from bisect_trt.tensors.inputs import Sample
-from bisect_trt.worker.protocol import OVER_MEMORY
-
-Reason = tuple[str, str]
-"""The name of a rule, and a sentence."""
-_BROKEN_RULES = {
-    "build: ": "refused",
-    "run: ": "not run",
-    "signal ": "crash",
-    "time-out": "time-out",
-    OVER_MEMORY: OVER_MEMORY,
-}
-"""The rule for each of ``BROKEN_PREFIXES``."""
 
 
 class PrecisionSpace(ABC):
@@ -39,7 +26,7 @@ class PrecisionSpace(ABC):
 
     Attributes:
         lowering: Makes the candidates.
-        suspects: Units that the reference run speaks against, most suspicious first.
+        suspects: Units that probably need high precision, most suspicious first.
         noun: The name of a unit.
         high: The precision of units that are kept.
         state: The state of the others.
@@ -64,7 +51,7 @@ class PrecisionSpace(ABC):
 
     @abstractmethod
     def order(self, failing: Sequence[Sample]) -> list[int]:
-        """All units; those to keep first if a set fails on these samples come first."""
+        """All units, with those first that most probably have to be kept for these samples to pass."""
 
     @abstractmethod
     def describe(self, units: Subset) -> list[dict[str, Any]]:
@@ -74,11 +61,6 @@ class PrecisionSpace(ABC):
         """A unit in messages."""
         network = self.subject.network
         return network.describe(network.order[unit])
-
-    def name(self, unit: int) -> str:
-        """The name of a unit in the result."""
-        node = self.describe(frozenset({unit}))[0]
-        return str(node["name"] or node["outputs"][0])
 
     def notes(self) -> Iterator[str]:
         """Warnings before the search, a sentence each."""
@@ -139,79 +121,74 @@ class Task(Session):
             return None
         how = "quantized" if self.settings.bits else f"in {self.settings.low}"
         return (
-            f"With all of it {how} no number is wrong: {broken[1].lstrip(': ')}. So this is what it takes for the model to run; "
+            f"With all of it {how} no number is wrong: {broken}. So this is what it takes for the model to run; "
             "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
         )
 
-    def breaks(self, keep: Subset) -> Reason | None:
-        """The rule and the end of a sentence, if the target crashed on, refused or did not finish a candidate."""
+    def outcome_of(self, keep: Subset) -> Outcome | None:
+        """The outcome of the candidate with some units kept, if it was probed."""
+        return self.prober.ledger.outcome(self.lowering.candidate(keep).key)
+
+    def breaks(self, keep: Subset) -> str | None:
+        """The reason, if the target crashed on, refused or did not finish a candidate."""
         if not any(record.signature.startswith(BROKEN_PREFIXES) for record in self.prober.ledger.records):
             return None  # the lookup below makes the candidate again
-        outcome = self.prober.ledger.outcome(self.lowering.candidate(keep).key)
+        outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None
-        rule = next(rule for prefix, rule in _BROKEN_RULES.items() if outcome.signature.startswith(prefix))
         reason, target = outcome.reason.rstrip(".").removeprefix(f"sample {outcome.sample}: "), self.settings.target
-        if target is None or not reason.startswith("the target "):
-            return rule, f": {reason}"
-        return rule, f" {target.target.title} {reason.removeprefix('the target ')}"
-
-    def broken_without(self, minimum: Minimum) -> dict[int, Reason]:
-        """The units of a minimal set without which the target does not run the model, with the reason."""
-        found = {unit: self.breaks(minimum.units - {unit}) for unit in minimum.units}
-        return {unit: (why[0], f"without it{why[1]}") for unit, why in found.items() if why is not None}
+        return reason if target is None else reason.replace("the target ", f"{target.target.title} ", 1)
 
     def conclude(self, minimum: Minimum) -> None:
         """Put the status and the proof into the result, with :attr:`not_run` first."""
         super().conclude(minimum)
-        if self.not_run is not None:
-            self.result.why = " ".join(filter(None, (self.not_run, self.result.why)))
-
-    def tell_not_run(self) -> None:
-        """Print :attr:`not_run` before the answer."""
-        if self.not_run is not None:
-            self.console.answer(self.not_run)
-
-    def tell_why(self) -> None:
-        """Print why there is no proof, after the answer."""
-        rest = (self.result.why or "").removeprefix(self.not_run or "").strip()
-        if rest:
-            self.console.answer(f"  {rest}")
+        self.result.why = " ".join(filter(None, (self.not_run, self.result.why))) or None
 
 
-def search_keep(task: Task, *, nothing_may_pass: bool = False) -> Minimum:
-    """The fewest units to keep.
-
-    Args:
-        task: The search.
-        nothing_may_pass: Whether the empty set is an answer.
+def probe_ends(task: Task, *, nothing_may_pass: bool = False) -> Minimum | None:
+    """Probe all units in high precision, then none; the empty set where that is an answer and passes.
 
     Raises:
         DoesNotReproduce: The model fails with all units kept too, or passes with none.
         BudgetSpent: No more probes may be made.
     """
-    units, everything, nothing = task.lowering.units, task.everything, frozenset[int]()
-    suspects, groups = [each.unit for each in task.space.suspects], task.space.patterns(everything)
+    everything, nothing = task.everything, frozenset[int]()
 
-    def algorithm(oracle: Oracle, *, fails: bool) -> Minimum | Subset:
-        """The answer, or the set of units with the unexpected verdict; ``fails`` if the empty set is known to fail."""
+    def algorithm(oracle: Oracle) -> Subset | None:
+        """The set with an unexpected verdict, if one has it."""
         ask = about_units(oracle)
         if ask(everything) is not Verdict.PASS:
             return everything
-        if not fails and (lowered := ask(nothing)) is not Verdict.FAIL:
-            return Minimum(nothing, proven=True) if nothing_may_pass and lowered is Verdict.PASS else nothing
-        minimum = find_keep(units, ask, suspects=suspects, groups=groups, most=task.settings.most)
+        return None if ask(nothing) is Verdict.FAIL else nothing
+
+    unexpected = task.prober.search(algorithm, task.lowering.candidate)
+    if unexpected is None:
+        return None
+    if not unexpected:
+        outcome = task.outcome_of(nothing)
+        ending = None if outcome is None else outcome.ending
+        # After a diagnosis, or on a ladder, the failure that was seen first may be another one: refused, and not off.
+        if ending in (Ending.BROKEN, Ending.MISMATCHED):
+            return None
+        if nothing_may_pass and ending is Ending.PASSED:
+            return Minimum(nothing, proven=True)
+    raise refusal(task, unexpected)
+
+
+def search_keep(task: Task) -> Minimum:
+    """The fewest units to keep, where the model passes with all units kept and fails with none.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    suspects, groups = [each.unit for each in task.space.suspects], task.space.patterns(task.everything)
+
+    def algorithm(oracle: Oracle) -> Minimum:
+        ask = about_units(oracle)
+        minimum = find_keep(task.lowering.units, ask, suspects=suspects, groups=groups, most=task.settings.most)
         return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
 
-    answer = task.prober.search(partial(algorithm, fails=False), task.lowering.candidate)
-    if answer == nothing:
-        outcome = task.prober.ledger.outcome(task.lowering.candidate(nothing).key)
-        # After a diagnosis, or on a ladder, the failure that was seen first may be another one: refused, and not off.
-        if outcome is not None and outcome.ending in (Ending.BROKEN, Ending.MISMATCHED):
-            answer = task.prober.search(partial(algorithm, fails=True), task.lowering.candidate)
-    if isinstance(answer, Minimum):
-        return answer
-    raise refusal(task, answer)
+    return task.prober.search(algorithm, task.lowering.candidate)
 
 
 def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
@@ -228,31 +205,23 @@ def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
     if record.verdict is Verdict.UNRESOLVED:
         how = f"in {space.high}" if asked else space.state
         return DoesNotReproduce(
-            f"the check cannot judge the model with all {count} {how}: {record.reason}. So nothing can be learned "
-            "from it; mend the check first."
+            f"the check cannot judge the model with all {count} {how}: {record.reason}. Fix the check first."
         )
     if not asked:
+        data = "other samples of" if task.subject.settings.data.given else "real inputs (--load-inputs) from"
+        reference = ", the model before quantization (--reference)" if task.settings.bits else ""
+        untried = f"{data} the deployment{reference}, or a tighter tolerance."
         return DoesNotReproduce(
             f"the check passes with all {count} {space.state}: {record.reason}. So {space.cause} is not the reason for a "
-            f"failure seen elsewhere, and no {space.noun} has to stay in {space.high}; try {_untried(task)}"
+            f"failure seen elsewhere, and no {space.noun} has to stay in {space.high}; try {untried}"
         )
     why = f"the check fails with all {count} in {space.high} too: {record.reason}."
     if record.said:
         return DoesNotReproduce(
-            f'{why} It said: "{record.said}". So {space.cause} is not the reason, or the check itself is broken: '
-            f"`bisect-trt log {shlex.quote(str(prober.runner.folder))} {record.number}` shows what it printed."
+            f'{why} It printed: "{record.said}". So {space.cause} is not the reason, or the check itself is broken: '
+            f"`bisect-trt log {shlex.quote(str(prober.runner.folder))} {record.number}` shows its output."
         )
     return DoesNotReproduce(
         f"{why} So {space.cause} is not the reason, or not the only one; `bisect-trt diagnose` or `reduce` without low "
         "precision finds what fails there."
     )
-
-
-def _untried(task: Task) -> str:
-    """What else may show a failure: the end of a sentence."""
-    data, settings = task.subject.settings.data, task.settings
-    given = data.given
-    ways = ["other samples of the deployment's inputs" if given else "real input data (--load-inputs)"]
-    if settings.bits and settings.options.reference is None:
-        ways.append("the model before quantization (--reference),")
-    return f"{', '.join(ways)} or a tighter tolerance."

@@ -1,11 +1,10 @@
-"""Fresh samples, which the search has not seen: drawn or the user's, and a set of units held against them."""
+"""Fresh samples, which the search has not seen: drawn or the user's, and a set of units run on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from bisect_trt.worker.protocol import Failed, RunEach
 from bisect_trt.worker.protocol import Sample as SampleFiles
 
 _MOST_BYTES = 1 << 30
-"""Of the values of fresh samples, on the disk at a time."""
+"""The largest size of the values of fresh samples, on the disk at a time."""
 _PATIENCE = 3600.0
 """Seconds that the reference may take for all samples of a round."""
 _PASSES_ON = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Expand")
@@ -81,18 +80,16 @@ class Fresh:
         Raises:
             UsageError: The user's do not fit the model.
         """
-        self._subject = subject
-        self._count = count
-        self._next = 0
-        law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
-        self._law = law if ways is None else replace(law, ways=ways)
+        self._subject, self._count, self._next = subject, count, 0
+        like = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
+        self._like = like if ways is None else replace(like, ways=ways)
         self._given = user_samples(subject, given)
         self.given = bool(given)
-        self.drawn = f"from {', '.join(given)}" if given else self._law.describe()
+        self.drawn = f"from {', '.join(given)}" if given else self._like.describe()
 
     @classmethod
     def of(cls, task: Task) -> Fresh:
-        """Those that the options of a search ask for."""
+        """The samples that the options of a search select."""
         options = task.settings.options
         return cls(task.subject, options.fresh_samples, options.validation_data, task.space.ways)
 
@@ -104,8 +101,8 @@ class Fresh:
         if self.given:
             return None
         if not self._count:
-            return "none were asked for"
-        return None if self._law.varies else "every value of the inputs may be none but the one given"
+            return "--fresh-samples is 0"
+        return None if self._like.varies else "no value of the inputs can vary"
 
     def round(self, number: int) -> Round | None:
         """The samples of a round, others than those of the rounds before unless they are the user's.
@@ -115,34 +112,26 @@ class Fresh:
         Returns:
             ``None`` where the reference does not run the model.
         """
-        if self.given:
-            found = self._predicted(f"validation-{number}", self._given)
-            return found if found.samples else None
-        each = sum(value.nbytes for value in (*self._subject.samples[0].values(), *self._first().values()))
-        wanted = max(min(self._count, _MOST_BYTES // max(each, 1)), 1)
-        found = Round()
-        for attempt in range(3):
-            missing = wanted - len(found.samples)
-            if missing:
-                drawn = [self._law.draw(self._next + place) for place in range(missing)]
-                self._next += missing
-                found += self._predicted(f"fresh-{number}-{attempt}", drawn)
+        found = self._predicted(f"validation-{number}", self._given)
+        if not self.given:
+            first = self._subject.reference.select(self._subject.network.outputs)
+            each = sum(value.nbytes for value in (*self._subject.samples[0].values(), *first.values()))
+            wanted = max(min(self._count, _MOST_BYTES // max(each, 1)), 1)
+            for attempt in range(3):
+                missing = range(self._next, self._next + wanted - len(found.samples))
+                self._next = missing.stop
+                found += self._predicted(f"fresh-{number}-{attempt}", [self._like.draw(place) for place in missing])
         return found if found.samples else None
-
-    def _first(self) -> dict[str, Any]:
-        """What the reference gives on the first sample of the search."""
-        subject = self._subject
-        return subject.reference.select(subject.network.outputs)
 
     def _predicted(self, name: str, samples: Sequence[Sample]) -> Round:
         """Those samples on which the reference is as finite as on the first of the search."""
         subject = self._subject
-        models, workspace = subject.models, subject.workspace
+        models, workspace, first = subject.models, subject.workspace, subject.reference.select(subject.network.outputs)
         files = tuple(
             SampleFiles(models.feed(f"{name}-{place}", sample), workspace.scratch(f"{name}-{place}.golden.npz"))
             for place, sample in enumerate(samples)
         )
-        path, first = models.write(name, subject.truth.proto), self._first()
+        path = models.write(name, subject.truth.proto) if samples else Path()
 
         def run(some: Sequence[SampleFiles]) -> bool:
             inputs, golden = tuple(each.inputs for each in some), tuple(each.golden for each in some)
@@ -155,7 +144,7 @@ class Fresh:
                 for made, value in load_npz(golden).items()
             )
 
-        if not run(files):
+        if files and not run(files):
             for each in files:  # the model does not run on some: an index past the end of a table
                 run([each])
         return Round(files, tuple(samples)).only([place for place, each in enumerate(files) if usable(each.golden)])
@@ -181,14 +170,11 @@ def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
     Raises:
         UsageError: A file does not exist or does not fit the model.
     """
-    infos = input_infos(subject.network)
-    found: list[Sample] = []
+    infos, found = input_infos(subject.network), list[Sample]()
     for entry in given:
         data = Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
-        found += [
-            validate_sample(infos, sample, f"sample {number} of {entry}")
-            for number, sample in enumerate(make_inputs(infos, data))
-        ]
+        for number, sample in enumerate(make_inputs(infos, data)):
+            found.append(validate_sample(infos, sample, f"sample {number} of {entry}"))
     return found
 
 
@@ -196,22 +182,18 @@ def table_sizes(network: Network) -> dict[str, int]:
     """The number of entries of the smallest table that a graph input indexes, by the input's name."""
     sizes: dict[str, int] = {}
     for given in network.inputs:
-        reached, waiting = {given}, [given]
-        while waiting:
-            name = waiting.pop()
-            for reader in network.consumers.get(name, ()):
-                node = network.nodes[reader]
+        reached = [given]
+        for name in reached:  # it grows
+            for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
                 if node.op_type == "Gather" and node.input[1] == name and node.input[0] in network.initializers:
                     size = int(network.initializers[node.input[0]].dims[attribute(node, "axis", 0)])
                     sizes[given] = min(size, sizes.get(given, size))
                 if node.op_type in _PASSES_ON and node.input[0] == name:
-                    new = [made for made in network.made(reader) if made not in reached]
-                    reached.update(new)
-                    waiting += new
+                    reached.append(node.output[0])
     return sizes
 
 
-def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
+def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     """Probe a set on some samples.
 
     Raises:

@@ -49,6 +49,12 @@ def find_keep(
         return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
 
+def first_question(units: Sequence[int], suspects: Sequence[int]) -> Subset:
+    """The set that :func:`find_keep` asks about first: the suspects, or the first of many; all units where none is known."""
+    whole = frozenset(units)
+    return _tiers(whole, [unit for unit in dict.fromkeys(suspects) if unit in whole], ())[0]
+
+
 def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Sequence[Subset]) -> Minimum:
     kept = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]

@@ -327,13 +327,13 @@ OTHER = helper.make_model(
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
-        (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
+        (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to search"),
+        (INTEGER, {"low": "int8"}, "operators that compute with integers themselves (QLinearMatMul)"),
         (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
         (
             DYNAMIC,
             {"low": "int8"},
-            "(DynamicQuantizeLinear, MatMulInteger), which cannot be taken back one by one",
+            "(DynamicQuantizeLinear, MatMulInteger), which cannot be searched one by one",
         ),
         (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
@@ -343,7 +343,7 @@ OTHER = helper.make_model(
             {"low": "int8"},
             "f1 'call' has them in its function, which is not searched; inline the functions",
         ),
-        (PASSES, {"low": "fp8"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
+        (PASSES, {"low": "fp8"}, "has nothing quantized for --fp8, but int8; give --int8."),
         (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
         (PASSES, {"low": "fp16", "reference": "float"}, "--reference is the model before quantization"),
         (PASSES, {"low": "int8", "reference": "model"}, "model.onnx is quantized itself"),

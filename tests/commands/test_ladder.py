@@ -94,7 +94,6 @@ def test_each_group_is_on_the_cheapest_rung_that_passes(tmp_path: Path) -> None:
     rungs = {group["name"]: group["rung"] for group in result.extra["groups"]}
     assert rungs == {"matmul0": "int8", "matmul1": "fp16", "matmul2": "int8", "matmul3": "fp32", "matmul4": "int8"}
     assert {"matmul3", "down3"} == {node["name"] for node in result.extra["keep_fp32"]}
-    assert [step["moved"] for step in ladder["steps"]] == [["matmul1", "matmul3"], ["matmul3", "down3"]]
     on = {node["name"]: node["rung"] for node in ladder["nodes"]}
     assert ladder["counts"] == {rung: [*on.values()].count(rung) for rung in ("int8", "fp16", "fp32")}
     mixed = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "mixed.onnx"))
@@ -159,7 +158,7 @@ def floating() -> onnx.ModelProto:
         ({"ladder": "fp16,int8,fp32"}, "precisions from the cheapest to fp32, such as int8,fp16,fp32"),
         ({"ladder": "int8,fp16"}, "precisions from the cheapest to fp32, such as int8,fp16,fp32"),
         ({"ladder": "int8,fp16,fp32", "fp8": True}, "--fp8 is not among the precisions of --ladder int8,fp16,fp32"),
-        ({"ladder": "fp8,fp16,fp32"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
+        ({"ladder": "fp8,fp16,fp32"}, "has nothing quantized for --fp8, but int8; give --int8."),
     ],
 )
 def test_ladders_that_cannot_be_climbed(tmp_path: Path, options: dict[str, Any], message: str) -> None:

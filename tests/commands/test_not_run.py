@@ -67,8 +67,8 @@ def test_groups_that_are_refused(tmp_path: Path) -> None:
     """The one that is refused goes back to floats for that, whatever its scale; and that is said first."""
     result = searched(quantized(tmp_path / "model.onnx", {2: 1.5}), "has a2_q", low="int8")
     (kept,) = result.keep_fp32
-    assert (kept["name"], kept["rule"]) == ("matmul2", "refused")
-    assert kept["reason"].startswith("without it the tool refuses the model: ")
+    assert (kept["name"], kept["rule"]) == ("matmul2", "not run")
+    assert kept["reason"].startswith("without it: the tool refuses the model: ")
     assert kept["reason"].endswith(NO)
     assert result.minimality == "1-minimal"
     assert result.why is not None
@@ -88,7 +88,7 @@ def test_one_is_refused_among_others_that_are_wrong(tmp_path: Path) -> None:
     """What is refused only without another is no wrong number, and the other is kept for its scale."""
     path = quantized(tmp_path / "model.onnx", {2: 0.05})
     result = searched(path, "has a1_q && ! has a2_q", low="int8")
-    assert {kept["name"]: kept["rule"] for kept in result.minimal} == {"matmul1": "refused", "matmul2": "clipping"}
+    assert {kept["name"]: kept["rule"] for kept in result.minimal} == {"matmul1": "not run", "matmul2": "clipping"}
     assert (
         result.why
         == "with one of 1 of its units lowered the check ends in another way, which does not count as passing"
@@ -101,7 +101,7 @@ def test_nodes_that_crash_in_fp16(tmp_path: Path) -> None:
     path = saved(tmp_path / "model.onnx", [helper.make_node(op, [read], [made], name=op) for op, read, made in ops], [])
     check = ["sh", "-c", "if grep -qa y_fp16 {model}; then kill -SEGV $$; fi"]
     result = bisect_trt.precision(path, check=check, low="fp16", output=tmp_path / "mixed.onnx")
-    assert [(node["name"], node["rule"]) for node in result.minimal] == [("Cos", "crash")]
+    assert [(node["name"], node["rule"]) for node in result.minimal] == [("Cos", "not run")]
     assert result.minimal[0]["reason"] == "without it: killed by SIGSEGV"
     assert result.why is not None
     assert result.why.startswith(
@@ -122,5 +122,5 @@ def test_a_rung_that_crashes(tmp_path: Path, quantized_fails: str, rung: str) ->
     on = {node["name"]: node["rung"] for node in result.extra["ladder"]["nodes"]}
     assert on["matmul2"] == rung
     assert [(node["name"], node["rule"], node["reason"]) for node in result.keep_fp32] == [
-        ("tanh3", "crash", "without it: killed by SIGSEGV")
+        ("tanh3", "not run", "without it: killed by SIGSEGV")
     ]

@@ -19,7 +19,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
-from bisect_trt.commands.precision_audit import audit_precision
+from bisect_trt.commands.run import audit_precision
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError
@@ -296,7 +296,7 @@ def test_a_model_that_builds_is_no_failure(cli: CommandLine, here: Path) -> None
 def test_a_typed_model_is_not_what_was_asked_for() -> None:
     layers = [{"precisions": ["float32"]}] * 214 + [{"precisions": ["float16"]}] * 16 + [{"precisions": ["int64"]}]
     audit = audit_precision(target("fp16"), layers)
-    assert (audit.total, audit.counts) == (230, {"fp32": 214, "fp16": 16})
-    assert "214 of 230 layers run in fp32" in audit.sentence
-    assert "bisect-trt convert" in audit.sentence
-    assert "asked for" not in audit_precision(target(), layers).sentence
+    assert (audit["total"], audit["counts"]) == (230, {"fp32": 214, "fp16": 16})
+    assert "214 of 230 layers run in fp32" in audit["sentence"]
+    assert "bisect-trt convert" in audit["sentence"]
+    assert "requested" not in audit_precision(target(), layers)["sentence"]
