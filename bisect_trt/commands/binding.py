@@ -102,17 +102,16 @@ def bind_function(function: Callable[..., object]) -> dict[str, str]:
 
     What it calls, and the values that it closes over, are not looked at.
     """
-    bound: list[object] = []
-    while isinstance(function, functools.partial):
-        bound += [function.args, sorted(function.keywords.items())]
-        function = function.func
+    bound = ""
+    if isinstance(function, functools.partial):
+        bound, function = f"{function.args}{sorted(function.keywords.items())}", function.func
     code = function if hasattr(function, "__qualname__") else type(function)
     try:
         source = inspect.getsource(code)
     except (OSError, TypeError):
         source = repr(getattr(getattr(code, "__code__", None), "co_code", b""))
-    name = f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', '')}"
-    return {"the check": f"{name} " + hashlib.sha256(f"{source}{bound}".encode()).hexdigest()}
+    digest = hashlib.sha256(f"{source}{bound}".encode()).hexdigest()
+    return {"the check": f"{code.__module__}.{code.__qualname__} {digest}"}
 
 
 def _weights(model: Path, folder: Path) -> dict[str, str]:

@@ -164,11 +164,6 @@ class Search:
     max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether the search may end before its answer is proven."""
-        return self.max_probes is not None or self.max_time is not None
-
 
 @dataclass(frozen=True)
 class Plots:
