@@ -148,7 +148,7 @@ class MetricCheck:
             before=before,
             after=after,
             layers=self.runs.timed,
-            warm_up=1 if self.runs.timed else None,
+            timed=self.runs.timed,
         )
         return self.runs.workers.ask(request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
 

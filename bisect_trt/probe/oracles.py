@@ -59,8 +59,6 @@ class EngineCache:
 
 
 CRASHED = "the target crashed"
-_TIMED_FOR = 5.0
-"""Seconds of timed runs for one candidate: of a slow one a few say enough, and its time limit is for one run."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,7 @@ class BuiltinCheck:
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
             every=bool(files.more) and not strict,
             layers=self.timed or self.layers,
-            warm_up=1 if self.timed else None,
-            timed_for=_TIMED_FOR,
+            timed=self.timed,
             same=self.same,
         )
 

@@ -209,7 +209,7 @@ class Host:
     def run(self, call: dict[str, Any], payload: bytearray) -> Reply:
         """Run the model; timed, as often as the call says."""
         feed, seconds = unpack(payload), []
-        for _ in range(call["warm_up"]):
+        if call["timed"]:
             self._session.run(feed)
         for _ in range(call["timed"]):
             began = time.perf_counter()

@@ -170,8 +170,7 @@ class Compare(Request[Compared]):
         names: The tensors to compare; all outputs where empty.
         every: Whether to go on after a sample that does not match.
         layers: Whether to return the layers of the engine.
-        warm_up: How often it runs before it is timed; ``None`` if it is not.
-        timed_for: Seconds of timed runs after which there is no other one; ``None`` for all of them, however long.
+        timed: Whether to measure how long it runs.
         details: Whether to measure all there is of an error.
         fed: Activations of the reference that are fed too: tensor by the name of the input.
         save_outputs: The files of the outputs of each sample, ``.npz``.
@@ -184,8 +183,7 @@ class Compare(Request[Compared]):
     names: tuple[str, ...] = ()
     every: bool = False
     layers: bool = False
-    warm_up: int | None = None
-    timed_for: float | None = None
+    timed: bool = False
     details: bool = False
     fed: Mapping[str, str] = field(default_factory=dict)
     save_outputs: tuple[Path, ...] = ()
@@ -220,7 +218,7 @@ class Score(Request[Scored]):
         before: A model that computes from a sample what the piece is fed.
         after: A model that computes the outputs from those of the piece.
         layers: Whether to return the layers of the engine.
-        warm_up: How often it runs before it is timed; ``None`` if it is not.
+        timed: Whether to measure how long it runs.
     """
 
     model: Path
@@ -229,7 +227,7 @@ class Score(Request[Scored]):
     before: Path | None = None
     after: Path | None = None
     layers: bool = False
-    warm_up: int | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)

@@ -155,13 +155,13 @@ class RemoteModel:
         Raises:
             RunError: It fails.
         """
-        header, content = self._connection.call("run", {"warm_up": 0, "timed": 0}, [pack(inputs)])
+        header, content = self._connection.call("run", {"timed": 0}, [pack(inputs)])
         self.skipped.update(header["skipped"])
         return unpack(content)
 
-    def median_ms(self, inputs: Mapping[str, NDArray[Any]], warm_up: int, runs: int) -> float:
+    def median_ms(self, inputs: Mapping[str, NDArray[Any]], runs: int) -> float:
         """Milliseconds of one run there, the median of several; transfers do not count."""
-        header, _ = self._connection.call("run", {"warm_up": warm_up, "timed": runs}, [pack(inputs)])
+        header, _ = self._connection.call("run", {"timed": runs}, [pack(inputs)])
         return 1000.0 * float(median(header["seconds"]))
 
 

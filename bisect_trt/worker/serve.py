@@ -192,8 +192,8 @@ class Worker:
             if not request.every and not all(each.passed for each in seen):
                 break
         latency = None
-        if request.warm_up is not None and not request.target.build_only:
-            latency = median_ms(session, load_npz(request.samples[0].inputs), request.warm_up, request.timed_for)
+        if request.timed and not request.target.build_only:
+            latency = median_ms(session, load_npz(request.samples[0].inputs))
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -209,7 +209,7 @@ class Worker:
         fed = piece.feed(first)
         session = self._runtime(request.target).load(request.model, fed)
         measured = measure(lambda feed: piece.run(session, feed), request.scoring)
-        latency = None if request.warm_up is None else median_ms(session, fed, request.warm_up)
+        latency = median_ms(session, fed) if request.timed else None
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
     def _prepare(self, request: Compare) -> RuntimeSession:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
+_TIMED_FOR = 5.0
+"""Seconds of timed runs after which there is no other one."""
 Run = Callable[[dict[str, Any]], "Outputs"]
 """The outputs of a model by the inputs of a sample."""
 Feed = dict[str, Any]
@@ -51,31 +53,32 @@ def shapes_of(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(sorted((name, value.shape) for name, value in feed.items()))
 
 
-def median_ms(session: RuntimeSession, feed: Feed, warm_up: int, timed_for: float | None = None) -> float | None:
+def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
     """Milliseconds of one run, with inputs copied to the target and outputs back: the median of :data:`TIMED_RUNS` runs.
+
+    Of a slow model fewer runs are timed. A model that does not run again is no failure, since its outputs are known: ``None``.
 
     Args:
         session: The loaded model.
         feed: The values, of which there may be more than it takes.
-        warm_up: How many runs are not timed.
-        timed_for: Seconds after which no other run is timed. A check gives them: it has seen the outputs, so a model that does
-            not run again is no failure, and its time is ``None``.
+
+    Raises:
+        RunError: The runtime fails at everything else from now on.
     """
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in feed.items() if name in names}
     there = getattr(session, "median_ms", None)
     if there is not None:
-        return float(there(feed, warm_up, TIMED_RUNS))
+        return float(there(feed, TIMED_RUNS))
     seconds: list[float] = []
     try:
-        for _ in range(warm_up):
-            session.run(feed)
-        while len(seconds) < TIMED_RUNS and (not seconds or timed_for is None or sum(seconds) <= timed_for):
+        session.run(feed)
+        while len(seconds) < TIMED_RUNS and sum(seconds) <= _TIMED_FOR:
             began = time.perf_counter()
             session.run(feed)
             seconds.append(time.perf_counter() - began)
     except RunError as error:
-        if timed_for is None or error.poisoned:
+        if error.poisoned:
             raise
         print(f"it does not run again, so it is not timed: {error.message}", flush=True)
         return None
