@@ -106,7 +106,7 @@ class Ledger:
         best: The smallest candidate that was seen to fail.
         cached: How many questions were answered from memory.
         original: The signature of the original model's failure, once it has been probed.
-        severity: How severe that was, where it can be told; what is much milder is another failure.
+        severity: How severe that was, where it is known; what is much milder is another failure.
         apart: Whether each candidate is judged by itself: any failure counts, and none is the original's.
         unfinished: The titles of the probes that were running when an earlier session of the run ended, by candidate.
         watchers: Observe the probes, in this order.
@@ -215,7 +215,7 @@ class Ledger:
         return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
 
     def end(self, candidate: Identity, outcome: Outcome | None) -> None:
-        """A probe has ended; without an outcome if nobody needed its answer any more."""
+        """A probe has ended; without an outcome if its answer was not needed any more."""
         if outcome is None:
             self._append("moot", candidate.key)
         else:

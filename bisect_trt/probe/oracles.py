@@ -66,7 +66,7 @@ class BuiltinCheck:
     """Compares a target with the reference, in a worker process.
 
     Attributes:
-        workers: Who runs the models.
+        workers: The processes that run models.
         target: The runtime under suspicion.
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
@@ -124,7 +124,7 @@ class BuiltinCheck:
     def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:
         began = time.monotonic()
         places: list[Place] = []
-        reply = self.workers.ask(request, self.timeout, cancel, log=log, confirm=self.confirm, told=places.append)
+        reply = self.workers.ask(request, self.timeout, cancel, log=log, confirm=self.confirm, on_place=places.append)
         seconds = time.monotonic() - began
         place = places[-1].said if places else None
         if isinstance(reply, Failed):
@@ -293,7 +293,7 @@ class EngineCheck:
     """Builds a candidate's engine, then runs a command on it.
 
     Attributes:
-        workers: Who builds.
+        workers: The processes that build engines.
         target: The runtime, and how it is set up.
         command: The check command; ``{engine}`` in it, or ``BISECT_TRT_ENGINE``, is the engine.
         engine_cache: Which engines stay.

@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the check was ended because nobody needed its answer any more."""
+        """Whether the check was ended because its answer was not needed any more."""
         return self.signature == CANCELLED
 
     def judge(self, original: str | None, severity: float | None = None) -> Verdict:

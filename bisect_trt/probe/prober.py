@@ -206,7 +206,7 @@ class Prober:
 
         Args:
             candidate: The original.
-            repeat: How often to run it, to measure its failure rate; ``None`` for once, if nobody asks how often.
+            repeat: How often to run it, to measure its failure rate; ``None`` for once.
             confidence: How sure the search shall be, if it fails only sometimes.
             units: How many units will be searched.
 

@@ -89,7 +89,7 @@ class Models:
         The reference always runs here.
 
         Raises:
-            UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
+            UnavailableError: The reference takes too long or too much memory, or another process ends the workers that run it.
         """
         settings = self.reference if target is None else target
         asked = self._reference_once if target is None else target

@@ -94,12 +94,12 @@ class CommandCheck:
         try:
             argv = shlex.split(words[0]) if len(words) == 1 else list(words)
         except ValueError as error:
-            raise CheckCommandError(f"--check {words[0]}: {error}; mend the quotes.") from error
+            raise CheckCommandError(f"--check {words[0]}: {error}; correct the quotes.") from error
         if not argv:
             raise CheckCommandError("--check needs a command after it.")
         if argv[0] != PYTHON and shutil.which(argv[0]) is None:
             raise CheckCommandError(
-                f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
+                f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or correct PATH."
             )
         return tuple(argv)
 

@@ -36,7 +36,7 @@ _SCRATCH = "scratch-"
 KEY_LENGTH = 12
 """Digits of a candidate's key that name its folder."""
 _MARK = "bisect-trt.candidate"
-"""Metadata key of a file at the fixed path, so that nobody else's file is ever written over."""
+"""Metadata key of a file at the fixed path, so that no other program's file is ever written over."""
 
 
 def _nothing() -> None:
@@ -313,7 +313,7 @@ class Weights:
 
     ONNX wants them beside the model, under no other name and behind no link. A hard link in the run's folder would make the
     user's own file one with two names, which ONNX's loader refuses to read from then on; so it is the file itself that is read,
-    by runtimes that can be told where it is, or a copy, which is made when the first one asks that cannot: a check command, say.
+    by runtimes that take its path, or a copy, which is made for the first one that does not, such as a check command.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -333,7 +333,7 @@ def run_tool(
     Raises:
         UnavailableError: It cannot be started, or does not end.
     """
-    told = {
+    settings = {
         **index_settings(),
         "UV_NO_PROGRESS": "1",
         "UV_PYTHON_DOWNLOADS": "never",
@@ -347,7 +347,7 @@ def run_tool(
         log = Path(empty, "log")
         try:
             ended = run_to_end(
-                argv, log=log, environment={"UV_PROJECT": empty, **told}, timeout=_SECONDS, cancel=cancel
+                argv, log=log, environment={"UV_PROJECT": empty, **settings}, timeout=_SECONDS, cancel=cancel
             )
         except OSError as error:
             raise PlaceError(f"{argv[0]} cannot be started: {error.strerror}.") from error
@@ -371,22 +371,22 @@ def index_settings() -> dict[str, str]:
     parser = configparser.RawConfigParser()
     with contextlib.suppress(configparser.Error):
         parser.read([Path(each).expanduser() for each in files if each and named != os.devnull], encoding="utf-8")
-    told = {}
+    found = {}
     for name, variable in _SETTINGS.items():
         sections = [parser[section].get(name) for section in ("install", "global") if parser.has_section(section)]
         values = os.environ.get(f"PIP_{name.upper().replace('-', '_')}"), *sections
         value = next((" ".join(each.split()) for each in values if each is not None), "")
         if value and not (name == "cert" and os.environ.get(variable)):
-            told[variable] = value.replace(" ", ",") if name == "find-links" else value
-    if "UV_INDEX" in told:  # uv refuses a folder that does not exist, and pip does not
-        urls = told["UV_INDEX"].split()
+            found[variable] = value.replace(" ", ",") if name == "find-links" else value
+    if "UV_INDEX" in found:  # uv refuses a folder that does not exist, and pip does not
+        urls = found["UV_INDEX"].split()
         there = [url for url in urls if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()]
-        told |= {"UV_INDEX": " ".join(there), "UV_INDEX_STRATEGY": "unsafe-best-match"}
-    return told
+        found |= {"UV_INDEX": " ".join(there), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    return found
 
 
 def _last_lines(said: str) -> str:
     """The end of what a tool printed, as one line."""
     lines = [line.lstrip(_FRAME).rstrip() for line in said.splitlines()]
-    told = [line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))]
-    return " / ".join(told[-_SHOWN_LINES:]).rstrip(".") or "nothing"
+    found = [line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))]
+    return " / ".join(found[-_SHOWN_LINES:]).rstrip(".") or "nothing"

@@ -183,7 +183,7 @@ class Guard:
                     )
                 atexit.register(self.close)
             assert self._pipe is not None
-            with contextlib.suppress(ConnectionError):  # somebody killed it: a run goes on without
+            with contextlib.suppress(ConnectionError):  # it was killed: a run goes on without
                 socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
 
 

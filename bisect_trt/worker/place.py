@@ -138,7 +138,7 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
         try:
             words = shlex.split(rest)
         except ValueError as error:
-            raise ValueRefusedError(f"--on {word}: {error}; mend the quotes.") from error
+            raise ValueRefusedError(f"--on {word}: {error}; correct the quotes.") from error
         if not words:
             raise ValueRefusedError(f"--on {word}: there is no command.")
     return kind, {kind: rest}  # type: ignore[return-value]  # one of those above

@@ -97,7 +97,7 @@ class WorkerPool:
         confirm: bool = False,
         here: bool = False,
         place: Place | None = None,
-        told: Callable[[Place], object] | None = None,
+        on_place: Callable[[Place], object] | None = None,
     ) -> R_co | Failed:
         """Have an idle or a new worker answer.
 
@@ -113,7 +113,7 @@ class WorkerPool:
             confirm: Whether a crash counts only once it has been seen twice.
             here: Whether it runs here, whatever places there are.
             place: In which of the places; in any by default.
-            told: Called with the place that it runs in, each time.
+            on_place: Called with the place that it runs in, each time.
 
         Returns:
             The reply; that a worker crashed, took too long or was cancelled is one too.
@@ -136,8 +136,8 @@ class WorkerPool:
             with gate.turn(cancel, alone=lost > 0 and not away):
                 worker = self._take(away=away, fresh=lost + damaged > 0, place=place)
                 used = worker.served > 0
-                if told is not None and worker.place is not None:
-                    told(worker.place)
+                if on_place is not None and worker.place is not None:
+                    on_place(worker.place)
                 try:
                     reply = self._exchange(worker, order, allowed, cancel)
                 except WorkerDied as death:
@@ -172,7 +172,7 @@ class WorkerPool:
         except BisectError:
             self._give_back(worker)
             raise
-        except BaseException:  # Ctrl-C: nobody waits for its answer
+        except BaseException:  # Ctrl-C: its answer is not needed
             self._dismiss(worker)
             raise
         self._give_back(worker)

@@ -24,7 +24,7 @@ _FAULTS = {
     for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
     if hasattr(signal, name)
 }
-"""What a process does to itself; every other signal is sent by somebody."""
+"""What a process does to itself; every other signal comes from another process."""
 _PIPE_BYTES = 1 << 16
 """What a pipe holds, on Linux."""
 _POLL_SECONDS = 0.05
@@ -36,7 +36,7 @@ LOG_BYTES = 32 << 20
 _TAIL_BYTES = 256 << 10
 """How much of its end is kept beside."""
 MOST_LOST = 3
-"""How often somebody else may end what is asked of a process before it stays unanswered."""
+"""How often another process may end a request before it stays unanswered."""
 GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
 _RESERVE = 0.05
@@ -73,7 +73,7 @@ def workers_within(wanted: int | None, default: int) -> int:
 def module_command(module: str, *words: str) -> list[str]:
     """The command of a process that runs one of our modules and imports nothing from the folder it is started in.
 
-    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder that somebody was sent may hold an ``onnx.py``.
+    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder from a stranger may hold an ``onnx.py``.
     """
     run = (
         f"import sys; del sys.path[0]; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -88,7 +88,7 @@ class ProcessEnd:
     Attributes:
         code: Exit status, or minus the signal's number, as in ``subprocess``.
         timed_out: It was ended because its time was up.
-        cancelled: It was ended because nobody needs its answer any more.
+        cancelled: It was ended because its answer is not needed any more.
         seconds: How long it ran.
         over_memory: It was ended because it took more memory than it may.
         left_out: How many bytes of its output are not in the log, because it printed too much.
@@ -119,12 +119,12 @@ class ProcessEnd:
 
     @property
     def ended_by_us(self) -> bool:
-        """Whether it was ended because of a limit, or because nobody needs its answer any more."""
+        """Whether it was ended because of a limit, or because its answer is not needed any more."""
         return self.timed_out or self.cancelled or self.over_memory
 
     @property
     def from_outside(self) -> bool:
-        """Whether somebody else ended it, as the kernel does when memory runs out: it says nothing of what it did."""
+        """Whether another process ended it, as the kernel does when memory runs out: this is no verdict about its work."""
         return self.code < 0 and -self.code not in _FAULTS and not self.ended_by_us
 
     def describe(self) -> str:
@@ -224,7 +224,7 @@ def run_to_end(
         try:
             why = _attend(process, reading, output, Limits(began, timeout, cancel, memory_limit))
         finally:
-            if why != "ended":  # nobody waits for the last words of a probe that is not needed any more
+            if why != "ended":  # the last output of a probe that is not needed any more is not waited for
                 end_group(process, 0 if why == "cancelled" else GRACE_SECONDS)
             kill_group(process.pid)
             guard.release(process.pid)

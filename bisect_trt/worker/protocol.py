@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
 CANCELLED = "cancelled"
-"""The signature of a check that was ended because nobody needed its answer any more."""
+"""The signature of a check that was ended because its answer was not needed any more."""
 LOST = "lost"
-"""The signature of a check that somebody else has ended again and again, which says nothing of the candidate."""
+"""The signature of a check that another process has ended three times, which is no verdict about the candidate."""
 OVER_MEMORY = "memory limit"
 """The signature of a check that was ended because it took too much memory."""
 R_co = TypeVar("R_co", covariant=True)

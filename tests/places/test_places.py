@@ -372,12 +372,12 @@ def pooled(tmp_path: Path, *places: Place) -> WorkerPool:
 def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
     """What was asked of it is asked elsewhere, and so is what comes after."""
     gone = Place("command", "command=gone", ("sh", "-c", "echo out of order >&2; exit 3"))
-    told: list[Place] = []
+    seen: list[Place] = []
     with pooled(tmp_path, gone, place()) as workers:
         for _ in range(3):
-            reply = workers.ask(Look(TargetSettings(), (), start=False), told=told.append)
+            reply = workers.ask(Look(TargetSettings(), (), start=False), on_place=seen.append)
             assert not isinstance(reply, Failed)
-    assert told == [gone, *[place()] * 3]
+    assert seen == [gone, *[place()] * 3]
 
 
 def test_a_place_is_for_something(failing: Path) -> None:
