@@ -226,15 +226,18 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
 
 
 def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
-    """Make sure, before it is asked for, that there is memory for random values; they are made as float64."""
+    """Make sure that random values, made as float64, take at most a quarter of the free memory.
+
+    A comparison holds several copies of them, and the outputs of both sides.
+    """
     sizes = {info.name: math.prod(dim for dim in info.shape or () if isinstance(dim, int)) for info in infos}
     needed = samples * (sum(sizes.values()) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
     free = _UNSAID if (known := free_bytes()) is None else known
-    if needed > free:
+    if 4 * needed > free:
         shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
         raise InputValuesError(
-            f"{samples} samples of random values for {shapes} take {needed / (1 << 30):,.1f} GiB, and {free / (1 << 30):,.1f} "
-            "are free; give smaller --input-shapes, or fewer --iterations"
+            f"{samples} samples of random values for {shapes} take {needed / (1 << 30):,.1f} GiB, and a comparison needs four "
+            f"times as much; {free / (1 << 30):,.1f} GiB are free. Give smaller --input-shapes, or fewer --iterations"
         )
 
 

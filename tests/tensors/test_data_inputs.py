@@ -17,6 +17,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import make_inputs, of_width, validate_sample
+from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.npz import save_npz
 
 NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
@@ -285,9 +286,16 @@ def test_missing_scripts_are_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "samples"), [((10**11, 10**11), None), ((2**40,), 2), ((2, 3), 10**12), ((), 10**12)]
+    ("shape", "samples"),
+    [
+        ((10**11, 10**11), None),
+        ((2**40,), 2),
+        ((2, 3), 10**12),
+        ((), 10**12),
+        (((free_bytes() or 8 << 30) // 16,), None),
+    ],
 )
 def test_random_values_that_no_memory_holds(shape: tuple[int, ...], samples: int | None) -> None:
     """Said before they are asked for."""
-    with pytest.raises(UsageError, match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* are free"):
+    with pytest.raises(UsageError, match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* GiB are free"):
         make_inputs([info("x", shape=shape)], Data(iterations=samples))
