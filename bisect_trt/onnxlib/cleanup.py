@@ -60,7 +60,7 @@ class Folding:
         self.gone.discard(self.network.producer[name])
 
     def stored(self) -> list[str]:
-        """Return the tensors whose values have to be stored for all these nodes to go, in topological order."""
+        """Return the tensors to store for all these nodes to go, in topological order."""
         network = self.network
         made = (name for index in network.order if index in self.gone for name in network.made(index))
         return [name for name in made if not self.gone.issuperset(network.consumers.get(name, ()))]

@@ -201,7 +201,7 @@ def cut(
         network: The original.
         chosen: Node numbers.
         infos: Type and shape of each tensor that may become an input or an output, where known.
-        stored: Returns the values of the weights whose makers are not chosen; they become initializers.
+        stored: Returns the values of the weights with makers that are not chosen; they become initializers.
         outputs: The outputs, where these are not all tensors that a node outside reads.
 
     Returns:

@@ -110,7 +110,7 @@ def plan_slots(
 def _schema(
     node: NodeProto, opset: int, functions: Collection[tuple[str, str]], dtypes: Mapping[str, int]
 ) -> onnx.defs.OpSchema | None:
-    """A node's schema; ``None`` where the node must be taken as a whole."""
+    """Return a node's schema; ``None`` where the node must be taken as a whole."""
     whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(bodies(node))
     if whole or any(name and name not in dtypes for name in (*node.input, *node.output)):
         return None
@@ -126,7 +126,7 @@ def _floats(names: Collection[str], dtypes: Mapping[str, int]) -> frozenset[int]
 
 
 def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int) -> Slots:
-    """The positions whose type variable may be ``low``; see ONNX's IR.md, "Operator signatures"."""
+    """Return the positions with a type variable that may be ``low``; see ONNX's IR.md, "Operator signatures"."""
     wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
     floats = Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
     if node.op_type == "Cast":
@@ -152,7 +152,7 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
 
 
 def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
-    """By tensor its readers: node and input position; position -1 stands for a body that captures it."""
+    """Return the readers of each tensor: node and input position; position -1 stands for a body that captures it."""
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, node in enumerate(graph.node):
         for position, name in enumerate(node.input):
@@ -165,7 +165,7 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
 def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
     graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int]
 ) -> set[int]:
-    """The nodes that compute, in floats, nothing but sizes: from shapes alone, for integers or scales alone.
+    """Return the nodes that compute, in floats, nothing but sizes: from shapes alone, for integers or scales alone.
 
     A mask made from a shape is not among them: it ends in the data. Whether a tensor is a graph output does not count, so
     that marking tensors as outputs changes no value.
@@ -203,7 +203,7 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
 
 
 def _only_useful_casts(graph: GraphProto, slots: list[Slots]) -> list[Slots]:
-    """The same, but for Casts to float32 whose result no lowered node reads; these stay."""
+    """Return the same, but for Casts to float32 that no lowered node reads; these stay."""
     readers = _readers(graph)
     return [
         Slots()
@@ -288,7 +288,7 @@ def lower_fp16(
         model: The model, opset 6 or later (13 for bf16), nodes in topological order; it is not changed. External data
             may be unloaded.
         keep: Nodes to leave in fp32, each given by its first output tensor. Names of no node are ignored.
-        dtypes: ``TensorProto.DataType`` of tensors whose type ONNX cannot infer.
+        dtypes: ``TensorProto.DataType`` of tensors with a type that ONNX cannot infer.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
         weights: The folder with the external weights, to store them in the low precision; they pass a Cast without it.
 

@@ -195,15 +195,15 @@ class Network:
         return [False] * len(constant) if all(constant) else constant
 
     def parents(self, index: int) -> list[int]:
-        """The nodes that make what a node reads."""
+        """Return the nodes that make what a node reads."""
         return [self.producer[name] for name in self.reads[index] if name in self.producer]
 
     def made(self, index: int) -> tuple[str, ...]:
-        """The tensors that a node makes."""
+        """Return the tensors that a node makes."""
         return self._made[index]
 
     def leading_to(self, nodes: Iterable[int], *, constants: bool = False) -> set[int]:
-        """These nodes and all that they depend on; of that, with ``constants``, only makers of weights."""
+        """Return these nodes and all that they depend on; of that, with ``constants``, only makers of weights."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
@@ -213,7 +213,7 @@ class Network:
         return found
 
     def in_file_order(self, nodes: Iterable[int]) -> list[int]:
-        """These nodes as they stand in the file, or in topological order where a reader stands before its maker there."""
+        """Return these nodes as they stand in the file, or in topological order where a reader stands before its maker there."""
         ordered = sorted(nodes)
         if not self.is_sorted:
             place = {index: at for at, index in enumerate(ordered)}
@@ -252,7 +252,7 @@ class Network:
         return has_external_data(self.proto)
 
     def is_weight(self, name: str) -> bool:
-        """Whether a tensor is an initializer, or made by a node that depends on no input."""
+        """Return whether a tensor is an initializer, or made by a node that depends on no input."""
         maker = self.producer.get(name)
         return name not in self._fed if maker is None else self.constant[maker]
 
@@ -304,16 +304,16 @@ class Network:
         return {name: int(kind) for name, kind in types if kind}
 
     def describe(self, index: int) -> str:
-        """A node in messages: its operator, and its name or its first output."""
+        """Return a node in messages: its operator, and its name or its first output."""
         return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"
 
     def plain(self, index: int) -> dict[str, Any]:
-        """A node as plain values: name, operator, outputs, and its module where the file names it."""
+        """Return a node as plain values: name, operator, outputs, and its module where the file names it."""
         node, module = self.nodes[index], module_of(self.nodes[index])
         known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
         return known if module is None else {**known, "module": module.to_json()}
 
     def written(self, index: int) -> str | None:
-        """The module and source line of a node; see :func:`~bisect_trt.onnxlib.exported.describe_module`."""
+        """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.exported.describe_module`."""
         module = module_of(self.nodes[index])
         return None if module is None else describe_module(module.to_json())

@@ -28,7 +28,7 @@ _HELD = {
 
 
 def clone(message: _M) -> _M:
-    """A copy of a message."""
+    """Return a copy of a message."""
     copy: _M = type(message)()
     copy.CopyFrom(message)
     return copy
@@ -53,7 +53,7 @@ def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> 
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs inside a node: branches of an If, bodies of Loop and Scan."""
+    """Return the graphs inside a node: branches of an If, bodies of Loop and Scan."""
     for each in node.attribute:
         if each.HasField("g"):
             yield each.g
@@ -61,7 +61,7 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """These nodes, and those of their bodies; without recursion, since bodies may be nested deep."""
+    """Return these nodes, and those of their bodies; without recursion, since bodies may be nested deep."""
     waiting = [iter(nodes)]
     while waiting:
         for node in waiting.pop():
@@ -77,13 +77,13 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def share_names(model: onnx.ModelProto) -> bool:
-    """Whether two nodes of the graph have one name, which ONNX Runtime refuses and TensorRT takes."""
+    """Return whether two nodes of the graph have one name, which ONNX Runtime refuses and TensorRT takes."""
     names = [node.name for node in model.graph.node if node.name]
     return len(set(names)) < len(names)
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors that a node consumes, those that its bodies take from outside included; no empty names."""
+    """Return the tensors that a node consumes, those that its bodies take from outside included; no empty names."""
     yield from (name for name in node.input if name)
     for body in bodies(node):
         local = _own(body)
@@ -100,12 +100,12 @@ def _own(body: onnx.GraphProto) -> set[str]:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """The names that a node's bodies may capture from outside; their own are among them."""
+    """Return the names that a node's bodies may capture from outside; their own are among them."""
     return {name for body in bodies(node) for name in mentioned_names(body)}
 
 
 def mentioned_names(graph: onnx.GraphProto) -> set[str]:
-    """Every tensor name in a graph and in the bodies within it."""
+    """Return every tensor name in a graph and in the bodies within it."""
     names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     names.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
@@ -114,7 +114,7 @@ def mentioned_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy of a node that reads other tensors, in its bodies too."""
+    """Return a copy of a node that reads other tensors, in its bodies too."""
     new = clone(node)
     new.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(new):
@@ -134,7 +134,7 @@ def last_alias(aliases: Mapping[str, str], name: str) -> str:
 
 
 def free_name(stem: str, taken: Collection[str]) -> str:
-    """A name that nothing has yet: the stem, with a number behind it where that takes one."""
+    """Return a name that nothing has yet: the stem, with a number behind it where that takes one."""
     numbered = (f"{stem}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([stem], numbered) if name not in taken)
 
@@ -145,12 +145,12 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def first_output(node: onnx.NodeProto) -> str:
-    """The name of a node's first output, which identifies it: ONNX lets node names be empty."""
+    """Return the name of a node's first output, which identifies it: ONNX lets node names be empty."""
     return next((name for name in node.output if name), "")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
-    """The value of an attribute; a string's is bytes. What is of another type than the default is none.
+    """Return the value of an attribute; a string's is bytes. A value of another type than the default counts as none.
 
     In a function it may be the caller's, which is not known.
     """

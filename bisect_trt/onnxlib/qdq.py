@@ -121,12 +121,12 @@ class Quantized:
 
 
 def is_quantize(node: onnx.NodeProto) -> bool:
-    """Whether a node is a QuantizeLinear."""
+    """Return whether a node is a QuantizeLinear."""
     return node.op_type == QUANTIZE and node.domain in _DOMAINS
 
 
 def is_dequantize(node: onnx.NodeProto) -> bool:
-    """Whether a node is a DequantizeLinear."""
+    """Return whether a node is a DequantizeLinear."""
     return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
 
 
@@ -135,7 +135,7 @@ def _is_end(node: onnx.NodeProto) -> bool:
 
 
 def has_quantized(model: onnx.ModelProto) -> bool:
-    """Whether something quantizes or dequantizes, in a body or in a function too."""
+    """Return whether something quantizes or dequantizes, in a body or in a function too."""
     return any(map(_is_end, all_nodes(model)))
 
 

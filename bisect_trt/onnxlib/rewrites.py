@@ -364,7 +364,7 @@ def _mask(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
-    """The root of a sum or mean of squares, of values divided by the largest of them: ``s * sqrt(mean((x/s)^2) + e/s^2)``.
+    """Return the root of a sum or mean of squares, of values divided by the largest of them: ``s * sqrt(mean((x/s)^2) + e/s^2)``.
 
     Each square is at most 1 then, so nothing overflows where the root itself does not (as ``hypot`` is computed; J. Blue,
     "A portable Fortran program to find the Euclidean norm of a vector", 1978). Also for ``ReduceL2``.
@@ -390,7 +390,7 @@ def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
-    """A ``LayerNormalization`` that is spelled out over the last axes, as the operator (opset 17 and later)."""
+    """Return a ``LayerNormalization`` that is spelled out over the last axes, as the operator (opset 17 and later)."""
     match = view.match(index, _NORM) if view.opset >= 17 else None
     shape = view.shape(match["x"]) if match else None
     if match is None or shape is None or not view.is_float(match["x"]):
@@ -408,7 +408,7 @@ def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
-    """A mean, or a sum that is divided by a constant, with each value divided before the sum: no sum is past its mean."""
+    """Return a mean, or a sum that is divided by a constant, with each value divided before the sum: no sum is past its mean."""
     match = view.match(index, "Div(t := ReduceSum(x), k) | Mul(t := ReduceSum(x), k) | (t := ReduceMean(x))")
     axes = view.axes(match["t"]) if match else None
     if match is None or axes is None or not view.is_float(match["x"]):
@@ -430,7 +430,7 @@ def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _redundant(view: NetworkView, index: int) -> Fragment | None:
-    """A node that returns its input is left out."""
+    """Return a fragment that leaves out a node with its input as its output."""
     node, outputs = view.network.nodes[index], view.network.outputs
     if not node.input or not node.output or node.output[0] in outputs or not _does_nothing(view, node):
         return None
@@ -454,7 +454,7 @@ def _does_nothing(view: NetworkView, node: onnx.NodeProto) -> bool:
 
 
 def _kernel_shape(view: NetworkView, index: int) -> Fragment | None:
-    """A convolution with its kernel's shape and its other sizes written out.
+    """Return a convolution with its kernel's shape and its other sizes written out.
 
     Parsers infer it from stored weights alone: onnx-tensorrt 8.6 (``convMultiInput``) from none that a node makes.
     """

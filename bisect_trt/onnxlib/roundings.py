@@ -28,7 +28,7 @@ _MOVE = re.compile(
 )
 """Operators that make no new values, but for constants, so that a step stays the same."""
 _DISCRETE = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
-"""Operators whose output does not show how far off their input is: an index off by one is no tie."""
+"""Operators with outputs that do not show how far off their inputs are: an index off by one is no tie."""
 _LOW: dict[int, Precision] = {TensorProto.FLOAT16: Precision.FP16, TensorProto.BFLOAT16: Precision.BF16}
 _CASTS = tuple(b"\n\x02to\x18" + bytes([kind]) for kind in _LOW)
 """A Cast to one of them in a file: the attribute's name, and its integer."""

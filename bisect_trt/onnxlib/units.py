@@ -24,7 +24,7 @@ LARGEST_PATTERN = 24
 class Patterns:
     """The patterns of a network, as windows of its searched units.
 
-    Two kinds of window count. A module scope: neighbours whose names begin alike, up to a slash
+    Two kinds of window count. A module scope: neighbours with a common prefix of their names, up to a slash
     (``/blocks.6/norm1/Pow``, as PyTorch's exporter names nodes). And a region with a narrow entry and a narrow exit:
     neighbours between two places of the order that fewer live tensors cross than any place between them, which is what a
     residual branch, a decomposed norm, softmax or GELU looks like whatever its names and operators.
@@ -37,7 +37,7 @@ class Patterns:
         self._widths = _crossing_widths(network, self._searched)
 
     def around(self, unit: int) -> Subset:
-        """The largest pattern around a unit that is not too large; the unit alone if there is none."""
+        """Return the largest pattern around a unit that is not too large; the unit alone if there is none."""
         place = bisect_left(self._searched, unit)
         windows = [*self._scope_windows(place), *self._narrow_windows(place)]
         fitting = [(start, stop) for start, stop in windows if 1 < stop - start <= LARGEST_PATTERN]
@@ -96,17 +96,17 @@ def _crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
 
 
 STORED_LIMIT_BYTES = 1 << 20
-"""A weight whose value is larger keeps the node that makes it: storing it would make the model larger, not smaller."""
+"""A larger weight keeps the node that makes it: storing it would make the model larger, not smaller."""
 
 
 class NetworkUnits:
     """The units of a network: its nodes, numbered in topological order (unit ``u`` is node ``network.order[u]``).
 
-    A search walks the units that depend on a graph input. The others only make weights: they come along with whoever
-    reads them (:meth:`with_weights`) until the end, when each is tried on its own (:meth:`bare`), left out by storing its
+    A search walks the units that depend on a graph input. The others only make weights: they come along with the nodes
+    that read them (:meth:`with_weights`) until the end, when each is tried on its own (:meth:`bare`), left out by storing its
     value as an initializer.
 
-    A tensor whose value is not known (ONNX Runtime has no kernel for something before it) or that is no plain tensor (a
+    A tensor of unknown value (ONNX Runtime has no kernel for something before it) or that is no plain tensor (a
     sequence) cannot be fed to a model, so a set is always completed with the makers of such tensors.
 
     Attributes:
@@ -125,7 +125,7 @@ class NetworkUnits:
 
         Args:
             network: The model.
-            feedable: The tensors whose values are known.
+            feedable: The tensors with known values.
             infos: Types and shapes of the weights that nodes make, where known.
             lost: Nodes that cannot be run; a weight that one makes cannot be stored.
         """
@@ -144,32 +144,32 @@ class NetworkUnits:
             self._bare.append(self._units([*needs, *heavy]))
 
     def __len__(self) -> int:
-        """How many units a search walks."""
+        """Return how many units a search walks."""
         return len(self.searched)
 
     @cached_property
     def everything(self) -> frozenset[int]:
-        """All units that a search walks; one set for all who ask, for of 200,000 units it takes 8 MB."""
+        """All units that a search walks; one set for all callers, for 200,000 units take 8 MB."""
         return frozenset(self.searched)
 
     def _units(self, nodes: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.network.rank[index] for index in nodes))
 
     def with_weights(self, units: Iterable[int]) -> frozenset[int]:
-        """The units with every node that makes a weight for them, and all that they cannot be cut from."""
+        """Return the units with every node that makes a weight for them, and all that they cannot be cut from."""
         return _close(units, self._weights)
 
     def bare(self, units: Iterable[int]) -> frozenset[int]:
-        """The units without the nodes that make weights for them, unless a weight cannot be stored."""
+        """Return the units without the nodes that make weights for them, unless a weight cannot be stored."""
         return _close(units, self._bare)
 
     def leading_to(self, units: Iterable[int]) -> frozenset[int]:
-        """The units with all that they depend on, makers of weights too."""
+        """Return the units with all that they depend on, makers of weights too."""
         network = self.network
         return _close(units, [self._units(network.parents(index)) for index in network.order])
 
     def led_to(self, starts: Collection[int]) -> frozenset[int]:
-        """The units with all that depends on them."""
+        """Return the units with all that depends on them."""
         reached = set(starts)
         for unit in self.searched:
             if not reached.isdisjoint(self._units(self.network.parents(self.network.order[unit]))):
@@ -181,7 +181,7 @@ class NetworkUnits:
         return frozenset(self.network.order[unit] for unit in units)
 
     def count(self, units: Iterable[int]) -> int:
-        """How many of the units depend on a graph input."""
+        """Return how many of the units depend on a graph input."""
         return sum(not self.network.constant[self.network.order[unit]] for unit in units)
 
 
@@ -200,7 +200,7 @@ def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]
             if needed not in closed:
                 closed.add(needed)
                 pending.append(needed)
-    # Every set that was asked about is remembered: of 100,000 units it takes 4 MB, so it is not made twice.
+    # Sets of probes are kept: 100,000 units take 4 MB, so an equal set is not made twice.
     return given if len(closed) == len(given) else frozenset(closed)
 
 
