@@ -19,7 +19,6 @@ from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calibrated, make_nodes
 from bisect_trt.mixed_precision.parameters import BITS, PrecisionSettings, low_precision, precision_files
 from bisect_trt.mixed_precision.search import Task, refusal
-from bisect_trt.mixed_precision.validation import refuse_validation
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
@@ -104,7 +103,6 @@ def find_precision(task: Task, search: Search) -> Result:
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
-    refuse_validation(task)
     fix = Fix(task)
     if task.settings.options.keep_set is not None:
         return _write_set(fix, task.settings.options.keep_set)

@@ -134,7 +134,11 @@ class Fix(Watcher):
     """
 
     def __init__(self, task: Task) -> None:
-        """Write each much smaller set of the search for the minimal one as it is seen to pass."""
+        """Write each much smaller set of the search for the minimal one as it is seen to pass.
+
+        Raises:
+            UsageError: The user's samples do not fit the model, or there is nothing to compare on them.
+        """
         self.task = task
         self.minimum = Minimum(frozenset(), proven=False, why=ENDED)
         self.units: Subset | None = None
@@ -142,7 +146,7 @@ class Fix(Watcher):
         self.curve: list[Point] = []
         self.why: str | None = ENDED
         self.everywhere = False
-        self._fresh: Fresh | None = None
+        self._fresh = Fresh.of(task)
         self._samples: Round | None = None
         self._start: Subset = frozenset()  # part of each set that is recommended
         self._failing, self._worst = Round(), list[Sample]()
@@ -163,9 +167,8 @@ class Fix(Watcher):
     @property
     def drawn(self) -> str:
         """How the fresh samples were made, and how many were dropped, in words."""
-        drawn = "" if self._fresh is None else self._fresh.drawn
-        high = self.task.space.high
-        return f"{drawn}; {self._dropped} dropped, on which the model fails in {high} too" if self._dropped else drawn
+        dropped = f"; {self._dropped} dropped, on which the model fails in {self.task.space.high} too"
+        return self._fresh.drawn + dropped * bool(self._dropped)
 
     def probed(self, record: Record) -> None:
         """Write the set of a candidate that passed, if it is much smaller than the one on the disk."""
@@ -205,9 +208,8 @@ class Fix(Watcher):
         """
         task = self.task
         nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
-        self._fresh = Fresh.of(task)
         if nothing is None and task.cheap and task.settings.most is None:
-            self._begin(self._fresh)
+            self._begin()
         self.minimum = nothing or search_keep(task)
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
@@ -215,38 +217,38 @@ class Fix(Watcher):
         if not self.curve:
             self.keep(self.minimum.units)
         task.space.measure(task)
-        self._run_rounds(self._fresh)
+        self._run_rounds()
         if self.curve:
-            self._look_at_small(self._fresh)
+            self._look_at_small()
 
-    def _begin(self, fresh: Fresh) -> None:
+    def _begin(self) -> None:
         """Before the minimal set is searched: the units that the search starts with, if they are enough."""
         task, certain = self.task, self.task.space.certain
         first = first_question(task.lowering.units, [each.unit for each in task.space.suspects])
-        if self._why_none(fresh) is None and first < task.everything and self._passes_on_given(first):
-            self._start, self._samples = first, fresh.round(0)
+        if self._why_none() is None and first < task.everything and self._passes_on_given(first):
+            self._start, self._samples = first, self._fresh.round(0)
             if self._samples is not None:
                 self._run_on(first, self._samples if first == certain else self._fewer(self._samples))
 
-    def _why_none(self, fresh: Fresh) -> str | None:
+    def _why_none(self) -> str | None:
         """Why no set is run on fresh samples, if so."""
-        return _why_not_judged(self.task) or fresh.why_none
+        return _why_not_judged(self.task) or self._fresh.why_none
 
-    def _run_rounds(self, fresh: Fresh) -> None:
+    def _run_rounds(self) -> None:
         """Run sets on fresh samples until one holds, or the probes for that are spent."""
         task, minimal, certain = self.task, self.minimum.units, self.task.space.certain
         known = minimal | certain
         began = next((point for point in self.curve if point.units == known == certain), None)
         enough = began or known == minimal or (_why_not_judged(task) is None and self._passes_on_given(known))
         self._start = known if enough else minimal
-        self.why = self._why_none(fresh)
-        samples = self._samples or (None if self.why else fresh.round(0))
+        self.why = self._why_none()
+        samples = self._samples or (None if self.why else self._fresh.round(0))
         if samples is None:
             self.why = self.why or "the reference does not run on other inputs"
             self.keep(self._start)
             return
         task.console.step("Does it hold on other inputs?")
-        task.console.say(f"  fresh samples: {fresh.drawn}")
+        task.console.say(f"  fresh samples: {self._fresh.drawn}")
         if minimal != self._start and task.cheap:
             self._run_on(minimal, self._fewer(samples))
         asked = len(task.prober.ledger.records)
@@ -259,24 +261,23 @@ class Fix(Watcher):
             most, order = max(2 * left // 3, 1), task.space.order(self._worst)
             grown = grow_and_shrink(self._start, units, order, self._clears, most=most)
             left -= len(task.prober.ledger.records) - asked
-            samples = fresh.round(number)
+            samples = self._fresh.round(number)
             if grown is None or samples is None or not self._passes_on_given(grown):  # more units did harm
                 break
             units, point = grown, self._run_on(grown, samples)
         self._keep_best()
 
-    def _look_at_small(self, fresh: Fresh) -> None:
+    def _look_at_small(self) -> None:
         """Where most of the model has to stay in floats, run the units that are known to break alone."""
         task, small = self.task, self.task.space.certain
         self.everywhere = 2 * max(len(small), 1) < len(self.kept) > len(task.everything) / 2
-        samples = fresh.round(_ROUNDS) if self.everywhere and task.cheap and small < self._start else None
+        samples = self._fresh.round(_ROUNDS) if self.everywhere and task.cheap and small < self._start else None
         if samples is not None:
             self._run_on(small, self._fewer(samples))
 
     def _fewer(self, samples: Round) -> Round:
         """A part of drawn samples, for a set that is not to be recommended."""
-        given = self._fresh is not None and self._fresh.given
-        return samples if given else samples.only(range(0, len(samples.files), _FEWER))
+        return samples if self._fresh.given else samples.only(range(0, len(samples.files), _FEWER))
 
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""
@@ -293,7 +294,7 @@ class Fix(Watcher):
 
     def _run_on(self, units: Subset, samples: Round) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
-        task, given = self.task, self._fresh is not None and self._fresh.given
+        task, given = self.task, self._fresh.given
         outcome = run_on(task, units, samples, f"{len(samples.files)} fresh samples")
         errors = outcome.errors
         failing = self._really_failing(samples, [place for place, error in enumerate(errors) if error > 1])

@@ -57,6 +57,7 @@ class GroupSpace(PrecisionSpace):
         groups: The groups, by unit.
         misfits: How each pair of a group fits, by unit.
         plain: The model in floats.
+        values: The values of the tensors of all models that groups are taken out of.
     """
 
     noun, high, state, cause = "group", "floats", "quantized", "quantization"
@@ -78,10 +79,10 @@ class GroupSpace(PrecisionSpace):
         assert "reference" not in vars(subject), "it would be a run of the quantized model"
         subject.truth, self.groups = self.plain.truth, self.plain.groups
         self._settings, self._left = settings, quantized.left
-        self._values: Reference | None = None
         lowering = GroupLowering(subject, self.groups, self.plain.weights, settings.low)
         super().__init__(subject, lowering, ())
-        references = [self.values(), *self.values().more][:_LOOKED_AT]
+        self.values = self._reference()
+        references = [self.values, *self.values.more][:_LOOKED_AT]
         self.misfits = [
             [find_misfit(subject, self.plain, pair, references) for pair in group.pairs] for group in self.groups
         ]
@@ -204,20 +205,18 @@ class GroupSpace(PrecisionSpace):
                 "sentence": sentence if to_blame else None,
             }
 
-    def values(self) -> Reference:
-        """The values of the tensors of all models that groups are taken out of."""
+    def _reference(self) -> Reference:
         subject, plain = self.subject, self.plain
         if plain.truth is plain.network:
             return subject.reference
-        if self._values is None:
-            given = (subject.workspace, subject.models)
-            self._values, *more = (
-                Reference(plain.network, sample, *given, number, subject.swap_limit)
-                for number, sample in enumerate(subject.samples, 5001)
-            )
-            for each in more:
-                self._values.add(each)
-        return self._values
+        given = (subject.workspace, subject.models)
+        first, *more = (
+            Reference(plain.network, sample, *given, number, subject.swap_limit)
+            for number, sample in enumerate(subject.samples, 5001)
+        )
+        for each in more:
+            first.add(each)
+        return first
 
     def notes(self) -> Iterator[str]:
         """What is quantized and is neither searched nor taken out of the reference, a sentence each."""

@@ -129,7 +129,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     name = f"{settings.output.stem}-{'-'.join(settings.bits)}.onnx"
     path = workspace.folder / name if by_layer else workspace.scratch(name)  # an engine is of use with its model
     space.lowering.write(groups, path)
-    subject = task.subject.other(path, space.values())
+    subject = task.subject.other(path, space.values)
     own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)
     nodes = NodeSpace(subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own)
     nodes.allowed, nodes.ways = ALLOWED, space.ways

@@ -191,37 +191,24 @@ def search_keep(task: Task) -> Minimum:
     return task.prober.search(algorithm, task.lowering.candidate)
 
 
-def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
-    """The reason why precision does not explain the failure.
-
-    Args:
-        task: The search.
-        asked: All units, if the model does not pass with them kept; none, if it does not fail with all lowered.
-    """
+def refusal(task: Task, units: Subset) -> DoesNotReproduce:
+    """The reason why precision does not explain the failure, by the verdict with all units kept, or with none."""
     prober, space = task.prober, task.space
-    key = task.lowering.candidate(asked).key
+    key = task.lowering.candidate(units).key
     record = next(record for record in prober.ledger.records if record.key == key)
-    count = space.count(len(task.lowering.units))
+    of_all = f"with all {space.count(len(task.lowering.units))} {f'in {space.high}' if units else space.state}"
     if record.verdict is Verdict.UNRESOLVED:
-        how = f"in {space.high}" if asked else space.state
-        return DoesNotReproduce(
-            f"the check cannot judge the model with all {count} {how}: {record.reason}. Fix the check first."
-        )
-    if not asked:
+        return DoesNotReproduce(f"the check cannot judge the model {of_all}: {record.reason}. Fix the check first.")
+    if not units:
         data = "other samples of" if task.subject.settings.data.given else "real inputs (--load-inputs) from"
         reference = ", the model before quantization (--reference)" if task.settings.bits else ""
-        untried = f"{data} the deployment{reference}, or a tighter tolerance."
         return DoesNotReproduce(
-            f"the check passes with all {count} {space.state}: {record.reason}. So {space.cause} is not the reason for a "
-            f"failure seen elsewhere, and no {space.noun} has to stay in {space.high}; try {untried}"
+            f"the check passes {of_all}: {record.reason}. So {space.cause} is not the reason for a failure seen elsewhere, and "
+            f"no {space.noun} has to stay in {space.high}; try {data} the deployment{reference}, or a tighter tolerance."
         )
-    why = f"the check fails with all {count} in {space.high} too: {record.reason}."
-    if record.said:
-        return DoesNotReproduce(
-            f'{why} It printed: "{record.said}". So {space.cause} is not the reason, or the check itself is broken: '
-            f"`bisect-trt log {shlex.quote(str(prober.runner.folder))} {record.number}` shows its output."
-        )
+    log = shlex.join(["bisect-trt", "log", str(prober.runner.folder), str(record.number)])
+    rest = f'It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
     return DoesNotReproduce(
-        f"{why} So {space.cause} is not the reason, or not the only one; `bisect-trt diagnose` or `reduce` without low "
-        "precision finds what fails there."
+        f"the check fails {of_all} too: {record.reason}. {rest} So {space.cause} is not the reason, or not the only one; "
+        "`bisect-trt diagnose` or `reduce` without low precision finds what fails there."
     )

@@ -89,8 +89,17 @@ class Fresh:
 
     @classmethod
     def of(cls, task: Task) -> Fresh:
-        """The samples that the options of a search select."""
+        """The samples that the options of a search select.
+
+        Raises:
+            UsageError: The user's do not fit the model, or there is nothing to compare on them.
+        """
         options = task.settings.options
+        if options.validation_data and not isinstance(task.prober.runner.check, BuiltinCheck):
+            raise ConflictError(
+                "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, "
+                "and use these samples there."
+            )
         return cls(task.subject, options.fresh_samples, options.validation_data, task.space.ways)
 
     @property
@@ -148,20 +157,6 @@ class Fresh:
             for each in files:  # the model does not run on some: an index past the end of a table
                 run([each])
         return Round(files, tuple(samples)).only([place for place, each in enumerate(files) if usable(each.golden)])
-
-
-def refuse_validation(task: Task) -> None:
-    """Check the user's validation data before anything is searched.
-
-    Raises:
-        UsageError: It does not fit the model, or there is nothing to compare on it.
-    """
-    if task.settings.options.validation_data and not isinstance(task.prober.runner.check, BuiltinCheck):
-        raise ConflictError(
-            "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, and "
-            "use these samples there."
-        )
-    user_samples(task.subject, task.settings.options.validation_data)
 
 
 def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
