@@ -32,7 +32,10 @@ def test_a_patched_model_passes_where_the_original_fails(
     assert result["fault"]["whose"] == "target"
     for way in result["workarounds"]:
         if way["passes"]:
-            status, _ = bisect_trt(python, tmp_path, "run", way["file"], *words, "--seed", "3")
+            switches = way["what"].partition(",")[0].split(" and ") if way["kind"] == "switch" else []
+            flags = [word for name in switches for word in ("--disable-optimizer", name.removeprefix("optimizer:"))]
+            file = way["file"] or "model.onnx"
+            status, _ = bisect_trt(python, tmp_path, "run", file, *flags, *words, "--seed", "3")
             assert status == 0, way
     assert result["artifacts"]["patched"] is not None
 
