@@ -25,7 +25,7 @@ from bisect_trt.commands.minimal_case import (
     narrow_held,
     weak_suspects,
 )
-from bisect_trt.commands.preflight import advised
+from bisect_trt.commands.preflight import advised, keep_worst_samples
 from bisect_trt.commands.reduce import find_minimum
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
@@ -34,7 +34,6 @@ from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.shrink import shrink
 from bisect_trt.commands.workarounds import after_diagnosis
-from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.fix import find_fix
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
@@ -51,7 +50,6 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.targets.options import Target
 from bisect_trt.worker.place import rerun_command
 
-MOST_SAMPLES = 16
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -311,10 +309,7 @@ def run(call: Call) -> Result:
     timed = target.target.capabilities.timed and check.metric is None
     settings = replace(settings, check=replace(check, timed=timed))
     with call.subject(check.timeout, target, older=own.releases) as subject:
-        if check.metric is None and len(subject.samples) > MOST_SAMPLES:
-            raise ConflictError(
-                f"diagnose compares every tensor of each sample, and there are {len(subject.samples)} samples: give at most "
-                f"{MOST_SAMPLES}; `bisect-trt samples` finds those that fail."
-            )
+        if check.metric is None:
+            keep_worst_samples(subject, settings.check, call.console, call.result)
         with call.investigated(subject, settings.check) as session:
             return diagnose(session, settings) if check.metric is None else diagnose_metric(session, settings)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+from typing import Any
+
 import numpy as np
 
 from bisect_trt.commands.places import look_around
@@ -11,9 +15,15 @@ from bisect_trt.errors import ModelRefusedError, RuntimeMissingError, quoted
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
 from bisect_trt.targets.base import Lowering
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.protocol import Failed
+from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.worker.protocol import Compare, Compared, Failed, RunEach, Sample
+
+MANY, FEW = 16, 8
+"""Of more than 16 samples, the 8 that fail worst are diagnosed: every tensor of each is computed, kept and compared."""
+_CHOSEN = "samples.json"
 
 
 def require_target(subject: Subject, target: TargetSettings) -> None:
@@ -107,3 +117,58 @@ def advised(error: DoesNotReproduce, subject: Subject, check: CheckSettings) -> 
     if any(not isinstance(dim, int) for dims in subject.declared.values() for dim in dims):
         steps.append("`bisect-trt sweep`: other sizes of the free dimensions")
     return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *steps]))
+
+
+def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console, result: Result) -> None:
+    """Keep the samples that fail worst, where there are more than 16 and some fail; else keep all.
+
+    The model is run on all of them once as it is, its outputs alone compared.
+
+    Args:
+        subject: The model; its samples are changed, before anything is computed of them.
+        check: The target, its tolerances and the time that it may take.
+        console: Prints which samples are kept.
+        result: Gets ``looked_at``: how many there were, and the numbers of those that ``fail`` and of those that ``stay``.
+    """
+    if len(subject.samples) <= MANY or check.target is None:
+        return
+    noted = subject.workspace.folder / _CHOSEN  # a resumed run has to diagnose the same ones
+    if noted.exists():
+        found: dict[str, Any] = json.loads(noted.read_text("utf-8"))
+    else:
+        worst = _worst_first(subject, check, check.target)
+        found = {"of": len(subject.samples), "fail": sorted(worst), "stay": sorted(worst[:FEW])}
+        noted.write_text(json.dumps(found), "utf-8")
+    if not found["stay"]:
+        return
+    named = ", ".join(map(str, found["stay"]))
+    console.say(
+        f"{len(found['fail'])} of {found['of']} samples fail; the worst are diagnosed: {named} "
+        f"(1 to {len(found['stay'])} in what follows)"
+    )
+    subject.samples = [subject.samples[number - 1] for number in found["stay"]]
+    result.extra["looked_at"] = found
+
+
+def _worst_first(subject: Subject, check: CheckSettings, target: TargetSettings) -> list[int]:
+    """The numbers of the samples that fail; none if the model cannot be run on one after the other."""
+    models, scratch = subject.models, subject.workspace.scratch
+    inputs = tuple(models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples))
+    golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
+    try:
+        right = RunEach(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
+        if isinstance(models.workers.ask(right, here=True), Failed):
+            return []
+        samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
+        model = models.write("many", subject.network.proto)
+        reply = models.workers.ask(Compare(target, model, samples, check.tolerance, every=True), check.timeout)
+        if not isinstance(reply, Compared):
+            return []
+    finally:
+        for path in (*inputs, *golden):
+            path.unlink(missing_ok=True)
+    severity: defaultdict[int, float] = defaultdict(float)
+    for each in reply.comparisons:
+        if not each.passed:
+            severity[each.sample or 1] = max(severity[each.sample or 1], each.severity)
+    return sorted(severity, key=lambda number: (-severity[number], number))

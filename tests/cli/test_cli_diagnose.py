@@ -17,7 +17,7 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import arrays, bisect_trt, chain, node_names, overflowing, read_json, rest_slow, save
+from support import arrays, bisect_trt, node_names, overflowing, read_json, rest_slow, save
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,20 @@ def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> 
     assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "back"
 
 
-def test_many_samples_are_refused(cli: CommandLine) -> None:
-    ran = cli("diagnose", chain(Path("model.onnx")), "--onnxrt", "--iterations", "17")
-    assert ran.status == 2
+@pytest.mark.slow
+def test_of_many_samples_the_worst_few_are_looked_at(cli: CommandLine, here: Path) -> None:
+    """Every tensor of each of hundreds would take hours. A run that goes on looks at the same ones."""
+    overflowing(here / "model.onnx")
+    Path("data.py").write_text(
+        "import numpy as np\n\n\ndef load_data():\n"
+        "    for n in range(18):\n        yield {'x': np.full((2, 3), 0 if n in (4, 15) else -2, np.float32)}\n"
+    )
+    words = ["--onnxrt", "--fp16", "--atol", "0.01", "--data-loader-script", "data.py"]
+    ran = cli("diagnose", "model.onnx", *words, "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    first = read_json(Path("r.json"))
+    assert first["looked_at"] == {"of": 18, "fail": [5, 16], "stay": [5, 16]}
+    Path("r.json").unlink()
+    assert cli("resume", first["artifacts"]["run"]).status == 0
+    again = read_json(Path("r.json"))
+    assert (again["culprits"], again["looked_at"]) == (first["culprits"], first["looked_at"])
