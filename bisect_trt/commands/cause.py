@@ -88,7 +88,7 @@ def told_of_switches(check: CheckSettings) -> CheckSettings:
     assert check.target is not None, "the options ask for one"
     if check.function is None and not check.argv:
         return check
-    if check.argv and check.target.target.capabilities.engines:
+    if check.argv and check.target.target.engines:
         return replace(check, by_layer=True)
     what = "a check command" if check.argv else "a check function"
     raise ConflictError(
@@ -185,7 +185,7 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     target, original, result = check.target, session.subject.original, session.result
     assert target is not None, "the options ask for one"
     result.extra |= {"cause": [], "cause_detail": None}
-    costly = case is not None and target.target.capabilities.costly
+    costly = case is not None and target.target.compiles
     details: list[dict[str, Any]] = []
     for base in filter(None, (case, None if costly else original)):
         if base is case:

@@ -136,7 +136,7 @@ def make_prober(
         check = elsewhere(check)
     elif isinstance(check, BuiltinCheck):
         require_fit(subject, check.target)
-        if fed and not check.target.target.capabilities.runs_more:
+        if fed and not check.target.target.compiles:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
         check = replace(check, confirm=search.repeat == 1)

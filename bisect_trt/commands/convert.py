@@ -45,7 +45,7 @@ def run(call: Call) -> Result:
     if own.output.suffix in _ONNX_SUFFIXES:
         return _convert_to_onnx(call, own, target)
     runtime = (target if target.named() else target.but(trt=True)).required()
-    if not runtime.target.capabilities.engines:
+    if not runtime.target.engines:
         raise ConflictError(
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )

@@ -306,7 +306,7 @@ def run(call: Call) -> Result:
     check_folder(folder, settings.archive, overwrite=own.overwrite or call.resumed)
     call.open()
     # The latency of the original is what a fix is compared with, which does not build it again.
-    timed = target.target.capabilities.timed and check.metric is None
+    timed = target.target.compiles and check.metric is None
     settings = replace(settings, check=replace(check, timed=timed))
     with call.subject(check.timeout, target, older=own.releases) as subject:
         if check.metric is None:

@@ -110,7 +110,7 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
         return False
     names, fixed = ", ".join(symbols), subject.original
     if passes:
-        if target is not None and target.target.capabilities.compiles_shapes:
+        if target is not None and target.target.compiles:
             return False  # it takes free dimensions with a profile only, and then they were free
         console.step(f"With its shapes fixed it passes: does it fail with {names} free, as in its file?")
         freed = free(subject, symbols, target if profile else None)

@@ -87,7 +87,7 @@ class Fed:
         timeout: float | None = None,
     ) -> Path | None:
         """The engine of this name, built once; ``None`` where the target makes no engines, or does not build it."""
-        if target is None or not target.target.capabilities.engines:
+        if target is None or not target.target.engines:
             return None
         if name not in self._engines:
             subject = self._session.subject

@@ -150,7 +150,7 @@ def narrow_held(session: Session, target: TargetSettings | None, case: Case) -> 
 
 def _may_choose_precision(target: TargetSettings | None) -> bool:
     """Return whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
-    return target is not None and target.target.capabilities.chooses_precision and (target.fp16 or target.bf16)
+    return target is not None and target.target.compiles and (target.fp16 or target.bf16)
 
 
 def _minimise_case(session: Session, failing: Subset, *, held: bool) -> Case:

@@ -48,7 +48,7 @@ def run(call: Call) -> Result:
         return _search_groups(call, settings, check)
     with call.subject(check.timeout, settings.target) as subject:
         if target is not None:
-            by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
+            by_layer = target.target.compiles and lowers_by(subject, target) == "layer"
             settings, check = replace(settings, by_layer=by_layer), replace(check, by_layer=by_layer)
             if check.argv and not by_layer:  # the command judges models
                 check = replace(check, target=replace(target, fp16=False, bf16=False))  # the search lowers to these
@@ -85,7 +85,7 @@ def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings
         space = groups.GroupSpace(subject, settings)
         tolerance = groups.tolerance_of(subject, check.tolerance, settings.bits)
         tolerance.check_names(subject.network.outputs)
-        timed = settings.target is not None and settings.target.target.capabilities.timed
+        timed = settings.target is not None and settings.target.target.compiles
         check = replace(check, tolerance=tolerance, timed=timed)
         with call.investigated(subject, check, settings.target) as session:
             return find_precision(

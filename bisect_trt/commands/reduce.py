@@ -92,7 +92,7 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     target = check.target if isinstance(check, BuiltinCheck) else None
     # One look at all tensors is one build, for the nine or ten that bisecting a thousand nodes takes.
-    costly = target is not None and target.target.capabilities.costly
+    costly = target is not None and target.target.compiles
     looks = costly and settings.mode is Mode.AUTO and settings.both_ends
     if search.repeat is not None or looks:
         session.probe_original(search)

@@ -239,14 +239,14 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> None:
     result, console, target = story.session.result, story.session.console, story.target
     assert target is not None, "something was built"
     result.minimality = "unproven"
-    if not target.target.capabilities.pins or not any(c.pins for build in builds for c in build.choices):
+    if not target.target.engines or not any(c.pins for build in builds for c in build.choices):
         result.why = f"{target.target.title} cannot be held to a choice, so none is proven to be the reason"
         console.answer(f"Not proven: {result.why}.")
         _tell_evidence(story)
         return
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden, all else alike")
     story = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
-    tries = _TRIED_COSTLY if target.target.capabilities.costly else _TRIED
+    tries = _TRIED_COSTLY if target.target.compiles else _TRIED
     seen, reasons = list(builds), find_reasons(story.build, builds, tries)
     while reasons and all(reason.proven for reason in reasons):
         tried = _without(story, target, reasons, tries)
@@ -317,7 +317,7 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
     """The engine that is run again and again; ``None`` where the target makes none, or does not build the model."""
     subject, original = session.subject, session.subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
-    if not target.target.capabilities.engines:
+    if not target.target.engines:
         return None
     inputs = subject.values(original, original.inputs)
     failed = None if engine.is_file() else subject.models.build("once", original.proto, inputs, engine, target)
@@ -338,11 +338,11 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].settings())
     call.open(check)
     target = check.target
-    if check.argv and target is not None and not target.target.capabilities.engines:
+    if check.argv and target is not None and not target.target.engines:
         check = check.without_target(call.console)
     elif check.argv and target is not None:  # the command judges what is built
         check = replace(check, by_layer=True)
-    alike = target is not None and target.target.capabilities.remembers_builds and not own.same_engine
+    alike = target is not None and target.target.compiles and not own.same_engine
     call.fresh_process = call.fresh_process or alike
     with call.searching(check) as session:
         prober, builder, engine = session.prober, None, None

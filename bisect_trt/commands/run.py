@@ -320,7 +320,7 @@ class _Comparing:
         """Compare with the free dimensions of the file, and show the comparisons instead if one does not match."""
         subject = self._subject
         free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
-        if not free or self._target.target.capabilities.compiles_shapes:
+        if not free or self._target.target.compiles:
             return
         freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
         model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))

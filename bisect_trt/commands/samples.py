@@ -197,7 +197,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
     console.step(f"Which of {total} samples fail?")
     symbols = free_symbols(subject, None)
-    compiles = target is not None and target.target.capabilities.compiles_shapes
+    compiles = target is not None and target.target.compiles
     story = _Reduction(session, Fed(session, subject.declared, lambda: samples), target, samples[0])
     try:
         failing = story.probe_each()

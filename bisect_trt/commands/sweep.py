@@ -128,7 +128,7 @@ class Sized:
         if asked is not None and not asked.target.profile(asked):
             lows, highs = (self.shapes(tuple(each.sizes[end] for each in self.swept)) for end in (0, -1))
             self.target = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
-        if self.target is not None and self.target.target.capabilities.engines:
+        if self.target is not None and self.target.target.engines:
             session.console.say(f"  one engine for all sizes: {' '.join(self.target.flags())}")
             smallest = self.inputs(tuple(each.sizes[0] for each in self.swept))
             self._engine = self._fed.engine("swept", self._fed.proto, smallest, self.target, check.timeout)

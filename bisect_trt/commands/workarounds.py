@@ -335,7 +335,7 @@ def after_diagnosis(
     why_not = None
     if not steady:
         why_not = "what was found passed when it was probed once more, so a pass may be luck"
-    elif target.target.capabilities.costly:
+    elif target.target.compiles:
         why_not = f"since each probe is a build; this does: {session.command('workaround', check)}"
     if why_not is not None:
         add_precision(result)

@@ -165,7 +165,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         "latency_ms": None,
         **space.extra(fix.kept, minimum.units),
     }
-    if settings.target is not None and settings.target.target.capabilities.timed:
+    if settings.target is not None and settings.target.target.compiles:
         sets = {"fp32": task.everything, "mixed": fix.kept, "lowered": frozenset(), "minimal": minimum.units}
         seen = {name: task.outcome_of(units) for name, units in sets.items()}
         latency = {name: None if each is None else each.latency_ms for name, each in seen.items()}
@@ -221,7 +221,7 @@ def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
     if not isinstance(lowering, LayerLowering):
         return [Use(str(output), "", passed, reason)]
     engine = engine_path(output)
-    load = target.target.loading(target, engine).flags() if target.target.capabilities.engines else []
+    load = target.target.loading(target, engine).flags() if target.target.engines else []
     command = shlex.join(["bisect-trt", "run", str(task.subject.settings.path), *load])
     return [*_models(task, lowering, keep, tried=written is not None), Use(str(engine), command, passed, reason)]
 

@@ -45,10 +45,10 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
         return
     subject, prober, console = session.subject, session.prober, session.console
     precision: Low = "fp16" if target.fp16 else "bf16"
-    capabilities = target.target.capabilities
-    by_layer = capabilities.lowers_layers and lowers_by(subject, target) == "layer"
+    compiles = target.target.compiles
+    by_layer = compiles and lowers_by(subject, target) == "layer"
     own = PrecisionOptions(subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True)
-    most = _MOST_COSTLY_PROBES if capabilities.costly else _MOST_PROBES
+    most = _MOST_COSTLY_PROBES if compiles else _MOST_PROBES
     settings = PrecisionSettings(own, precision, target, by_layer=by_layer, most=most, tolerance=check.tolerance)
     words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     command = shlex.join([*words, *session.place_words, *written(subject.settings.data), *written(check.tolerance)])

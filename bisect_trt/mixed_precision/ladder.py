@@ -121,7 +121,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     settings, target, half = task.settings, task.settings.target, task.settings.half
     assert half is not None  # or there would be no rung between
     by_layer = False
-    if target is not None and target.target.capabilities.lowers_layers:
+    if target is not None and target.target.compiles:
         lowered = replace(target, fp16=half == "fp16", bf16=half == "bf16")
         by_layer = lowers_by(task.subject, lowered) == "layer"
         target = lowered if by_layer else target

@@ -141,7 +141,7 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
         resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
         atol[name], rtol[name] = resolved.atol, resolved.rtol
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
-    timed = target.target.capabilities.timed
+    timed = target.target.compiles
     return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)
 
 
@@ -153,7 +153,7 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
         UsageError: Ranges are given to a search that has no use for them.
     """
     target = settings.target
-    able = target is not None and target.int8 and target.target.capabilities.engines
+    able = target is not None and target.int8 and target.target.engines
     if able and target is not None and not has_quantized(subject.network.proto):
         require_target(subject, target)
         if lowers_by(subject, target) == "layer":

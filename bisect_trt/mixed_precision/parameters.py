@@ -120,7 +120,7 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
     able = [each for each in plugins if each.name != "onnxrt"] or plugins
     unable = {each: False for each in ("int8", "fp8") if not able or each not in able[0].precisions}
     flag = next((name for name in HALVES if given[name]), None)
-    if flag is not None and not (able and able[0].capabilities.lowers_layers):
+    if flag is not None and not (able and able[0].compiles):
         raise ConflictError(
             f"--{flag} and --{bits[0]} are two searches for this target: drop --{flag}, and search for it in the "
             f"model that is written, or use --ladder {bits[0]},{flag},fp32."

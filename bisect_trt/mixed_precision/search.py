@@ -111,7 +111,7 @@ class Task(Session):
     @property
     def cheap(self) -> bool:
         """Whether a probe takes milliseconds rather than minutes."""
-        return self.settings.target is None or not self.settings.target.target.capabilities.costly
+        return self.settings.target is None or not self.settings.target.target.compiles
 
     @property
     def not_run(self) -> str | None:

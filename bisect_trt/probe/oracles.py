@@ -146,7 +146,7 @@ class BuiltinCheck:
         target = self.target_of(files)
         if files.engine is not None:
             return target
-        if target.target.capabilities.engines and (self.records or self.engine_cache is not None):
+        if target.target.engines and (self.records or self.engine_cache is not None):
             target = target.with_own(save_engine=str((files.folder / ENGINE).absolute()))
         return target.target.recording(target, files.folder) if self.records else target
 

@@ -401,7 +401,7 @@ def passes_needed(prober: Prober) -> int:
 def _runs(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
     """How often to run what fails, and what passes; 0 and 1 where a probe takes minutes and no rate was measured."""
     target = getattr(check, "target", None)
-    costly = isinstance(check, MetricCheck) or (target is not None and target.target.capabilities.costly)
+    costly = isinstance(check, MetricCheck) or (target is not None and target.target.compiles)
     if costly and flakiness.runs == 1:
         return 0, 1
     failures, passes = confirmations(flakiness.runs, [0] * ways, 1 - flakiness.confidence)

@@ -17,7 +17,6 @@ from bisect_trt.options.spec import entries
 from bisect_trt.targets.runtime import (
     ELSEWHERE,
     Arrays,
-    EngineLayer,
     Lowering,
     Runtime,
     RuntimeSession,
@@ -35,11 +34,8 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
 __all__ = [
     "ELSEWHERE",
     "Arrays",
-    "Capabilities",
-    "EngineLayer",
     "Lowering",
     "Minimal",
-    "NotReproducible",
     "OwnSettings",
     "Package",
     "Runtime",
@@ -65,41 +61,6 @@ Value = Any
 """The value of a setting: plain, or a tuple."""
 ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The smallest, the usual and the largest shape of an input."""
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """Properties of a target that workflows depend on.
-
-    Attributes:
-        engines: Whether it compiles models into files; its settings then have ``load_engine``, ``save_engine``,
-            ``calibration_cache`` and ``calibration_data``.
-        costly: Whether a probe takes minutes rather than milliseconds.
-        timed: Whether the latency of a model is worth measuring.
-        chooses_precision: Whether it may run a layer in fp32 although a low precision is allowed, unless it is held to that.
-        lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
-        runs_more: Whether it may run operators that the reference cannot, such as plugins.
-        compiles_shapes: Whether a session is compiled for the shapes that it is fed.
-        remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
-        pins: Whether a build can be held to the choices of another one, and kept from them; see ``Target.pinned``.
-    """
-
-    engines: bool = False
-    costly: bool = False
-    timed: bool = False
-    chooses_precision: bool = False
-    lowers_layers: bool = False
-    runs_more: bool = False
-    compiles_shapes: bool = False
-    remembers_builds: bool = False
-    pins: bool = False
-
-
-@dataclass(frozen=True)
-class NotReproducible:
-    """A setting that is left out of a reproducer, with the ``reason``."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -198,12 +159,15 @@ class Target(ABC):
         help: The help of ``--NAME``.
         precisions: The low precisions that it takes.
         selectable: Whether it can be under suspicion; if not, it only runs beside another.
-        capabilities: Properties that workflows depend on.
+        compiles: Whether it compiles a model before it runs it: a probe may take minutes, depends on the shapes that are fed,
+            chooses or lowers the precision of layers (see ``Runtime.lowers_by``), and takes after earlier builds of its process.
+        engines: Whether it writes what it compiles into files, and builds can be held to choices (:meth:`pinned`); its settings
+            then have ``load_engine``, ``save_engine``, ``calibration_cache`` and ``calibration_data``.
         needs: The packages that it needs, in words.
         emulator: What computes emulated precisions (see :meth:`emulates_low`), in words.
         packages: The packages that it is released in.
         files: The settings that are paths of files which it reads.
-        not_reproducible: The settings that are left out of a reproducer, with the reason.
+        not_reproducible: The settings that are left out of a reproducer.
         sent: The modules that run it, each after those it imports; the last one is its runner, see
             :mod:`bisect_trt.targets.runtime`. They are sent to remote workers and joined into ``reproduce.py``. Empty for
             a target that only runs on this machine, by its own :meth:`make_runner`.
@@ -218,12 +182,13 @@ class Target(ABC):
     help: ClassVar[str] = ""
     precisions: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     selectable: ClassVar[bool] = True
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    compiles: ClassVar[bool] = False
+    engines: ClassVar[bool] = False
     needs: ClassVar[str] = ""
     emulator: ClassVar[str] = ""
     packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
-    not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
+    not_reproducible: ClassVar[tuple[str, ...]] = ()
     sent: ClassVar[tuple[str, ...]] = ()
     reads_graph: ClassVar[bool] = False
     sent_back: ClassVar[tuple[str, ...]] = ()
@@ -334,14 +299,9 @@ class Target(ABC):
             "lowered": model.lowered,
             "nodes": [[name, list(outputs)] for name, outputs in model.nodes] if settings.keep or settings.held else [],
         }
-        own = replace(settings, own=self.own(**self.reproducible(settings)))
+        kept = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
+        own = replace(settings, own=self.own(**kept))
         return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)
-
-    def reproducible(self, settings: TargetSettings) -> dict[str, Value]:
-        """Return the settings that a reproducer has, by name."""
-        own = settings.of(self.own)
-        names = [entry.name for entry in fields(own) if entry.name not in self.not_reproducible]
-        return {name: getattr(own, name) for name in names}
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return its switches, the cheapest first; see :mod:`bisect_trt.targets.switches`.

@@ -169,7 +169,7 @@ def _owner(flag: str, plugin: Plugin) -> Plugin | None:
         if name in PRECISIONS:
             return name in each.precisions
         if name == "hold_precision":
-            return each.capabilities.chooses_precision
+            return each.compiles
         return name in _shared() or name in _own_options(each)
 
     return None if takes(plugin) else next((each for each in selectable() if takes(each)), None)

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bisect_trt.errors import ConflictError
 from bisect_trt.targets.messages import BuildError
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
@@ -39,27 +37,6 @@ ELSEWHERE = "weights.folder"
 """A file beside a candidate: the folders of weights that do not lie there, with NUL between them."""
 Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """A layer of what a target makes of a model.
-
-    Attributes:
-        name: As the target calls it.
-        kind: Its type.
-        nodes: Places of the ONNX nodes it runs, as far as its name tells.
-        precisions: The types of what it makes, as ``float32`` or ``float16``.
-        tactic: The kernel that runs it, as the target calls it; ``None`` where it does not say.
-        formats: How what it reads and makes lies in memory, in the target's words.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[int, ...]
-    precisions: tuple[str, ...]
-    tactic: str | None = None
-    formats: tuple[str, ...] = ()
 
 
 class RuntimeSession(Protocol):
@@ -150,9 +127,8 @@ class Runtime:
 
         Raises:
             BuildError: The runtime refuses the model.
-            UsageError: It makes no engines, or the file cannot be written.
+            UsageError: The file cannot be written.
         """
-        self._need_engines("write")
         self.runner.build(model, target, feed or {}, self._hints(model))
 
     def describe_engine(self) -> dict[str, Any]:
@@ -160,14 +136,8 @@ class Runtime:
 
         Raises:
             UnavailableError: The engine is not for this runtime.
-            UsageError: It makes no engines.
         """
-        self._need_engines("show")
         return dict(self.runner.describe_engine())
-
-    def _need_engines(self, verb: str) -> None:
-        if not self._target.capabilities.engines:
-            raise ConflictError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""

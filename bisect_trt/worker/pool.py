@@ -127,7 +127,7 @@ class WorkerPool:
         target = request.target.target
         allowed = timeout
         if allowed is None:
-            allowed = max(self._patience, COSTLY_SECONDS) if target.capabilities.costly else self._patience
+            allowed = max(self._patience, COSTLY_SECONDS) if target.compiles else self._patience
         away = bool(self.places) and not here and not target.stays
         if away or not target.finds_weights(request.target):
             self._bring_weights(request)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Capabilities, OwnSettings, Target
+from bisect_trt.targets.base import OwnSettings, Target
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class UnsteadyTarget(Target):
     name, title, own = "unsteady", "Unsteady", UnsteadySettings
     help = "ONNX Runtime, wrong now and then."
     precisions = ()
-    capabilities = Capabilities(engines=True, pins=True)
+    engines = True
     sent_back = ("record", "save_engine")
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:

@@ -61,7 +61,7 @@ class OnnxRuntimeSettings(OwnSettings):
         option(
             "--provider-option",
             metavar="K:V",
-            help="An option of the first of them; of another one as cuda.K:V.",
+            help="An option of the first of them.",
             read=pair,
             check=once("--provider-option"),
         ),

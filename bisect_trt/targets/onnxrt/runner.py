@@ -258,8 +258,12 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
                 f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
             ) from error
     names = find_providers(settings["providers"] or ["cpu"])
-    given = share_options(names, settings["provider_options"])
-    arguments: dict[str, Any] = {"providers": names, "provider_options": [given[name] for name in names]}
+    given = dict(settings["provider_options"])
+    if given and names[0] == "CPU" + EXECUTION_PROVIDER:
+        raise UnknownNameError(
+            f"--provider-option {next(iter(given))}: ONNX Runtime's CPU provider has no options; leave it out."
+        )
+    arguments: dict[str, Any] = {"providers": names, "provider_options": [given, *({} for _ in names[1:])]}
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
     return options, arguments, names
@@ -316,26 +320,6 @@ def short_name(name: str) -> str:
     """``cuda`` for ``CUDAExecutionProvider``."""
     lower, suffix = name.lower(), EXECUTION_PROVIDER.lower()
     return lower[: -len(suffix)] if lower.endswith(suffix) and lower != suffix else lower
-
-
-def share_options(names: list[str], pairs: Any) -> dict[str, dict[str, str]]:
-    """Whose provider options are whose: the first provider's, unless a key begins with another's name and a dot.
-
-    Raises:
-        UsageError: They are for the CPU provider, which takes none and would not say so.
-    """
-    given: dict[str, dict[str, str]] = {name: {} for name in names}
-    short = {short_name(name): name for name in names}
-    for key, value in pairs:
-        owner, dot, rest = key.partition(".")
-        mine = dot and short_name(owner) in short
-        name = short[short_name(owner)] if mine else names[0]
-        if name == "CPU" + EXECUTION_PROVIDER:
-            raise UnknownNameError(
-                f"the provider option {key} is given, and ONNX Runtime's CPU provider has no options."
-            )
-        given[name][rest if mine else key] = value
-    return given
 
 
 class OrtType(NamedTuple):

@@ -187,17 +187,13 @@ def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
     return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]
 
 
-_PROVIDERS = (
-    *("CPU", "CUDA", "Tensorrt", "NvTensorRTRTX", "OpenVINO", "Dml", "CoreML", "QNN", "MIGraphX", "ROCM", "Dnnl"),
-    *("Xnnpack", "WebGpu", "ACL", "ArmNN", "VitisAI", "CANN", "Azure"),
-)
-
-
 def long_name(provider: str) -> str:
     """``CUDAExecutionProvider`` for ``cuda``."""
     if provider.endswith("ExecutionProvider"):
         return provider
-    return next((each for each in _PROVIDERS if each.lower() == provider.lower()), provider) + "ExecutionProvider"
+    return {"tensorrt": "Tensorrt", "openvino": "OpenVINO"}.get(
+        provider.lower(), provider.upper()
+    ) + "ExecutionProvider"
 
 
 def ort_snippet(settings: TargetSettings) -> tuple[str, ...]:

@@ -40,12 +40,6 @@ _BITS = {"bf16": "bfloat16"}
 
 _OPENVINO_TYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64", "string": "object", **_BITS}
 """NumPy's, or ml_dtypes', names of OpenVINO's element types, where they are not i and u with a number of bits."""
-_ENDS = ("Input", "Output", "Const")
-"""Layers that run no node."""
-_TOLD = ("layerType", "originalLayersNames", "outputPrecisions", "execOrder")
-"""What the runtime model says of a layer."""
-
-
 _NO_DEVICE = re.compile(
     r"not registered|Cannot load library|(?i:failed to (?:create|load) plugin)|No (?:available|supported) device"
 )
@@ -94,17 +88,9 @@ class OpenVinoRunner:
             if not properties:
                 raise RuntimeMissingError(f"OpenVINO's device {device} does not start: {message}.") from error
             given = ", ".join(f"{name}:{value}" for name, value in properties)
-            settable = ", ".join(sorted(self._settable()))
             raise ValueRefusedError(
-                f"OpenVINO {version} does not take {given} for {device}: {message}. Its properties are: {settable}."
+                f"OpenVINO {version} does not take {given} for {device}: {message}; change it."
             ) from error
-
-    def _settable(self) -> list[str]:
-        try:
-            names = self._core.get_property(self._settings["device"], "SUPPORTED_PROPERTIES")
-        except Exception:  # of devices made of others
-            return []
-        return [name for name, mode in names.items() if mode != "RO"]
 
     def _capabilities(self) -> list[str]:
         try:
@@ -209,21 +195,8 @@ class OpenVinoSession:
         }
 
     def layers(self) -> list[dict[str, Any]]:
-        """Return the layers of the device's runtime model; none where it has no such model."""
-        try:
-            ordered = self._compiled.get_runtime_model().get_ordered_ops()
-            found = [(each.get_friendly_name(), _layer_info(each)) for each in ordered]
-        except Exception:  # not every device has one
-            return []
-        layers = []
-        for name, told in sorted(found, key=lambda pair: int(pair[1].get("execOrder") or 0)):
-            if told.get("layerType") in _ENDS or not told.get("layerType"):
-                continue
-            made = [_OPENVINO_TYPES.get(word, word) for word in told.get("outputPrecisions", "").split(",") if word]
-            tensors = [word for word in told.get("originalLayersNames", "").split(",") if word]
-            plain = {"precisions": list(dict.fromkeys(made)), "tensors": tensors}
-            layers.append({"name": name, "kind": told["layerType"], **plain})
-        return layers
+        """Return nothing: the layers that run are not read."""
+        return []
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all outputs that are tensors, by name.
@@ -239,11 +212,6 @@ class OpenVinoSession:
             return {name: _to_array(tensor) for name, tensor in made.items() if name not in self.skipped}
         except Exception as error:  # RuntimeError for all
             raise RunError(said(error)) from error
-
-
-def _layer_info(node: Any) -> dict[str, str]:
-    information = node.get_rt_info()
-    return {key: str(information[key].astype(str)) for key in _TOLD if key in information}
 
 
 def _port_dtype(port: Any) -> Any:

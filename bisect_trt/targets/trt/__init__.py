@@ -7,16 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
-from bisect_trt.targets.base import (
-    Capabilities,
-    NotReproducible,
-    Package,
-    ShapeRange,
-    Target,
-)
+from bisect_trt.targets.base import Package, ShapeRange, Target
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings
 
@@ -33,17 +27,7 @@ class TensorRtTarget(Target):
     """TensorRT, 8.6 or later."""
 
     name, title, own = "trt", "TensorRT", TrtSettings
-    capabilities = Capabilities(
-        engines=True,
-        costly=True,
-        timed=True,
-        chooses_precision=True,
-        lowers_layers=True,
-        runs_more=True,
-        compiles_shapes=True,
-        remembers_builds=True,
-        pins=True,
-    )
+    compiles = engines = True
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
     needs = "tensorrt"
@@ -62,13 +46,8 @@ class TensorRtTarget(Target):
         "bisect_trt.targets.trt.runner",
     )
     sent_back = ("save_engine",)
-    not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
-        "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
-        "save_engine": NotReproducible("says where a file goes, and changes no engine"),
-        "record": NotReproducible("says where files go, and changes no engine"),
-        "load_engine": NotReproducible("an engine is of one model, and a reproducer has a model of its own"),
-        "calibration_data": NotReproducible("only `convert` calibrates, and leaves a cache, which is said"),
-    }
+    # Files that a build writes change no engine; a prebuilt engine is of another model; only `convert` calibrates.
+    not_reproducible = ("save_timing_cache", "save_engine", "record", "load_engine", "calibration_data")
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Return the model that TensorRT parses; ``None`` for a prebuilt engine.
