@@ -164,7 +164,7 @@ def _run(
     from bisect_trt.commands.record import attempt, leave_record  # noqa: PLC0415
     from bisect_trt.commands.source import Source  # noqa: PLC0415
     from bisect_trt.probe.workspace import Workspace  # noqa: PLC0415
-    from bisect_trt.report.console import Console, NotebookConsole, QuietConsole, notebook  # noqa: PLC0415
+    from bisect_trt.report.console import Console, QuietConsole  # noqa: PLC0415
     from bisect_trt.report.result import Result  # noqa: PLC0415
     from bisect_trt.worker.worker import keep_spare  # noqa: PLC0415
 
@@ -191,10 +191,7 @@ def _run(
         raise OutputFileError(f"run: {folder} exists and is no run of a Python function; name another folder.")
     given |= {"model": source.named} if "model" in named else {}
     given |= {} if home is None else {"output": folder / home if output is None else output}
-    console, result = Console(int(verbose) - 1), Result(command)
-    if not verbose:
-        show = notebook()
-        console = QuietConsole() if show is None else NotebookConsole(command, show)
+    console, result = Console(int(verbose)) if verbose else QuietConsole(), Result(command)
     function = check if callable(check) else None
     params = Params(groups, given, words=False)
     call = Call(command, params, console, result, (command, *words), source, folder, resumed, function)
@@ -203,8 +200,6 @@ def _run(
     with call.kept, closing(console):
         status, ending = attempt(call, lambda: COMMANDS[command].load()(call))
         answered = isinstance(ending, BisectError) and status in (ExitStatus.NOT_REPRODUCED, ExitStatus.UNPROVEN)
-        if answered:
-            console.answer(str(result.why))
         leave_record(result, folder, (), console, None)
     if ending is not None and not answered:
         raise ending

@@ -1,6 +1,6 @@
 """The picture of the README, from a real session, as SVG: ``python docs/session.py`` prints it.
 
-The session is that of ``make demo``. Of its output the lines of ``SHOWN`` are left, in order; the rest is an ellipsis.
+The session is that of ``make demo``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-WIDTH = 108
+WIDTH = 88
 COMMANDS = ("bisect-trt diagnose model.onnx --onnxrt --fp16 --zip", "python model-reproducer/reproduce.py")
-SHOWN = (
-    r"[1236]\. ",
-    r"  yes: ",
-    r"  237 of|  first mismatch",
-    r"Pow .* fails alone|fp16 cannot hold",
-    r"Fix: |  held on",
-    r"A way around it|Report",
-    r"MISMATCH",
-)
 MAKE = Path(__file__).parents[1] / "examples" / "vit_overflow" / "make_model.py"
 
 
@@ -47,19 +38,7 @@ def session() -> Iterator[str]:
             done = subprocess.run(  # the reproducer ends with 1: the failure is there
                 command.split(), cwd=folder, env=environment, check=False, stdout=subprocess.PIPE, text=True
             )
-            yield from shortened(done.stdout.splitlines())
-
-
-def shortened(lines: Iterable[str]) -> Iterator[str]:
-    """Only the lines of ``SHOWN``; one ellipsis for each run of others."""
-    left_out = False
-    for line in lines:
-        shown = any(re.match(pattern, Text.from_ansi(line).plain) for pattern in SHOWN)
-        if shown:
-            yield line
-        elif not left_out:
-            yield "\x1b[2m  ...\x1b[0m"
-        left_out = not shown
+            yield from done.stdout.splitlines()
 
 
 def picture(lines: Iterable[str]) -> str:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from light import LIGHT, Light, tag_light
-from support import Ran
+from support import LEVELS, Ran
 
 from bisect_trt.cli.app import perform
 from bisect_trt.cli.parser import parse
@@ -87,11 +88,17 @@ def cli(
     """
     keep_spare(2)
 
+    def read(words: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+        name, values = parse(words)
+        if not LEVELS.intersection(words) and "verbose" in values:
+            values = {**values, "verbose": 1}  # prints every step, probe and reason
+        return name, values
+
     def run(*argv: str | Path) -> Ran:
         words = tuple(map(str, argv))
         capfd.readouterr()
         with pytest.raises(SystemExit) as ending:
-            perform(*parse(words), words)
+            perform(*read(words), words)
         out, err = capfd.readouterr()
         assert isinstance(ending.value.code, int)
         return Ran(ending.value.code, out, err)

@@ -144,6 +144,7 @@ class Reader:
                         break
                 process.send_signal(signal.SIGINT)
             printed += process.stdout.read()
+        printed = re.sub(r"^(\d+ h )?(\d+ min )?\d+ s  .*\n", "", printed, flags=re.MULTILINE)  # progress
         self.status = process.returncode
         return printed
 

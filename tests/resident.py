@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from support import Ran
+from support import Ran, verbose
 
 UNSTEADY = Path(__file__).parent / "unsteady"
 SERVER = """
@@ -64,7 +64,7 @@ def unsteady(*argv: str | Path) -> Ran:
     assert server.stdin is not None
     assert server.stdout is not None
     with NamedTemporaryFile("w+") as out, NamedTemporaryFile("w+") as err:
-        words = ["bisect-trt", *map(str, argv)]
+        words = ["bisect-trt", *verbose(argv)]
         server.stdin.write(json.dumps([str(Path.cwd()), words, surroundings(), out.name, err.name]) + "\n")
         server.stdin.flush()
         status = server.stdout.readline()

@@ -19,8 +19,10 @@ import pytest
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.commands.commands import COMMANDS as COMMAND_TABLE
 from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
+from bisect_trt.options.shared import General
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.user_checks import CommandCheck
@@ -44,8 +46,8 @@ class Ran:
 
     @property
     def error(self) -> str:
-        """The one line that says why it ended; no traceback, nothing else."""
-        lines = [line for line in self.err.splitlines() if not line.startswith("warning:")]
+        """The one line that says why it ended; no traceback, nothing else but warnings and progress."""
+        lines = [line for line in self.err.splitlines() if not re.match(r"warning:|\d+( min \d+)? s  ", line)]
         assert "Traceback" not in self.out + self.err, self.err
         assert len(lines) == 1, self.err
         assert re.match(r"error(\[BT\d{4}\])?: .", lines[0]), self.err
@@ -101,9 +103,19 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def bisect_trt(*argv: str | Path, cwd: Path) -> Ran:
-    """Run the command line as a process of its own; the test's own limit ends what hangs."""
-    command = [sys.executable, "-m", "bisect_trt", *map(str, argv)]
+LEVELS = frozenset({"-v", "-vv", "--verbose", "-q", "--quiet"})
+
+
+def verbose(argv: Sequence[str | Path]) -> list[str]:
+    """Words of a command line, with ``-v`` where no level is given, so that it prints every step, probe and reason."""
+    words = [*map(str, argv)]
+    known = bool(words) and words[0] in COMMAND_TABLE and General in COMMAND_TABLE[words[0]].groups
+    return [words[0], "-v", *words[1:]] if known and not LEVELS.intersection(words) else words
+
+
+def bisect_trt(*argv: str | Path, cwd: Path, detailed: bool = True) -> Ran:
+    """Run the command line as a process, ``detailed`` with ``-v``; the test's own limit ends what hangs."""
+    command = [sys.executable, "-m", "bisect_trt", *(verbose(argv) if detailed else map(str, argv))]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 

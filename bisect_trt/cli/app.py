@@ -92,7 +92,7 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         if ending is not None:
             _say_ending(ending, call, general.verbosity)
         status = _leave(result, general, call, output) or status
-        _tell_files(result, general, console)  # after all is written: the line is no part of the story
+        console.conclude(result.to_json())
     return status
 
 
@@ -106,10 +106,7 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
         return
     if not isinstance(ending, BisectError):
         console.error(f"internal error: {why}; please report it with what -vv shows.", InternalError.code)
-    elif ending.status is ExitStatus.NOT_REPRODUCED:
-        for line in why.split("\n"):  # what to try next is a list
-            console.answer(line)
-    else:
+    elif ending.status is not ExitStatus.NOT_REPRODUCED:
         console.error(why, ending.code)
     if verbosity > 1:
         traceback.print_exception(ending)
@@ -137,22 +134,6 @@ def _leave(result: Result, general: General, call: Call, output: TextIO) -> Exit
         call.console.error(str(error), error.code)
         return error.status
     return None
-
-
-def _tell_files(result: Result, general: General, console: Console) -> None:
-    """Name the report, and what to attach, unless only the answer is asked for twice over."""
-    report, archive = result.artifacts.get("report"), result.artifacts.get("archive")
-    if report and general.verbosity > -2:
-        path = Path(report)  # absolute in a run that goes on
-        path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        fault = result.extra.get("fault") or {}
-        # What is no bug of the target's is none to report to those who make it.
-        use = (
-            "to attach"
-            if fault.get("whose") in (None, "target", "unknown")
-            else "no bug report; for a ticket of your own"
-        )
-        console.answer(f"Report: {path}" + (f" ({use}: {archive})" if archive else ""))
 
 
 class Interrupts:

@@ -150,8 +150,7 @@ def make_prober(
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
-    watchers: list[Watcher] = [console] if console.view is None else [console.view, console]
-    watchers.append(CheckLeavings(settings.options))
+    watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")

@@ -360,6 +360,7 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     if not asked:
         if not target.low_precisions:  # else precision is the first suspect, not a release
             console.answer(f"Since which release? Not looked for, because it installs releases: {command}")
+            session.result.suggest(command)
         return None
     console.step(f"Since which release of {package.name}?")
     original = prober.ledger.original

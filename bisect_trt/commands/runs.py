@@ -20,8 +20,9 @@ from bisect_trt.options.commands import LogOptions, Report, Resume, ViewOptions
 from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER
 from bisect_trt.report.console import Console, open_page
-from bisect_trt.report.page import frame, macro, sentence, write_report
+from bisect_trt.report.page import frame, macro, write_report
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
+from bisect_trt.report.summary import headline
 from bisect_trt.report.text import Json, plural
 from bisect_trt.tensors.npz import replacing
 
@@ -89,7 +90,7 @@ class EarlierRun:
     def headline(self) -> str:
         """The answer; before there is one, the smallest failing candidate so far, or the number of probes."""
         if self.result is not None:
-            return sentence(self.result)
+            return headline(self.result)
         cut = [probe for probe in self.probes if probe["verdict"] == "FAIL" and _CUT in probe["title"]]
         if cut:
             best = min(cut, key=lambda probe: probe["size"])
@@ -119,7 +120,7 @@ def newest_run(file: str = RUN_FILE) -> Path:
     if not folders:
         raise RunFolderError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
     newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
-    Console().say(f"the newest run: {newest}")
+    Console().answer(f"the newest run: {newest}")
     return newest
 
 

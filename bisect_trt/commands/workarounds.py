@@ -349,4 +349,6 @@ def after_diagnosis(
     add_precision(result)
     tell(result, console)
     if not any(way.passes for way in ways):
-        console.answer(f"  this looks further: {session.command('workaround', check)}")
+        command = session.command("workaround", check)
+        console.answer(f"  this looks further: {command}")
+        result.suggest(command)

@@ -71,6 +71,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
         if fix is not None:
             leave_best(fix)
         console.say(f"  {error} This goes on: {command}")
+        session.result.suggest(command)
         return
     except BisectError as error:
         if fix is None or not session.result.extra.get("keep_fp32"):
@@ -85,6 +86,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     tell(task, head)
     if not minimum.proven:
         console.answer(f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}")
+        task.result.suggest(command)
 
 
 def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:

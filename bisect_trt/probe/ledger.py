@@ -68,18 +68,6 @@ class Watcher:
     def probed(self, record: Record) -> None:
         """A probe has ended, and the search has taken its verdict in."""
 
-    def started(self, key: str, title: str) -> None:
-        """A probe runs from now on."""
-
-    def ended(self, key: str) -> None:
-        """It does not any more."""
-
-    def wasted(self, number: int) -> None:
-        """So many parallel probes were ended because their answers are not needed any more."""
-
-    def measured(self, failures: int, runs: int, passes_needed: int) -> None:
-        """How often the original fails, and how often a candidate has to pass."""
-
     def asking(self) -> AbstractContextManager[None]:
         """Keeps off the terminal while the user is asked there."""
         return nullcontext()
@@ -193,8 +181,6 @@ class Ledger:
         """
         self.check_budget()
         self._append("started", candidate.key, title=candidate.title)
-        for watcher in self.watchers:
-            watcher.started(candidate.key, candidate.title)
 
     def check_budget(self) -> None:
         """Whether another probe may start.
@@ -221,8 +207,6 @@ class Ledger:
         else:
             self._outcomes[candidate.key] = outcome
             self._append("outcome", candidate.key, outcome=outcome.to_json(), forced=True)
-        for watcher in self.watchers:
-            watcher.ended(candidate.key)
 
     def once_more(self, candidate: Identity) -> Identity:
         """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""

@@ -218,8 +218,6 @@ class Prober:
         )
         self.runner.expect(outcome, confidence=confidence, units=units)
         self.measured = repeat is not None
-        for watcher in self.ledger.watchers:
-            watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
         return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:

@@ -241,5 +241,3 @@ class Speculation:
             done = not future.cancelled() and future.exception() is None and not future.result().cancelled
             self._ledger.end(running.identity, future.result() if done else None)
         self.wasted += len(ended)
-        for watcher in self._ledger.watchers:
-            watcher.wasted(len(ended))

@@ -1,4 +1,4 @@
-"""Output while a command works: on the terminal, into the log file, as log records of the library, or in a notebook.
+"""Output while a command works: a live line, lines with ``-v``, or log records of the library.
 
 Names in a model are not trusted. Everything is printed line by line with unprintable characters escaped, so that no name
 colours a terminal, changes the direction of text, or adds a line.
@@ -7,33 +7,43 @@ colours a terminal, changes the direction of text, or adds a line.
 from __future__ import annotations
 
 import contextlib
-import html
 import logging
 import os
 import sys
+import textwrap
+import threading
 import time
-import uuid
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bisect_trt.probe.ledger import Record, Watcher
-from bisect_trt.report.text import VERDICT_STYLES, clean, plain, plural
+from bisect_trt.report.summary import summary_lines
+from bisect_trt.report.text import VERDICT_STYLES, Json, plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
-    from bisect_trt.report.live import LiveView
+    from rich.console import Console as RichConsole
+    from rich.live import Live
+    from rich.text import Text
 
 Item = TypeVar("Item")
 Part = str | tuple[str, str]
 """A text, or a text with its style as rich names it."""
 IN_JSON = " (--json lists them)"
-_OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
+_OTHERWISE = "if that is not your failure, describe your failure with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
 _LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings where no handler is configured
 _MOST_LINES = 400
 """Lines of the story that the report shows."""
+HEARTBEAT_S = 10.0
+"""Between two lines of progress where there is no terminal."""
+_TITLE_LENGTH = 36
+"""Of a step in the live line, so that there is room for the probes in 80 columns."""
+_REFRESHES = 4
+"""Of the live line, per second."""
 
 
 @dataclass
@@ -73,13 +83,115 @@ class Story:
         return {"steps": self.steps, "answers": self.answers}
 
 
-class Console(Watcher):
-    """Prints plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
+def open_screen(*, stderr: bool = False) -> RichConsole:
+    """Return a terminal on which lines are not broken, and names are no markup: ``:word:`` is never an emoji."""
+    from rich.console import Console as Screen  # noqa: PLC0415 - rich is slow to import
+
+    return Screen(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
+class ProgressLine:
+    """One line on stderr while a command works; a line every ten seconds where that is no terminal.
 
     Attributes:
-        verbosity: -1 prints the answer only, 0 decisions and probes, 1 reasons too.
-        story: What was said, printed or not.
-        view: The live view; ``None`` off a terminal, on a dumb one, and where only the answer is printed.
+        stopping: Whether the user has asked to stop.
+        title: The title of the step.
+        probes: The number of probes so far.
+        best: The smallest candidate that fails so far.
+    """
+
+    def __init__(self) -> None:
+        """Show nothing until a step begins."""
+        self.stopping, self.title, self.probes, self.best = False, "", 0, ""
+        self._size: int | None = None
+        self._began = time.monotonic()
+        self._live: Live | None = None
+        self._ended = threading.Event()
+        self._shown = False
+
+    def step(self, title: str) -> None:
+        """Begin a step."""
+        self.title, self._began = title, time.monotonic()
+        if not self._shown:
+            self.show()
+
+    def probed(self, record: Record) -> None:
+        """Count a probe."""
+        self.probes = record.number
+        is_piece = record.title.endswith(" units")  # else a set of nodes to keep, or a repetition
+        if record.verdict is Verdict.FAIL and is_piece and (self._size is None or record.size <= self._size):
+            self._size, self.best = record.size, record.title
+
+    def text(self) -> str:
+        """Return the line."""
+        if self.stopping:
+            return "stopping: the best so far is being saved (Ctrl-C again: at once)"
+        title = textwrap.shorten(self.title, _TITLE_LENGTH, placeholder=" ...")
+        step = f"{seconds(time.monotonic() - self._began, whole=True)}  {title}"
+        return plain(", ".join(filter(None, (step, self.found()))))
+
+    def found(self) -> str:
+        """Return the number of probes and the best so far."""
+        best = f", best so far: {self.best}" if self.best else ""
+        return plain(f"{plural(self.probes, 'probe')}{best}") if self.probes else ""
+
+    def show(self) -> None:
+        """Show the line until :meth:`hide`."""
+        from rich.live import Live  # noqa: PLC0415 - as above
+
+        self._shown, screen = True, open_screen(stderr=True)
+        if screen.is_interactive and screen.file.isatty():  # whatever FORCE_COLOR says
+            line = partial(self._cropped, screen)
+            self._live = Live(console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True)
+            self._live.start()
+        else:
+            self._ended = threading.Event()
+            threading.Thread(target=self._beat, args=(self._ended,), name="progress", daemon=True).start()
+
+    def _cropped(self, screen: RichConsole) -> Text:
+        """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
+        from rich.text import Text  # noqa: PLC0415 - as above
+
+        text = Text(self.text(), "yellow" if self.stopping else "", no_wrap=True)
+        text.truncate(max(screen.width - 3, 1), overflow="ellipsis")
+        return text
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(HEARTBEAT_S):
+            print(self.text(), file=sys.stderr, flush=True)
+
+    def hide(self) -> None:
+        """Remove the line."""
+        self._shown = False
+        self._ended.set()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the terminal to other output."""
+        shown = self._shown
+        self.hide()
+        try:
+            yield
+        finally:
+            if shown:
+                self.show()
+
+    def abandon(self) -> None:
+        """Show the cursor again at the end of the process, without any lock."""
+        if self._live is not None:
+            os.write(self._live.console.file.fileno(), b"\n\x1b[?25h")
+
+
+class Console(Watcher):
+    """Prints plain lines off a terminal, coloured ones on it; ``NO_COLOR`` is honoured.
+
+    Attributes:
+        verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1 no progress.
+        story: All lines, printed or not.
+        progress: The live line, if there is one.
     """
 
     def __init__(self, verbosity: int = 0, *, live: bool = False) -> None:
@@ -87,74 +199,85 @@ class Console(Watcher):
 
         Args:
             verbosity: The number of ``-v`` minus that of ``-q``.
-            live: Whether to show a live view on a terminal that supports it; call :meth:`close` then.
+            live: Whether to show progress, and to keep the answer for :meth:`conclude`; call :meth:`close` then.
         """
         self.verbosity = verbosity
         self.story = Story()
         self._kinds: set[str] = set()
         self._failed = False
-        self.view: LiveView | None = None
-        if live and verbosity >= 0 and not _is_plain(sys.stdout):
-            from bisect_trt.report.live import LiveView, is_live, open_screen  # noqa: PLC0415 - rich is slow to import
-
-            screen = open_screen()
-            self.view = LiveView(screen) if is_live(screen) else None
+        self._live = live
+        self.progress = ProgressLine() if live and verbosity == 0 and sys.stderr is not None else None
 
     def close(self) -> None:
-        """Remove the live view."""
-        if self.view is not None:
-            self.view.close()
+        """Remove the live line."""
+        if self.progress is not None:
+            self.progress.hide()
 
     def stopping(self) -> None:
         """Show that the user has asked to stop; safe in a signal handler."""
-        if self.view is not None:
-            self.view.stopping = True
+        if self.progress is not None:
+            self.progress.stopping = True
 
     def abandon(self) -> None:
         """Restore the terminal at the end of the process; safe in a signal handler."""
-        if self.view is not None:
-            self.view.abandon()
+        if self.progress is not None:
+            self.progress.abandon()
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Leave the terminal to a prompt; the progress stays in sight."""
+        with contextlib.nullcontext() if self.progress is None else self.progress.paused():
+            if self.progress is not None and self.progress.probes:
+                self._print((self.progress.found(), "dim"))
+            yield
 
     def note(self, text: str) -> None:
-        """Take all that is said, printed or not; a console of Python logs it."""
+        """Take every line, printed or not; a console of Python logs it."""
 
     def step(self, text: str) -> None:
         """Begin a step."""
         self.story.step(text)
-        text = plain(text)
-        self.note(text)
-        if self.view is not None:
-            self.view.step(text)
-        if self.verbosity >= 0:
-            self._print((text, "bold"))
+        if self.progress is not None:
+            self.progress.step(text)
+        self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
-        """Print a decision with its reason."""
+        """Report a decision with its reason."""
         self.story.say(text)
-        text = plain(text)
-        self.note(text)
-        if self.verbosity >= 0:
-            self._print(text)
+        self._tell(text, self.verbosity > 0)
 
     def answer(self, text: str) -> None:
-        """Print a line of the answer, at any verbosity."""
+        """Report a line of the answer."""
         self.story.answer(text)
-        text = plain(text)
-        self.note(text)
-        self._print(text)
+        self._tell(text, self.verbosity > 0 or not self._live)
+
+    def _tell(self, text: str, shown: bool, style: str = "") -> None:
+        self.note(plain(text))
+        if shown:
+            self._print((plain(text), style))
+
+    def conclude(self, result: Json) -> None:
+        """Print the summary of a result."""
+        self.close()
+        if self.verbosity > 0:
+            self._print("")
+        if "report" not in result:  # it has no folder
+            result = {**result, "report": {"story": self.story.to_json()}}
+        for label, text in summary_lines(result):
+            self._print((label, "bold"), plain(text))
 
     def say_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
-        """Say the first of many; see :func:`listed`."""
+        """Report the first of many; see :func:`listed`."""
         for text in listed(items, most, line, rest):
             self.say(text)
 
     def answer_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
-        """Print the first of many as part of the answer; see :func:`listed`."""
+        """Report the first of many as part of the answer; see :func:`listed`."""
         for text in listed(items, most, line, rest):
             self.answer(text)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
-        """The result as a table: the first rows, their columns below each other, and how many more there are."""
+        """Report a table as part of the answer: the first rows, and how many more there are."""
         cells = [[plain(str(cell)) for cell in row] for row in (columns, *rows)]
         widths = [max(map(len, column)) for column in zip(*cells[: most + 1], strict=True)]
         for row in cells[: most + 1]:
@@ -173,50 +296,49 @@ class Console(Watcher):
 
     def _complain(self, kind: str, style: str, text: str) -> None:
         self.note(f"{kind} {text}")
-        with contextlib.nullcontext() if self.view is None else self.view.paused():
+        with contextlib.nullcontext() if self.progress is None else self.progress.paused():
             self._print((kind, style), f" {text}", stderr=True)
 
     def probed(self, record: Record) -> None:
-        """Print a probe; its reason only where it is the first of its kind, or with ``-v``."""
+        """Count a probe; print it with ``-v``."""
         self.story.probes = record.number
+        if self.progress is not None:
+            self.progress.probed(record)
         first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
-        fresh = record.verdict is Verdict.UNRESOLVED and first
-        explained = record.number == 1 or fresh or (failed and not self._failed) or self.verbosity > 0
-        self._failed |= failed
         self._kinds.add(record.signature)
-        tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()] if fresh else []
-        if failed and first and record.said:
-            tail = [f'  the check said: "{plain(record.said)}"; {_OTHERWISE}']
+        tail = []
+        if record.verdict is Verdict.UNRESOLVED and first:
+            tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()]
+        elif failed and first and record.said:
+            tail = [f'  the check printed: "{plain(record.said)}"; {_OTHERWISE}']
         before, verdict = f"  probe {record.number:<3} ", f"{record.verdict.value:10}"
-        after, reason = f" {record.seconds:6.2f} s  {plain(record.title)}", f"  {plain(record.reason)}"
-        self.note("\n".join([f"{before}{verdict}{after}{reason}", *tail]))
-        if self.verbosity >= 0:
-            self._print(before, (verdict, VERDICT_STYLES[record.verdict]), after + (reason if explained else ""))
+        after = f" {record.seconds:6.2f} s  {plain(record.title)}  {plain(record.reason)}"
+        self.note("\n".join([f"{before}{verdict}{after}", *tail]))
+        if self.verbosity > 0:
+            self._print(before, (verdict, VERDICT_STYLES[record.verdict]), after)
             for line in tail:
                 self._print(line)
 
     def _print(self, *parts: Part, stderr: bool = False) -> None:
         """Print one line: with rich on a terminal, else as it is."""
         stream: TextIO | None = sys.stderr if stderr else sys.stdout
-        if not _is_plain(stream):
-            from rich.text import Text  # noqa: PLC0415 - as above
-
-            from bisect_trt.report.live import open_screen  # noqa: PLC0415 - as above
-
-            text = Text.assemble(*parts)
-            if self.view is not None and not stderr:
-                self.view.print(text)
-            else:
-                open_screen(stderr=stderr).print(text)
-        else:
+        if _is_plain(stream):
             texts = (part if isinstance(part, str) else part[0] for part in parts)
             print(*texts, sep="", file=stream, flush=True)
+        else:
+            from rich.text import Text  # noqa: PLC0415 - as above
+
+            open_screen(stderr=stderr).print(Text.assemble(*parts))
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream, ``None`` if it is closed, is a terminal."""
+    return stream is not None and stream.isatty()
 
 
 def _is_plain(stream: TextIO | None) -> bool:
-    """Return whether a stream, ``None`` if it is closed, is neither a terminal nor treated as one by rich."""
-    terminal = stream is not None and stream.isatty()
-    return not (terminal or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
+    """Return whether a stream is neither a terminal nor treated as one by rich."""
+    return not (is_terminal(stream) or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
 
 
 def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> Iterator[str]:
@@ -243,19 +365,18 @@ def open_page(address: str) -> bool:
 
 
 class QuietConsole(Console):
-    """Logs to the logger ``bisect_trt``: warnings and errors as such, everything else as information."""
+    """Logs to the logger ``bisect_trt``; shows progress on a terminal and in a notebook.
+
+    Warnings and errors are logged as such, everything else as information.
+    """
 
     def __init__(self) -> None:
-        super().__init__(-1)
+        shown = is_terminal(sys.stderr) or "ipykernel" in sys.modules
+        super().__init__(0 if shown else -1, live=True)
 
     def note(self, text: str) -> None:
         """Log a line."""
         _LOGGER.info(text)
-
-    def answer(self, text: str) -> None:
-        """Log a line of the answer."""
-        self.story.answer(text)
-        self.note(plain(text))
 
     def warn(self, text: str) -> None:
         """Log a warning."""
@@ -264,67 +385,3 @@ class QuietConsole(Console):
     def error(self, text: str, code: str = "") -> None:  # noqa: ARG002 - a log has no use for it
         """Log why the run ends."""
         _LOGGER.error(plain(text))
-
-
-Show = Callable[[dict[str, str], bool], None]
-"""Shows one thing in several forms, by MIME type; the second time and later it replaces the first."""
-_EVERY_S = 0.2
-"""A search can make hundreds of probes a second, and each message goes through the kernel to a browser."""
-
-
-def notebook() -> Show | None:
-    """Return a function that shows something in the notebook that this runs in; ``None`` outside of notebooks."""
-    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is None or not hasattr(shell, "kernel"):  # a terminal's shell has none
-        return None
-    from IPython.display import display, update_display  # noqa: PLC0415 - only where it is there
-
-    name = f"bisect-trt-{uuid.uuid4().hex}"
-
-    def show(bundle: dict[str, str], again: bool) -> None:
-        (update_display if again else display)(bundle, raw=True, display_id=name)
-
-    return show
-
-
-class NotebookConsole(QuietConsole):
-    """Logs, and shows the step and the last probe in one cell's output."""
-
-    def __init__(self, command: str, show: Show) -> None:
-        """Show nothing yet.
-
-        Args:
-            command: The command that runs.
-            show: See :func:`notebook`.
-        """
-        super().__init__()
-        self._command, self._show = command, show
-        self._began, self._last, self._shown = time.monotonic(), 0.0, False
-        self._step = ""
-
-    def step(self, text: str) -> None:
-        """Show a step."""
-        super().step(text)
-        self._step = text
-        self._update("runs", text)
-
-    def probed(self, record: Record) -> None:
-        """Show a probe, not more often than a browser can take."""
-        super().probed(record)
-        if time.monotonic() - self._last >= _EVERY_S:
-            self._update("runs", self._step, f"{record.verdict.value} {record.title}")
-
-    def close(self) -> None:
-        """Show the number of probes and the time."""
-        super().close()
-        self._update("ended")
-
-    def _update(self, state: str, *lines: str) -> None:
-        self._last = time.monotonic()
-        probes = f"{plural(self.story.probes, 'probe')}, " if self.story.probes else ""
-        head = f"bisect-trt {self._command} {state}: {probes}{self._last - self._began:.1f} s"
-        shown = [clean(line) for line in (head, *lines) if line]
-        rows = "".join(f"<div>{html.escape(line)}</div>" for line in shown)
-        page = f'<div style="font-family:monospace;white-space:pre-wrap">{rows}</div>'
-        self._show({"text/plain": "\n".join(shown), "text/html": page}, self._shown)
-        self._shown = True

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from markupsafe import Markup, escape
 from bisect_trt.errors import RunFolderError
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.report import charts
+from bisect_trt.report.summary import headline, summary
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
 from bisect_trt.tensors.npz import replacing
 
@@ -167,38 +167,9 @@ def macro(file: str, name: str, *values: object) -> Markup:
     return Markup(getattr(environment().get_template(file).module, name)(*values))
 
 
-def sentence(result: Json) -> str:
-    """Return the answer in one sentence."""
-    headline = _headline(result)
-    if result["status"] == "error" or headline is None:
-        names = ", ".join(f"{c['op']} '{c['name'] or c['outputs'][0]}'" for c in result["culprits"][:6])
-        needed = f"Needed to fail: {names}{', ...' if len(result['culprits']) > 6 else ''}." if names else ""
-        return str(result["why"] or needed or f"The run ended as '{result['status']}'.")
-    return f"Stopped by the user. {headline}" if result["status"] == "interrupted" else headline
-
-
-def _headline(result: Json) -> str | None:
-    """Return the first line of the answer that names a culprit, or else its first line."""
-    answers = (result.get("report") or {}).get("story", {}).get("answers", [])
-    named = [f"'{culprit['name'] or culprit['outputs'][0]}'" for culprit in result["culprits"]]
-    telling = [str(line) for line in answers if not line.startswith(" ") and any(name in line for name in named)]
-    return next(iter([*telling, *map(str, answers)]), None)
-
-
 def _answer_section(result: Json) -> Markup:
-    said = sentence(result)
-    why = result["why"] if result["why"] and result["why"] not in said else None
-    lines = list((result.get("report") or {}).get("story", {}).get("answers", []))
-    if (headline := _headline(result)) in lines:
-        lines.remove(headline)
-    rest: list[tuple[str, list[str]]] = []  # each line with the indented lines that belong to it
-    for line in lines:
-        if line.startswith("  ") and line.strip() != why:
-            rest = rest or [("", [])]
-            rest[-1][1].append(line.strip())
-        elif line.strip() != why:
-            rest.append((line, []))
-    return macro("report.html", "answer", result, said, why, rest)
+    rows = [row for row in summary(result) if row[1] != headline(result)]
+    return macro("report.html", "answer", result, headline(result), rows)
 
 
 def _graph_section(graph: Json) -> Markup:
@@ -250,41 +221,12 @@ def _curve_section(curve: Json, graph: Json | None) -> Markup:
     return macro("report.html", "error", curve, charts.curve_chart(curve, graph["nodes"] if graph else []))
 
 
-def _metric_section(metric: Json) -> Markup:
-    value, reference, bound = (
-        None if metric.get(key) is None else float(metric[key]) for key in ("candidate", "reference", "bound")
-    )
-    facts = [("Target", number(value)), ("Reference", number(reference))]
-    if value is not None and reference is not None and math.isfinite(value - reference):
-        part = f" ({(value - reference) / abs(reference):+.2%})" if reference else ""
-        facts.append(("Difference", f"{value - reference:+.6g}{part}"))
-    if bound is not None:
-        facts.append(("Bound", f"{'at most' if metric['lower_is_better'] else 'at least'} {bound:.6g}"))
-    named = {
-        "whole": "Whole model on the target",
-        "original": "Original",
-        "fixed": "Fixed",
-    }
-    facts += [(words, number(float(metric[key]))) for key, words in named.items() if metric.get(key) is not None]
-    facts.append(("Samples", str(metric["samples"])))
-    return macro("report.html", "metric", metric, facts)
-
-
-def _builds_section(result: Json) -> Markup:
-    chosen = [
-        each for each in result.get("choices") or [] if each["bad"] * result["good"] > each["good"] * result["bad"]
-    ]
-    return macro("report.html", "builds", result, chosen)
-
-
 def _search_section(report: Json, counts: Json) -> Markup:
     steps = [step for step in report.get("story", {}).get("steps", ()) if step["title"] or step["lines"]]
     probes = report.get("probes") or []
     if not steps and not probes:
         return Markup("")
-    titles = list(dict.fromkeys(probe["step"] for probe in probes))
-    numbered = [{**probe, "step_number": titles.index(probe["step"]) + 1} for probe in probes]
-    return macro("report.html", "search", steps, numbered, counts["run"] - len(probes))
+    return macro("report.html", "search", steps, probes, counts["run"] - len(probes))
 
 
 def _size_grid(sweep: Json) -> tuple[list[int], list[tuple[int, list[str | None]]]] | None:
@@ -307,11 +249,11 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
     if curve:
         yield "error", "Error", _curve_section(curve, graph)
     if result.get("metric"):
-        yield "metric", "Metric", _metric_section(result["metric"])
+        yield "metric", "Metric", macro("report.html", "metric", result["metric"])
     if sweep and sweep["dimensions"]:
         yield "sweep", "Sizes", macro("report.html", "sweep", sweep, _size_grid(sweep))
     if result.get("builds") and result.get("interval") is not None:
-        yield "builds", "Builds", _builds_section(result)
+        yield "builds", "Builds", macro("report.html", "builds", result)
     if findings := macro("report.html", "findings", result):
         yield "findings", "Findings", findings
     if search := _search_section(report, result["probes"]):
@@ -334,7 +276,7 @@ def render(result: Json) -> str:
         foot = f"Made by bisect-trt{' on ' + created.replace('T', ' ') if created else ''} from result.json."
         links = [(f"#{anchor}", name) for anchor, name, _ in sections]
         main = Markup("").join(section for _, _, section in sections)
-        return frame(sentence(result), main, foot, "report.js", links, extra="img-src data:")[0]
+        return frame(headline(result), main, foot, "report.js", links, extra="img-src data:")[0]
     except _DAMAGED as error:
         raise RunFolderError(
             f"the result is damaged ({type(error).__name__}: {error}); run the command again."
@@ -402,7 +344,7 @@ def embed(result: Json) -> str | None:
         parts = [_answer_section(result)]
         parts += [_graph_section(graph)] if graph else []
         parts += [_curve_section(curve, graph)] if curve else []
-        said = sentence(result)
+        said = headline(result)
     except _DAMAGED:
         return None
     policy = "default-src 'none'; style-src 'unsafe-inline'"

@@ -10,6 +10,7 @@ from typing import Any
 
 from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
+from bisect_trt.report.summary import summary_lines
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.host import facts
 
@@ -90,6 +91,17 @@ class Result:
         """Of ``layerwise`` and ``diagnose``: every tensor that was compared."""
         return list(self.extra.get("tensors", ()))
 
+    def suggest(self, command: str) -> None:
+        """Add a command to run next, the best first."""
+        self.extra.setdefault("next", []).append(command)
+
+    def summary(self) -> str:
+        """Return the answer in at most 25 lines, as the command line prints it."""
+        return "\n".join(f"{label}{text}" for label, text in summary_lines(self.to_json()))
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.command}: {self.status}, {self.minimality}, {len(self.culprits)} culprits>"
+
     def end_early(self, ending: BaseException) -> ExitStatus:
         """Say what ended the command before it had an answer; return the exit status of that."""
         if isinstance(ending, KeyboardInterrupt):
@@ -111,14 +123,6 @@ class Result:
     def content(self) -> bytes:
         """Return the JSON."""
         return json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n"
-
-    def __repr__(self) -> str:
-        return f"<Result of {self.command}: {self.status}, {self.minimality}, {len(self.culprits)} culprits>"
-
-    def summary(self) -> str:
-        """Return the answer as the command line prints it."""
-        answers = self.extra.get("report", {}).get("story", {}).get("answers", ())
-        return "\n".join(answers) or str(self.why)
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows: the answer, the graph and the curve."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
@@ -124,40 +124,33 @@ def table(rows: dict[str, str]) -> str:
     )
 
 
-_UNBROKEN = 1 << 16
-"""Columns; on a narrower console rich cuts a tree's lines."""
-
-
 def print_tree(title: str, content: Mapping[str, Any]) -> None:
-    """Print JSON as a tree, without control codes off a terminal; lines are not broken, so that names can be copied."""
-    from rich.console import Console  # noqa: PLC0415 - it takes as long to import as NumPy
-    from rich.text import Text  # noqa: PLC0415 - as above
-    from rich.tree import Tree  # noqa: PLC0415 - as above
+    """Print JSON as indented lines; none is broken, so that names can be copied."""
 
-    def grow(tree: Tree, name: str, value: Any) -> None:  # noqa: ANN401 - any JSON value
+    def lines(name: str, value: Any, indent: str) -> Iterator[str]:  # noqa: ANN401 - any JSON value
         if isinstance(value, Mapping):
             rest = {key: each for key, each in value.items() if key not in _HEADLINE}
             head = _headline(name, value)
-            if all(_is_short(each) for each in rest.values()):
+            if all(map(_is_short, rest.values())):
                 words = ", ".join(
                     f"{key} {_short(each)}" for key, each in rest.items() if each not in (None, 0, [], "")
                 )
-                tree.add(Text(plain(f"{head}: {words}" if words else head)))
+                yield f"{indent}{head}: {words}" if words else f"{indent}{head}"
                 return
-            branch = tree.add(Text(plain(head)))
+            yield f"{indent}{head}"
             for key, each in rest.items():
-                grow(branch, key, each)
-        elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
-            branch = tree.add(Text(plain(f"{len(value)} {name}")))
-            for number, each in enumerate(value, 1):
-                grow(branch, f"{name} {number}", each)
+                yield from lines(key, each, f"{indent}  ")
+        elif not _is_short(value):
+            yield f"{indent}{len(value)} {name}"
+            for place, each in enumerate(value, 1):
+                yield from lines(f"{name} {place}", each, f"{indent}  ")
         elif value not in (None, [], ""):
-            tree.add(Text(plain(f"{name}: {_short(value)}")))
+            yield f"{indent}{name}: {_short(value)}"
 
-    root = Tree(Text(plain(title), "bold"))
+    print(plain(title))
     for key, each in content.items():
-        grow(root, key, each)
-    Console(highlight=False, soft_wrap=True, emoji=False, width=_UNBROKEN).print(root)
+        for line in lines(key, each, "  "):
+            print(plain(line))
 
 
 _HEADLINE = ("op", "kind", "name", "dtype", "shape")

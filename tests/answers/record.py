@@ -77,20 +77,28 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
     return found
 
 
+def _read(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Read a command line, with ``-v``, which prints the verdicts that rows look for."""
+    from bisect_trt.cli.parser import parse
+
+    name, values = parse(words)
+    return name, {**values, "verbose": 1} if "verbose" in values else dict(values)
+
+
 def _call(words: Sequence[str]) -> tuple[int, str]:
     """The exit status of a command line and all that it prints."""
     from bisect_trt.cli.app import perform
-    from bisect_trt.cli.parser import parse
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     stdin = io.TextIOWrapper(io.BytesIO())
     with (
         mock.patch.object(sys, "stdin", stdin),
+        mock.patch("bisect_trt.cli.app.parse", _read),  # of a run that is resumed
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(out),
     ):
         try:
-            perform(*parse(words), tuple(words))
+            perform(*_read(words), tuple(words))
         except SystemExit as ending:
             code = ending.code
         except KeyboardInterrupt:

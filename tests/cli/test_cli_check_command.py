@@ -194,8 +194,8 @@ def test_braces_that_are_no_placeholder_stay(cli: CommandLine, model: Path) -> N
     assert Path("seen").read_text().split("|")[:-1] == words
 
 
-SAID = "  the check said: "
-OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
+SAID = "  the check printed: "
+OTHERWISE = "if that is not your failure, describe your failure with --fail-regex or --fail-code"
 
 
 def test_what_a_check_said_that_fails_by_its_exit_status_is_shown_once(cli: CommandLine, model: Path) -> None:

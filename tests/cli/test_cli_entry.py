@@ -67,8 +67,8 @@ def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
         assert Path(result["artifacts"]["reduced"]).is_file()
     quiet = cli(*line, "-q", *([] if command in ("layerwise", "run") else ["--overwrite"]))
     assert quiet.status == ran.status
-    assert 0 < len(quiet.out.splitlines()) <= len(ran.out.splitlines())
-    assert "probe" not in quiet.out
+    assert 0 < len(quiet.out.splitlines()) <= min(25, len(ran.out.splitlines()))
+    assert "probe 1 " not in quiet.out
 
 
 def test_help_lists_the_commands_by_what_they_are_for(cli: CommandLine) -> None:

@@ -21,7 +21,6 @@ from support import (
     script,
 )
 
-LINES = 12
 STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
 """How the view begins: with the time that the step takes."""
 
@@ -66,34 +65,25 @@ def view(screen: list[str]) -> list[str]:
 
 def masked(text: str) -> str:
     """Without times, nor folders named by them: two of the same second are told apart by a number."""
-    dated = re.sub(r"\d{8}-\d{6}", "date-time", re.sub(r"\d+\.\d\d s", "# s", text))
+    dated = re.sub(r"\d{8}-\d{6}", "date-time", re.sub(r"\d+(\.\d+)? s\b", "# s", text))
     return re.sub(r"(date-time-reduce-model)-\d+", r"\1", dated)
 
 
 @pytest.mark.parametrize("columns", rest_slow([80, 40, 200]))
 def test_what_is_seen_while_it_works_and_what_stays(
-    terminal: Callable[..., Terminal], here: Path, columns: int
+    terminal: Callable[..., Terminal], here: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = bisect_trt(*search(here, "--workers", "1", wait=0, first='md5sum < "$1" >> asked'), cwd=here)
-    # What one worker does not ask about is still running when it turns out not to be needed.
-    guess = 'grep -qF "$(md5sum < "$1")" asked || sleep 1000'
-    term = terminal(*search(here, "--workers", "2", first=guess), columns=columns)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plain = bisect_trt(*search(here, wait=0), cwd=here, detailed=False)
+    term = terminal(*search(here), columns=columns)
     assert term.wait() == 0, term.text()
     views = ["\n".join(view(screen)) for screen in term.screens]
-    assert all(len(view(screen)) <= LINES for screen in term.screens)
     assert all(sum(map(bool, map(STEP.match, screen))) <= 1 for screen in term.screens), "the view is there twice"
-    seen = "\n".join(views)
-    for shown in (
-        r"\d+ probes done",
-        r"best so far: \d",
-        r"[12] running",
-        r"\d+ wasted",
-        r"#\d+ FAIL .*exit",
-        r"#\d+ PASS .*exit",
-    ):  # a narrow terminal cuts lines
-        assert re.search(shown, seen), f"{shown}\n{views[-2]}"
+    assert any(re.match(r"\d+ s  Probe the original", seen) for seen in views)
+    assert columns < 80 or any(re.search(r"\d+ probes?", seen) for seen in views)
     assert not term.cursor_hidden
-    # What stays is what is printed off a terminal, every line of it once.
+    assert len(plain.out.splitlines()) <= 25
+    # What stays is what is printed off a terminal.
     text = "\n".join(
         line[start : start + columns].rstrip()
         for line in plain.out.splitlines()
@@ -106,12 +96,11 @@ def test_what_is_seen_while_it_works_and_what_stays(
 def test_no_control_codes_off_a_terminal(here: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    ran = bisect_trt(*search(here, *filter(None, [level]), wait=0), cwd=here)
+    ran = bisect_trt(*search(here, *filter(None, [level]), wait=0), cwd=here, detailed=False)
     assert ran.status == 0
     written = ran.out + ran.err
     assert not re.search(r"[^\n\x20-\x7e]", written)
-    assert ("probe 1 " in written) == (level != "-q")
-    assert ("20 of 40 units  exit status 0" in written) == (level in ("-v", "-vv"))
+    assert ("probe 1 " in written) == ("20 of 40 units  exit status 0" in written) == (level in ("-v", "-vv"))
 
 
 def test_forced_colours_off_a_terminal_move_no_cursor(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +125,7 @@ def test_prompts_have_the_terminal_for_themselves(terminal: Callable[..., Termin
             term.type("bad\n" if "<3>" in node_names(here / "bisect_trt_debug.onnx") else "good\n")
     assert term.process.wait() == 0
     assert node_names(here / "out.onnx") == ["<3>"]
-    assert re.search(r"^\d probes? done.*best so far: \d of 6 units", term.text(), re.MULTILINE)
-    assert len(re.findall(r"^  probe \d", term.text(), re.MULTILINE)) == answered
+    assert re.search(r"\d probes?, best so far: \d of 6 units", term.text().replace("\n", ""))
 
 
 STUBBORN = "echo $$ >> pids; trap '' TERM; sleep 300 & echo $! >> pids; while :; do wait; done"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,10 +10,7 @@ import pytest
 from support import overflowing
 
 import bisect_trt
-from bisect_trt.probe.ledger import Record
-from bisect_trt.report.console import NotebookConsole
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Verdict
 
 
 class Frames(HTMLParser):
@@ -70,20 +66,6 @@ def test_a_result_of_nothing_shows_its_status_and_a_damaged_one_nothing() -> Non
     assert Result("run", model={"path": "x"})._repr_html_() is None
 
 
-def test_progress_takes_the_place_of_what_was_shown_before() -> None:
-    shown: list[tuple[dict[str, str], bool]] = []
-    console = NotebookConsole("reduce", lambda bundle, again: shown.append((bundle, again)))
-    console.step("1. <b>Which</b> units?")
-    record = Record(7, "key", "3 of <5> units", 3, Verdict.FAIL, "exit 1", "exit 1", "", 0.1, 0.0, 1)
-    console.probed(record)
-    console.probed(replace(record, number=8))
-    console.close()
-    assert [again for _, again in shown] == [False, *[True] * (len(shown) - 1)]
-    assert "1. <b>Which</b> units?" in shown[0][0]["text/plain"]
-    assert "<b>" not in shown[0][0]["text/html"]
-    assert shown[-1][0]["text/plain"].startswith("bisect-trt reduce ended: 8 probes, ")
-
-
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("nbclient", "ipykernel", "nbformat"))),
     reason="nbclient or ipykernel is not installed",
@@ -96,8 +78,6 @@ def test_a_notebook_runs(here: Path) -> None:
     code = "import bisect_trt\nbisect_trt.diagnose('model.onnx', fp16=True, shrink=False)"
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     NotebookClient(book, timeout=240, startup_timeout=240, resources={"metadata": {"path": str(here)}}).execute()
-    progress, result = book.cells[0].outputs
-    assert progress.output_type == "display_data"
-    assert "bisect-trt diagnose ended: " in progress.data["text/plain"]
+    result = book.cells[0].outputs[-1]
     assert result.output_type == "execute_result"
     assert "id=&#34;graph&#34;" in result.data["text/html"]

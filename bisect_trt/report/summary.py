@@ -1,0 +1,259 @@
+"""The summary of a result in at most 25 lines, in the order of importance, for the terminal, the report and Python."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.onnxlib.exported import in_module
+from bisect_trt.report.text import Json, plural, seconds
+from bisect_trt.tensors.comparison import TensorComparison
+
+MOST_LINES, WIDTH = 25, 80
+_INDENT = 9
+_LINES_OF_A_ROW = 3
+_NAMED = 3
+"""So many nodes are named one by one; more are grouped by the modules that they are in."""
+_SHOWN = 4
+_VERBATIM = ("Proof", "Wrote", "Report", "Next")
+"""Rows of paths and commands, which are not wrapped, so that they can be copied."""
+_SEARCHED = ("diagnose", "reduce", "workaround")
+Row = tuple[str, str]
+"""A label and a text; the label is empty where the row continues the one before."""
+
+
+def summary(result: Json) -> list[Row]:
+    """Return the rows of the summary of a result; few for a command that has no run."""
+    if (result["artifacts"].get("run") is None and not result.get("comparisons")) or result["status"] == "error":
+        return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
+    found = [*_failure(result), *_nodes(result), *_why(result), *_cause(result), *_releases(result), *_fixes(result)]
+    if not any(label not in ("Fails", "Match") for label, _ in found):
+        found += [("", line) for line in _answers(result)]
+    return [*found, *_ending(result, found), *_files(result), *_next(result)]
+
+
+def summary_lines(result: Json) -> Iterator[Row]:
+    """Yield the lines of the summary, at most 25 of at most 80 columns; paths and commands are not wrapped.
+
+    A command without a run prints its answer as it is.
+    """
+    rows = summary(result)
+    if result["artifacts"].get("run") is None and not result.get("comparisons"):
+        yield from ((f"{label:{_INDENT}}" if label else "", text) for label, text in rows)
+        return
+    width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - _INDENT, 24)
+    wrapped = [(label, [text] if label in _VERBATIM else _wrap(text, width)) for label, text in rows]
+    while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
+        wrapped.remove(next(row for row in reversed(wrapped) if row[0] not in _VERBATIM))
+    for label, lines in wrapped:
+        for place, line in enumerate(lines):
+            yield f"{'' if place else label:{_INDENT}}", line
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, max_lines=_LINES_OF_A_ROW, placeholder=" ...", break_long_words=False, break_on_hyphens=False
+    ) or [""]
+
+
+def headline(result: Json) -> str:
+    """Return the answer in one sentence."""
+    if result["status"] == "error":
+        return str(result["why"] or "The command ended with an error.")
+    rows = [row for row in summary(result) if row[0] not in _VERBATIM]
+    texts = [text for label in ("Nodes", "Fix", "Since", "Cause") for found, text in rows if found == label]
+    said = next(iter([*texts, *(text for _, text in rows)]), f"The run ended as '{result['status']}'.")
+    return f"Stopped by the user. {said}" if result["status"] == "interrupted" else said
+
+
+def named(node: Json) -> str:
+    """Return operator and name of a node of a result."""
+    return f"{node['op']} '{node['name'] or next(iter(node['outputs']), '?')}'"
+
+
+def grouped(nodes: Sequence[Json]) -> str:
+    """Return nodes in words: a few by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
+    if len(nodes) <= _NAMED:
+        return ", ".join(map(named, nodes))
+    modules: dict[tuple[str, str], dict[str, None]] = {}
+    for node in nodes:
+        known = node.get("module") or {}
+        path = known.get("path") or str(node["name"] or "").rpartition("/")[0]
+        modules.setdefault((path, known.get("class") or ""), {})[str(node["op"])] = None
+    groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for (path, kind), ops in modules.items():
+        groups.setdefault((tuple(ops), kind), []).append(path)
+    parts = [_group(", ".join(ops), kind, paths) for (ops, kind), paths in groups.items()]
+    return "; ".join(parts[:_NAMED]) + (f"; {len(parts) - _NAMED} more groups" if len(parts) > _NAMED else "")
+
+
+def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
+    places = [path for path in paths if path]
+    if not places:
+        return ops
+    what = kind or ("LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module")
+    which = f"{places[0]} to {places[-1]}" if len(places) > 1 else places[0]
+    return f"{ops} in {plural(len(places), what)} ({which})"
+
+
+def _answers(result: Json) -> list[str]:
+    return list((result.get("report") or {}).get("story", {}).get("answers", ()))
+
+
+def _ending(result: Json, found: Sequence[Row]) -> Iterator[Row]:
+    """Yield why there is no answer, and what to try next."""
+    if result["status"] == "error" or not result["why"]:
+        return
+    why, *steps = str(result["why"]).split("\n")
+    if not any(why.lower() in text.lower() for _, text in found):
+        yield "Result", why
+    for place, step in enumerate(steps):
+        yield "" if place else "Try", step.removeprefix("  - ")
+
+
+def _failure(result: Json) -> Iterator[Row]:
+    """Yield what fails."""
+    seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
+    failed = sorted((each for each in seen if not each.passed), key=lambda each: -each.severity)
+    for each in failed[:_SHOWN]:
+        sample = "" if each.sample is None else f"sample {each.sample}: "
+        yield "Fails", f"{sample}'{each.name}': {each.describe()}"
+        if each.details is not None:
+            yield "", each.details.describe(each.measured)
+    if len(failed) > _SHOWN:
+        yield "", f"{len(failed) - _SHOWN} more outputs do not match"
+    if seen:
+        yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
+        return
+    probes = (result.get("report") or {}).get("probes") or ()
+    if probes and probes[0]["verdict"] == "FAIL" and result["command"] != "samples":
+        yield "Fails", str(probes[0]["reason"])
+
+
+def _nodes(result: Json) -> Iterator[Row]:
+    """Yield which nodes fail."""
+    culprits, origins = result["culprits"], result.get("origins") or ()
+    proof = result["minimality"] + (", pairs tried" if result.get("pairs_tried") else "")
+    if result["command"] == "layerwise" and origins:
+        first = TensorComparison.from_json(origins[0]["comparison"])
+        yield "Nodes", f"First mismatch: {named(origins[0]['node'])}: {first.describe()}"
+    elif culprits and result["command"] in _SEARCHED:
+        verb = "fails alone" if len(culprits) == 1 else "fail together"
+        yield "Nodes", f"{grouped(culprits)} {verb} ({proof})"
+        for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):
+            yield "", line.strip()
+    if len(origins) > 1:
+        yield "", f"errors begin in {len(origins)} tensors: {grouped([each['node'] for each in origins])}"
+    for other in (result.get("failures") or ())[1 : _SHOWN + 1]:
+        yield "", f"another failure: {grouped(other['culprits'])} ({other['minimality']})"
+    if result.get("more_failures"):
+        yield "", "without these nodes the rest still fails (--all finds each failure)"
+    if culprits and result["why"] and result["status"] == "found":
+        yield "", str(result["why"])
+
+
+def _why(result: Json) -> Iterator[Row]:
+    """Yield why it fails, and the command that proves it."""
+    if fault := result.get("fault"):
+        yield "Why", fault["sentence"]
+    elif amplified := result.get("amplified"):
+        yield "Why", amplified["sentence"]
+    commands = (result.get("report") or {}).get("commands") or ()
+    if result["artifacts"].get("reproducer") and commands:
+        yield "Proof", commands[0]["command"]
+
+
+def _cause(result: Json) -> Iterator[Row]:
+    """Yield the switches that make it pass."""
+    detail = result.get("cause_detail")
+    if not detail:
+        return
+    for entry in detail["alternatives"][:2]:
+        where = "it passes" if entry["whole"] else "the minimal case passes, the whole model does not"
+        yield (
+            "Cause",
+            f"{' and '.join(entry['switches'])}: with {entry['turned']}, {where}: {' '.join(entry['options'])}",
+        )
+    if not detail["alternatives"]:
+        why = "; ".join(detail["doubted"]) or f"none of its {detail['switches']} switches makes it pass"
+        yield "Cause", f"not found in {detail['target']}: {why}"
+
+
+def _releases(result: Json) -> Iterator[Row]:
+    """Yield since which release it fails."""
+    failing, package = result.get("failing"), result.get("package")
+    if failing and package:
+        first, fixed = result["first_failing"], result["first_passing"]
+        since = f"since {first}" if first else f"in {failing[0][0]} already, the oldest that was probed"
+        yield (
+            "Since",
+            f"fails {since}; {f'passes in {fixed}' if fixed else f'still fails in {failing[-1][-1]}'} ({package})",
+        )
+        if fixed:
+            yield "Fix", f"{package} {fixed} or newer"
+
+
+def _fixes(result: Json) -> Iterator[Row]:
+    """Yield what makes the whole model pass, with its cost and how often it held."""
+    kept, file = result.get("keep_fp32"), result["artifacts"].get("mixed")
+    if kept is not None and file:
+        used = next((str(use["what"]) for use in result.get("uses") or () if use["passed"]), file)
+        count, low = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}", result.get("precision") or "low"
+        units = "groups stay in floats" if result.get("groups") and not result.get("ladder") else "nodes stay in fp32"
+        of = f" ({grouped(kept)})" if kept else ""
+        yield "Fix", f"{used}: {count} {units}, the rest in {low}{of}"
+        seen = result.get("validation")
+        yield "", seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}"
+        minimal = result.get("minimal") or ()
+        proof = "1-minimal" if result.get("minimal_proven") else "unproven"
+        if len(minimal) < len(kept):
+            yield "", f"{len(minimal)} of them are enough for the given inputs ({proof})"
+        if not result.get("minimal_proven"):
+            yield "", "preliminary: a longer search may need fewer nodes"
+        if result.get("rounding"):
+            yield "", result["rounding"]
+        times = {name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None}
+        if times:
+            yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
+    ways = [way for way in result.get("workarounds") or () if way["passes"] and way["kind"] != "precision"]
+    for way in ways[:2]:
+        yield "Fix", f"{way['file'] or way['kind']}{f' ({why})' if (why := way['why']) else ''}: {way['what']}"
+    if result.get("workarounds") and not ways and not kept:
+        yield "Fix", f"none of {plural(len(result['workarounds']), 'workaround')} passes"
+
+
+def _files(result: Json) -> Iterator[Row]:
+    """Yield what was written where."""
+    artifacts: dict[str, Any] = result["artifacts"]
+    folder = artifacts.get("reproducer")
+    inside = [f"{folder}/"] if folder else []
+    paths = [path for key, path in artifacts.items() if path and key not in ("run", "report", "archive", "reproducer")]
+    others = [path for path in paths if not (folder and Path(path).is_relative_to(folder))]
+    if written := [*inside, *dict.fromkeys(others)]:
+        yield "Wrote", ", ".join(written)
+    if archive := artifacts.get("archive"):
+        whose = (result.get("fault") or {}).get("whose")
+        use = "attach it to the bug report" if whose in (None, "target", "unknown") else "no bug report of the target"
+        yield "Wrote", f"{archive} ({use})"
+    if report := artifacts.get("report"):
+        run = result["probes"]["run"]
+        cost = f" ({plural(run, 'probe')}, {seconds(result['wall_s'])})" if run else ""
+        path = Path(report)
+        yield "Report", f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}{cost}"
+
+
+def _next(result: Json) -> Iterator[Row]:
+    """Yield the next command."""
+    for command in _next_commands(result):
+        yield "Next", command
+        return
+
+
+def _next_commands(result: Json) -> Iterable[str]:
+    yield from result.get("next") or ()
+    for entry in (result.get("report") or {}).get("commands") or ():
+        if entry["command"].startswith("bisect-trt resume"):
+            yield entry["command"]
