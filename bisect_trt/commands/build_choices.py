@@ -1,4 +1,4 @@
-"""Choices of builds: read from files that builds leave, and counted in good builds and in bad ones; ``diff`` shows them.
+"""``diff``: choices of builds, read from the files of builds, and counted in good builds and in bad ones.
 
 The files are those of ``repeat``, tactic replays of Polygraphy, layers that ``trtexec`` exports, and engines.
 """
@@ -6,7 +6,8 @@ The files are those of ``repeat``, tactic replays of Polygraphy, layers that ``t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,12 @@ _FILES = (
 
 @dataclass(frozen=True)
 class Build:
-    """A build that was judged.
+    """A build with its verdict.
 
     Attributes:
-        name: What it is called: its number, or the file that says what it chose.
+        name: Its number, or the file with its choices.
         good: Whether it is good.
-        choices: What it chose.
+        choices: Its choices.
     """
 
     name: str
@@ -48,13 +49,12 @@ class Build:
 
 
 def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozenset()) -> list[dict[str, Any]]:
-    """Returns each choice that some builds made and others did not, and each that is ``proven`` to make builds bad.
+    """Returns each choice that some builds made and others did not, and each ``proven`` choice, as plain values.
 
-    Each is plain values: ``layer``, ``choice``, ``kind``, ``value``, how many ``good`` and ``bad`` builds made it, ``proven``.
+    Each has ``layer``, ``choice``, ``kind``, ``value``, the number of ``good`` and ``bad`` builds with it, and ``proven``.
     Proven ones come first, then those that bad builds made more often than good ones.
     """
-    goods = sum(build.good for build in builds)
-    bads = len(builds) - goods
+    goods, bads = _count(builds)
     counts: dict[Choice, list[int]] = {choice: [0, 0] for choice in sorted(proven)}
     for build in builds:
         for choice in build.choices:
@@ -71,126 +71,122 @@ def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozense
     ]
 
 
+def _count(builds: Sequence[Build]) -> tuple[int, int]:
+    """The number of good builds, and of bad ones."""
+    goods = sum(build.good for build in builds)
+    return goods, len(builds) - goods
+
+
 def plain_choice(choice: Choice) -> dict[str, Any]:
     """A choice as plain values."""
     return {"layer": choice.layer, "choice": choice.said, "kind": choice.kind, "value": choice.value}
 
 
 def tell_choices(builds: Sequence[Build], rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Say what the bad builds chose more often than the good ones, as a table."""
-    goods = sum(build.good for build in builds)
-    bads = len(builds) - goods
-    shown = [row for row in rows if row["bad"] and not row["good"]]
-    shown = shown or [row for row in rows if row["bad"] * goods > row["good"] * bads]
-    if not shown:
-        console.say(f"  no choice is made by more of the bad builds than of the good ones ({len(rows)} differ)")
-        return
+    """Print the choices that bad builds made more often than good ones, as a table."""
+    goods, bads = _count(builds)
+    shown = [row for row in rows if row["bad"] * goods > row["good"] * bads]
     console.say(
-        f"  {len(shown)} of {len(rows)} choices that differ are in more of the bad builds than of the good ones:"
+        f"  {len(shown)} of {len(rows)} choices that differ are in more of the bad builds than of the good ones"
     )
     lines = [(row["layer"], row["choice"], f"{row['bad']} of {bads}", f"{row['good']} of {goods}") for row in shown]
-    console.table(("layer", "choice", "bad", "good"), lines, _SHOWN)
+    if lines:
+        console.table(("layer", "choice", "bad", "good"), lines, _SHOWN)
 
 
 def diff_builds(builds: Sequence[Build], console: Console, result: Result) -> Result:
-    """Say which layers, tactics, precisions, formats and fusions the bad builds have and the good ones do not."""
+    """Report which layers, tactics, precisions, formats and fusions the bad builds have and the good ones do not."""
+    goods, bads = _count(builds)
     layers = [
         {choice.layer for build in builds if build.good is side for choice in build.choices} for side in (True, False)
     ]
     if all(layers) and not set.intersection(*layers):
         console.warn("no layer is in good builds and in bad ones: are they of one model?")
-    rows, goods = compare_builds(builds), sum(build.good for build in builds)
-    bads = len(builds) - goods
+    rows = compare_builds(builds)
     console.step(f"{goods} good and {bads} bad builds")
     tell_choices(builds, rows, console)
     only = [row for row in rows if row["bad"] and not row["good"]]
     result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
     result.extra["builds"] = [{"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds]
     result.status, result.minimality = ("found" if only else "not_reproduced"), "1-minimal"
-    if only:
-        every = sum(row["bad"] == bads for row in only)
-        console.answer(
-            f"{len(only)} choices in bad builds alone, {every} in every one. That is no proof: `bisect-trt repeat` builds with "
-            "one pinned and forbidden."
-        )
-    else:
-        result.why = "no choice is made by bad builds alone"
-        console.answer(f"{result.why[0].upper()}{result.why[1:]}.")
+    result.why = None if only else "no choice is made by bad builds alone"
+    every = sum(row["bad"] == bads for row in only)
+    console.answer(
+        f"{len(only)} choices in bad builds alone, {every} of them in every one. `bisect-trt repeat` proves which is the reason."
+        if only
+        else "No choice is made by bad builds alone."
+    )
     return result
 
 
 def gather(
-    paths: Sequence[Path], good: Iterable[Path], bad: Iterable[Path], warn: Callable[[str], None]
+    paths: Sequence[Path], good: Sequence[Path], bad: Sequence[Path], warn: Callable[[str], None]
 ) -> list[Build]:
-    """The builds that files and folders speak of, each once.
+    """The builds in files and folders, each once.
 
     Args:
         paths: Folders that hold ``good`` and ``bad``, as the run of ``repeat``; or two others, the first of which is good.
         good: Files and folders of good builds.
         bad: Those of bad ones.
-        warn: Is told of what is left out.
+        warn: Called with what is left out.
 
     Raises:
-        UnavailableError: One is not there, or says nothing of builds.
-        UsageError: Whether one is good or bad is not said.
+        UnavailableError: One is not there, or has no build.
+        UsageError: Whether one is good or bad is not known.
     """
-    sides = {True: list(good), False: list(bad)}
     both = [path for path in paths if (path / "good").is_dir() or (len(paths) == 1 and path.is_dir())]
-    for path in both:
-        sides[True].append(path / "good")
-        sides[False].append(path / "bad")
     others = [path for path in paths if path not in both]
-    if len(others) == 2 and not any(sides.values()):
-        sides = {True: others[:1], False: others[1:]}
-    elif others:
+    if others and (len(others) != 2 or both or good or bad):
         raise MissingOptionError(
-            f"whether {others[0]} is of good builds or of bad ones is not said: give two, the good one first, or say it with "
-            "--good and --bad."
+            f"whether {others[0]} is of good builds or of bad ones is not known: give two, the good one first, or use --good "
+            "and --bad."
         )
+    sides = {
+        True: [*good, *(path / "good" for path in both), *others[:1]],
+        False: [*bad, *(path / "bad" for path in both), *others[1:]],
+    }
     builds: dict[tuple[bool, Path], Build] = {}
     for side, found in sides.items():
         for file, choices in (each for path in found for each in _read(path, warn)):
             builds.setdefault((side, file.resolve()), Build(str(file), side, choices))
         if not any(build.good is side for build in builds.values()):
             where = ", ".join(map(str, found)) or "what was given"
-            raise UnreadableFileError(
-                f"there is no {'good' if side else 'bad'} build in {where} that says what it chose; give {_FILES}."
-            )
+            raise UnreadableFileError(f"{where} has no {'good' if side else 'bad'} build with choices; give {_FILES}.")
     return [*builds.values()]
 
 
 def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset[Choice]]]:
-    """What the builds of a file, or of a folder, chose; of each build in a folder by the file that says most.
+    """The choices of the builds in a file, or in a folder; of each build in a folder from the file with most of them.
 
     Raises:
-        UnavailableError: It is not there, or the file says nothing of builds.
+        UnavailableError: It is not there, or the file has no build.
     """
     if not path.is_dir():
         choices = _read_file(path)
         if choices is None:
-            raise UnreadableFileError(f"{path} says nothing of what a build chose; give {_FILES}.")
+            raise UnreadableFileError(f"{path} has no choices of a build; give {_FILES}.")
         return [(path, choices)]
     files = sorted(each for each in path.rglob("*") if each.is_file())
     records = {file for file in files if file.name.endswith(RECORD)}
-    # Of a build of `repeat`, its record says more than its layers.
-    told = [
+    # The record of a build of `repeat` has more than its layers.
+    plain = [
         f for f in files if f.suffix == ".json" and f.with_name(f.name.replace(LAYERS, RECORD)) not in records - {f}
     ]
     found = []
-    for file in told or files:  # engines where nothing else says it
+    for file in plain or files:  # engines where there is nothing else
         choices = _read_file(file)
         if choices is not None:
             found.append((file, choices))
         elif file in records:
-            warn(f"{file} is left out: it is no whole file of what a build chose")
+            warn(f"{file} is left out: it is not a whole file of choices")
     return found
 
 
 def describe_choices(path: Path) -> dict[str, Any]:
-    """What a build chose by a file, as plain values: ``layers``, each with its ``name`` and its choices by kind.
+    """The choices of a build in a file, as plain values: ``layers``, each with its ``name`` and its choices by kind.
 
     Raises:
-        UnavailableError: It is not there, or says nothing of builds.
+        UnavailableError: It is not there, or has no build.
     """
     layers: dict[str, dict[str, str]] = {}
     ((_, choices),) = _read(path, lambda _: None)
@@ -217,7 +213,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> frozenset[Choice] | None:
-    """What a build chose by a file; ``None`` if the file is of no kind that says.
+    """The choices of a build in a file; ``None`` if the file is of no known kind.
 
     Raises:
         UnavailableError: It cannot be read.
@@ -231,37 +227,22 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError:  # no JSON, or no text at all
         return None
-    if not isinstance(plain, dict):
-        return None
     found = read_choices(plain)
-    if found is None and isinstance(plain.get("replay"), dict):
-        found = _of_replay(plain["replay"])
-    if found is None and isinstance(plain.get("Layers"), list):
-        found = _of_layers(plain["Layers"])
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
+        if found is None and "replay" in plain:  # Polygraphy's `TacticReplayData`, with pairs in some releases
+            layers = {str(layer): dict(algorithm) for layer, algorithm in plain["replay"].items()}
+            values = {layer: f"{each['implementation']}:{each['tactic']}" for layer, each in layers.items()}
+            found = [Choice(layer, TACTIC, value, pins=True) for layer, value in values.items()]
+        elif found is None:  # TensorRT's engine inspector, as `trtexec --exportLayerInfo` writes it
+            from bisect_trt.targets.trt.engine import Origins, read_layers  # noqa: PLC0415 - of such files alone
+
+            read = read_layers(plain["Layers"], Origins())
+            found = choices_of_layers({**each, "tensors": each["name"].split(" + ")} for each in read)
     return None if found is None else frozenset(found)
 
 
-def _of_replay(replay: Mapping[str, Any]) -> list[Choice] | None:
-    """Polygraphy's ``TacticReplayData``: of each layer the implementation and the tactic."""
-    try:  # as pairs of a name and a value in some releases
-        layers = {layer: dict(algorithm) for layer, algorithm in replay.items()}
-        return [
-            Choice(str(layer), TACTIC, f"{each['implementation']}:{each['tactic']}", pins=True)
-            for layer, each in layers.items()
-        ]
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _of_layers(layers: list[Any]) -> list[Choice]:
-    """What TensorRT's engine inspector says, as ``trtexec --exportLayerInfo`` writes it."""
-    from bisect_trt.targets.trt.engine import Origins, read_layers  # noqa: PLC0415 - of such files alone
-
-    return choices_of_layers({**each, "tensors": each["name"].split(" + ")} for each in read_layers(layers, Origins()))
-
-
 def run(call: Call) -> Result:
-    """``diff``: show what bad builds chose and good ones did not.
+    """Show the choices that bad builds made and good ones did not.
 
     Raises:
         UsageError: No builds are named, or not which are good.

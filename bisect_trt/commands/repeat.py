@@ -1,7 +1,7 @@
 """``repeat``: how often a build, or a run, fails; the choices that bad builds make and good ones do not; and the proof.
 
-The space is repetitions of the original. Where the target says what its builds choose, builds that are held to choices prove
-which of them are the reason (:mod:`bisect_trt.commands.build_proof`).
+The space is repetitions of the original. Where the target reports the choices of its builds, builds that are pinned to choices
+prove which of them are the reason (:mod:`bisect_trt.commands.build_proof`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.commands.build_choices import Build, compare_builds, plain_choice, tell_choices
-from bisect_trt.commands.build_proof import MOST_REASONS, Held, Reason, find_reasons
+from bisect_trt.commands.build_proof import Held, Reason, find_reasons
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS
 from bisect_trt.commands.session import Session
@@ -45,7 +45,7 @@ from bisect_trt.targets.settings import TargetSettings
 _WANTED = {None: [], "good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)
 _TRIED, _TRIED_COSTLY = 10, 2
-"""How many builds are pinned to what was found and to nothing else; as many are kept from it."""
+"""The number of builds with a reason pinned alone, and of builds with all reasons forbidden."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Repetition:
 
     Attributes:
         session: The model.
-        target: What builds; ``None`` where a check of the user's does all.
-        until: What has to be seen for it to stop: ``good``, ``bad`` or ``both``.
-        folder: Where what builds leave is sorted to.
+        target: The runtime that builds; ``None`` where the user's check does all.
+        until: The verdicts to wait for: ``good``, ``bad`` or ``both``.
+        folder: The folder for the files of builds.
         confidence: Of the interval of the rate.
-        same_engine: Whether one build is run again and again.
+        same_engine: Whether one build runs again and again.
         engine: That build, where the target makes engines.
         known: Choices of builds that were seen.
     """
@@ -83,7 +83,7 @@ class Repetition:
         return replace(original, title=title, target=self.target, repetition=number, engine=self.engine)
 
     def choices(self, key: str) -> frozenset[Choice]:
-        """What the build of a probed candidate chose, as far as the target says."""
+        """The choices of a probed build, as far as the target reports them."""
         file = self.session.subject.workspace.files(key).folder / RECORD
         if file.is_file():
             return frozenset(read_choices(json.loads(file.read_text(encoding="utf-8"))) or ())
@@ -91,15 +91,15 @@ class Repetition:
         return frozenset(choices_of_layers(outcome.layers if outcome is not None else ()))
 
     def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
-        """Returns the verdict of a build that is held to choices, and what it chose."""
+        """Returns the verdict of a build with pinned and forbidden choices, and its choices."""
         assert self.target is not None, "something was built"
-        turned = self.target.target.pinned(self.target, held.pins, held.bans, self.known)
+        pinned = self.target.target.pinned(self.target, held.pins, held.bans, self.known)
         original, units = self.session.subject.original, held.units or frozenset({0})
-        candidate = replace(original, title=held.title, target=turned, units=units, repetition=held.repetition)
+        candidate = replace(original, title=held.title, target=pinned, units=units, repetition=held.repetition)
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
     def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> dict[str, str]:
-        """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; returns their paths by what they are.
+        """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; returns their paths by kind.
 
         Raises:
             UsageError: A file cannot be moved.
@@ -119,14 +119,14 @@ class Repetition:
                     left[name.partition(".")[0]] = str(target)
         except OSError as error:
             raise OutputFileError(
-                f"what build {number} left cannot be moved to {to}: {error.strerror}; make room, or name another folder "
+                f"the files of build {number} cannot be moved to {to}: {error.strerror}; make room, or name another folder "
                 "(--artifacts-dir)."
             ) from error
         return left
 
 
 def repeat(story: Repetition, most: int) -> Result:
-    """Build or run the model up to so many times, and say what the bad ones have in common.
+    """Build or run the model up to so many times, and report what the bad builds have in common.
 
     Raises:
         BudgetSpent: What was seen until then is in the result.
@@ -134,8 +134,7 @@ def repeat(story: Repetition, most: int) -> Result:
     """
     console, result, extra = story.session.console, story.session.result, story.session.result.extra
     until = f", until {story.until} was seen" if story.until else ""
-    how = "Run one build" if story.same_engine and story.target is not None else story.what.capitalize()
-    console.step(f"1. {how} {'up to ' if story.until else ''}{most} times{until}")
+    console.step(f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}")
     extra |= {"choices": [], "reasons": [], "avoid": None}
     series: Series[int] = Series(story.candidate)
     missing = {verdict for verdict, name in FOLDERS.items() if name in _WANTED[story.until]}
@@ -160,12 +159,12 @@ def repeat(story: Repetition, most: int) -> Result:
         return result
     if story.same_engine or not any(build.choices for build in builds):
         title = "A check command" if story.target is None else story.target.target.title
-        extra["note"] = f"{title} says nothing of what its builds choose, so whether a choice decides is not known"
+        extra["note"] = f"{title} does not report the choices of its builds, so whether a choice decides is not known"
         if story.same_engine:
             extra["note"] = "one build was run, so no choice of a build decides: the runs differ"
         console.say(f"  {extra['note']}")
         return result
-    console.step("2. What did the bad builds choose that the good ones did not?")
+    console.step("2. Which choices do the bad builds make that the good ones do not?")
     tell_choices(builds, rows, console)
     _prove(story, builds)
     return result
@@ -173,20 +172,20 @@ def repeat(story: Repetition, most: int) -> Result:
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put into the result what was seen of each, and the rate; returns the builds that are good or bad."""
-    result, builds, said = story.session.result, list[Build](), list[dict[str, Any]]()
+    result, builds, seen = story.session.result, list[Build](), list[dict[str, Any]]()
     fields = ("reason", "signature", "seconds")
     for number, record in series.seen(story.session.prober).items():
         choices, left = frozenset[Choice](), {}
         if story.what == "build":
             choices = story.choices(record.key)
             left = story.sort(record, number, choices)
-        seen = {"verdict": record.verdict.value, **{name: getattr(record, name) for name in fields}}
-        said.append({**seen, "probe": record.number, "number": number, "files": left})
+        plain = {"verdict": record.verdict.value, **{name: getattr(record, name) for name in fields}}
+        seen.append({**plain, "probe": record.number, "number": number, "files": left})
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.verdict is Verdict.PASS, choices))
-    counts = {name: sum(each["verdict"] == verdict.value for each in said) for verdict, name in FOLDERS.items()}
+    counts = {name: sum(each["verdict"] == verdict.value for each in seen) for verdict, name in FOLDERS.items()}
     result.extra |= {
-        "runs": len(said),
+        "runs": len(seen),
         **counts,
         "rate": counts["bad"] / len(builds) if builds else None,
         "interval": list(rate_interval(counts["bad"], len(builds), story.confidence)) if builds else None,
@@ -194,7 +193,7 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
         "method": INTERVAL_METHOD,
         "until": story.until,
         "same_engine": story.same_engine,
-        "builds": said,
+        "builds": seen,
     }
     folders = {name: story.folder / name for name in FOLDERS.values()}
     result.artifacts |= {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
@@ -202,12 +201,14 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
 
 
 def _conclude(story: Repetition) -> None:
-    """Say how often it fails, and what that makes of the result."""
+    """Print how often it fails, and set the status of the result."""
     result, console, what, extra = story.session.result, story.session.console, story.what, story.session.result.extra
     good, bad, runs = extra["good"], extra["bad"], extra["runs"]
+    missing = [name for name in _WANTED[story.until] if not extra[name]]
+    result.status, result.minimality = "found" if bad else "not_reproduced", "1-minimal"
     if not good + bad:
         result.status, result.minimality = "inconclusive", "unproven"
-        result.why = f"none of {runs} {what}s was good or bad: all broke in another way; `bisect-trt log` says how"
+        result.why = f"none of {runs} {what}s was good or bad: all broke in another way; `bisect-trt log` shows how"
         console.answer(f"Not known: {result.why}.")
         return
     low, high = extra["interval"]
@@ -215,113 +216,82 @@ def _conclude(story: Repetition) -> None:
     broke = f" {extra['unresolved']} broke in another way." if extra["unresolved"] else ""
     console.answer(f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}")
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
-        console.say(f"  what they left lies in {', '.join(map(str, names))}")
-    result.status, result.minimality = "found" if bad else "not_reproduced", "1-minimal"
-    missing = [name for name in _WANTED[story.until] if not extra[name]]
+        console.say(f"  their files are in {', '.join(map(str, names))}")
     if not bad:
         result.why = f"it passed in all of {good} {what}s; it may still fail in up to {high:.1%} of them"
     elif missing:
         result.status, result.minimality = "inconclusive", "unproven"
         result.why = f"no {' or '.join(missing)} {what} was seen in {runs}"
         console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
-    elif bad == 1 and not good:
-        result.why = f"the only {what} that was judged fails, so whether all do is not known"
-        console.answer(f"{result.why[0].upper()}{result.why[1:]}; `--until both` goes on until one passes.")
     elif not good:
-        result.why = f"it fails in every {what}: that is no matter of chance"
+        result.why = f"it fails in every {what}"
         compared = isinstance(story.session.prober.runner.check, BuiltinCheck)
-        command = f"so `bisect-trt {'diagnose' if compared else 'reduce'}` is what finds the reason"
-        console.answer(f"{result.why[0].upper()}{result.why[1:]}, {command}.")
+        command = f"`bisect-trt {'diagnose' if compared else 'reduce'}` finds the reason"
+        console.answer(f"It fails in every {what}, so it is no matter of chance: {command}.")
 
 
 def _prove(story: Repetition, builds: Sequence[Build]) -> None:
-    """Step 3: builds that are held to a choice and kept from it."""
+    """Step 3: builds with a choice pinned, and with it forbidden."""
     result, console, target = story.session.result, story.session.console, story.target
     assert target is not None, "something was built"
     result.minimality = "unproven"
     if not target.target.engines or not any(c.pins for build in builds for c in build.choices):
-        result.why = f"{target.target.title} cannot be held to a choice, so none is proven to be the reason"
+        result.why = f"{target.target.title} cannot pin a choice, so none is proven to be the reason"
         console.answer(f"Not proven: {result.why}.")
-        _tell_evidence(story)
         return
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden, all else alike")
     story = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
-    seen, reasons = list(builds), find_reasons(story.build, builds, tries)
-    while reasons and all(reason.proven for reason in reasons):
-        tried = _without(story, target, reasons, tries)
-        if all(build.good for build in tried) or len(reasons) == MOST_REASONS:
-            break
-        seen += tried  # another reason than those that were seen until now
-        reasons = find_reasons(story.build, seen, tries, reasons)
+    reasons = find_reasons(story.build, builds, tries)
     named = frozenset(choice for reason in reasons if reason.proven for choice in reason.choices)
     result.extra["choices"] = compare_builds(builds, named)
-    result.extra["reasons"] = [_told(story, reason) for reason in reasons]
+    result.extra["reasons"] = [_tell_reason(story, reason) for reason in reasons]
     result.why = next((reason.why for reason in reasons if not reason.proven), None)
     if not reasons or result.why is not None:
-        result.extra["avoid"] = None
-        _tell_evidence(story)
+        return
+    avoid = result.extra["avoid"] = _avoid(story, target, reasons, tries)
+    console.answer(f"Without {'it' if len(named) == 1 else 'them'}: {shlex.join(avoid['options'])}")
+    console.answer(f"  {avoid['bad']} of {avoid['runs']} such builds are bad")
+    if avoid["bad"]:
+        result.why = "a build without it is bad too, so there is another reason; repeat with these options finds it"
         return
     result.minimality = "1-minimal"
-    if (avoid := result.extra["avoid"]) is not None:
-        console.answer(f"Without {'it' if len(named) == 1 else 'them'}: {shlex.join(avoid['options'])}")
-        console.answer(f"  {avoid['bad']} of {avoid['runs']} builds so are bad")
 
 
-def _told(story: Repetition, reason: Reason) -> dict[str, Any]:
-    """Say a reason; returns what the result says of it."""
+def _tell_reason(story: Repetition, reason: Reason) -> dict[str, Any]:
+    """Print a reason; returns it as plain values."""
     choices = sorted(reason.choices)
     named = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
-    if reason.proven:
-        said = f"The reason: {named}. Pinned in an otherwise good build it is bad, forbidden it is good."
-    else:
-        said = f"Not proven{f' ({named})' if named else ''}: {reason.why}."
-    story.session.console.answer(said)
+    sentence = f"The reason: {named}. Pinned in an otherwise good build it is bad, forbidden it is good."
+    if not reason.proven:
+        sentence = f"Not proven{f' ({named})' if named else ''}: {reason.why}."
+    story.session.console.answer(sentence)
     return {"choices": [*map(plain_choice, choices)], "proven": reason.proven, "why": reason.why}
 
 
-def _tell_evidence(story: Repetition) -> None:
-    """Say the choice that speaks most against bad builds, where none is proven."""
-    result, extra = story.session.result, story.session.result.extra
-    best = next((row for row in extra["choices"] if row["bad"] * extra["good"] > row["good"] * extra["bad"]), None)
-    if best is not None:
-        evidence = (
-            f"'{best['layer']}' with {best['choice']} is in {best['bad']} of {extra['bad']} bad builds and in {best['good']} of "
-            f"{extra['good']} good ones, which may be chance"
-        )
-        result.why = f"{result.why}; but {evidence}"
-        story.session.console.answer(f"  But {evidence}.")
-
-
-def _without(story: Repetition, target: TargetSettings, reasons: Sequence[Reason], most: int) -> list[Build]:
-    """Build without the first choice of each reason, all else free; as often as it takes to be sure, within limits."""
+def _avoid(story: Repetition, target: TargetSettings, reasons: Sequence[Reason], most: int) -> dict[str, Any]:
+    """Build with the first choice of each reason forbidden, as often as the rate asks for; returns the options and counts."""
     bans = tuple(min(reason.choices) for reason in reasons)
     rate = story.session.result.extra["rate"]
-    enough = 1 if rate >= 1 else math.ceil(math.log(1 - story.confidence) / math.log(1 - rate))
-    builds: list[Build] = []
-    for number in range(1, max(1, min(most, enough)) + 1):
-        title = f"build {number} without what was found"
-        verdict, choices = story.build(Held(title, bans=bans, repetition=number))
-        if verdict is not Verdict.UNRESOLVED:
-            builds.append(Build(title, verdict is Verdict.PASS, choices))
-        if verdict is Verdict.FAIL:
-            break
-    if builds:
-        options = target.target.flags(target.target.pinned(target, (), bans))
-        bad = sum(not build.good for build in builds)
-        story.session.result.extra["avoid"] = {"options": options, "runs": len(builds), "bad": bad}
-    return builds
+    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - rate))
+    verdicts: list[Verdict] = []
+    while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(most, enough)):
+        number = len(verdicts) + 1
+        verdicts.append(story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0])
+    options = target.target.flags(target.target.pinned(target, (), bans))
+    bad = verdicts.count(Verdict.FAIL)
+    return {"options": options, "runs": bad + verdicts.count(Verdict.PASS), "bad": bad}
 
 
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
-    """The engine that is run again and again; ``None`` where the target makes none, or does not build the model."""
+    """The engine that runs again and again; ``None`` where the target makes none, or does not build the model."""
     subject, original = session.subject, session.subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
     if not target.target.engines:
         return None
     inputs = subject.values(original, original.inputs)
     failed = None if engine.is_file() else subject.models.build("once", original.proto, inputs, engine, target)
-    return engine if failed is None else None  # a probe then says what is wrong
+    return engine if failed is None else None  # a probe then reports the error
 
 
 def run(call: Call) -> Result:
@@ -333,7 +303,7 @@ def run(call: Call) -> Result:
     """
     own, search, kept = call[Repeat], call[Search], call[CheckOptions]
     if search.repeat is not None:
-        raise ConflictError("--repeat measures how often a search's original fails; here say how often with -n.")
+        raise ConflictError("--repeat conflicts with `repeat`, which measures the rate itself; use -n for the number.")
     most, until = own.limits()
     check = call.check(call[Target].settings())
     call.open(check)
@@ -342,8 +312,7 @@ def run(call: Call) -> Result:
         check = check.without_target(call.console)
     elif check.argv and target is not None:  # the command judges what is built
         check = replace(check, by_layer=True)
-    alike = target is not None and target.target.compiles and not own.same_engine
-    call.fresh_process = call.fresh_process or alike
+    call.fresh_process |= target is not None and target.target.compiles and not own.same_engine
     with call.searching(check) as session:
         prober, builder, engine = session.prober, None, None
         inner = prober.runner.check

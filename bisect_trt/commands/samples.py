@@ -1,7 +1,7 @@
 """``samples``: which of many inputs fail, and the smallest input that still fails.
 
 The space is first the samples, then the places along each free dimension, then parts of the inputs, from slices to elements. A
-part that is left out is zero; a set is 1-minimal if no place and no element that is left can go.
+part that is left out is zero; a set is 1-minimal if no remaining place and no remaining element can be left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from bisect_trt.tensors.npz import load_npz, save_npz
 MOST_QUESTIONS = 400
 _SHOWN = 12
 _MOST_ELEMENTS = 1000
-"""So many elements of the smallest input are in the JSON one by one."""
+"""The largest number of elements of the smallest input in the JSON."""
+_CONFIRMATIONS = 3
 
 Symbols = Mapping[str, Sequence[tuple[str, int]]]
 """The free dimensions of the inputs, by name: the inputs and axes that have each."""
@@ -46,26 +47,24 @@ Symbols = Mapping[str, Sequence[tuple[str, int]]]
 
 @dataclass
 class _Reduction:
-    """The smallest values that were seen to fail, and how they are made smaller.
+    """The smallest values that were seen to fail.
 
     Attributes:
         session: The model.
         fed: The whole model fed any values.
         target: The target of the built-in check.
         values: The smallest input that was seen to fail.
-        free: Whether the model keeps the dimensions free that its file leaves so; else they are those of the values.
-        left: How many questions may still be asked.
+        left: The number of questions left.
     """
 
     session: Session
     fed: Fed
     target: TargetSettings | None
     values: Values
-    free: bool = False
     left: int = MOST_QUESTIONS
 
     def candidate(self, values: Values, title: str) -> Candidate:
-        candidate = self.fed.candidate(values, title, fixed=not self.free)
+        candidate = self.fed.candidate(values, title, fixed=True)
         shapes = "-".join("x".join(map(str, value.shape)) for value in values.values())
         return replace(candidate, engine=self.fed.engine(shapes, candidate.proto, values, self.target))
 
@@ -74,33 +73,33 @@ class _Reduction:
             return Verdict.UNRESOLVED
         return self.session.prober.probe(self.candidate(values, title), again=again).verdict
 
-    def probe_each(self) -> list[int]:
-        """Probe every sample; what was seen is in the result, however this ends. Returns the numbers of those that fail."""
+    def probe_each(self) -> dict[str, Any]:
+        """Probe every sample; returns what the result has of them, however this ends."""
         samples, prober = self.session.subject.samples, self.session.prober
         series: Series[int] = Series(
             lambda number: self.candidate(samples[number - 1], f"sample {number}"),
             lambda number: self.fed.refused(samples[number - 1]),
             apart=True,
         )
+        found: dict[str, Any] = {"total": len(samples)}
+        self.session.result.extra["samples"] = found
         try:
             series.search(prober, lambda ask: [ask(number) for number in range(1, len(samples) + 1)])
         finally:
             seen = sorted(series.told(prober).items())
-            told = self.session.result.extra["samples"] = {
-                "total": len(samples),
-                "free_dimensions": self.free,
-                "each": [{"sample": number, **each, "shapes": _shapes(samples[number - 1])} for number, each in seen],
-            }
+            found["each"] = [
+                {"sample": number, **each, "shapes": _shapes(samples[number - 1])} for number, each in seen
+            ]
             for name, verdict in (("failing", "FAIL"), ("passing", "PASS"), ("unresolved", "UNRESOLVED")):
-                told[name] = [number for number, each in seen if each["verdict"] == verdict]
-        return list(told["failing"])
+                found[name] = [number for number, each in seen if each["verdict"] == verdict]
+        return found
 
     def run(self, symbols: Symbols) -> None:
-        """Leave out places along the free dimensions, then elements, and both again if there is more to leave out.
+        """Leave out places along the free dimensions, then elements, and both again if places can be left out then.
 
         Raises:
             BudgetSpent: No more probes may be made.
-            Enough: As many questions were asked as may be.
+            Enough: No questions are left.
         """
         self._shorten(symbols)
         self._zero()
@@ -108,7 +107,7 @@ class _Reduction:
             self._zero()
 
     def _shorten(self, symbols: Symbols) -> bool:
-        """Leave out places along each free dimension; whether any went."""
+        """Leave out places along each free dimension; returns whether any went."""
         before = _shapes(self.values)
         for symbol, places in symbols.items():
             values = self.values
@@ -131,11 +130,14 @@ class _Reduction:
             values = self.values
             parts: list[tuple[str, tuple[int, ...]]] = []
             for name, value in values.items():
-                used = not_nothing(value).reshape(*value.shape[:level], math.prod(value.shape[level:])).any(axis=-1)
+                used = is_nonzero(value).reshape(*value.shape[:level], math.prod(value.shape[level:])).any(axis=-1)
                 parts += [(name, tuple(map(int, index))) for index in np.argwhere(used)]
 
             def build(units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts) -> Values:
-                made = {name: _nothing_like(value) for name, value in values.items()}
+                made = {
+                    name: np.full_like(each, "") if is_string(each.dtype) else np.zeros_like(each)
+                    for name, each in values.items()
+                }
                 for name, index in (parts[unit] for unit in units):
                     made[name][index] = values[name][index]
                 return made
@@ -145,10 +147,9 @@ class _Reduction:
                 self._keep_fewest(len(parts), build, f"{what} that are not zero")
 
     def _keep_fewest(self, count: int, build: Callable[[Subset], Values], what: str, *, least: int = 0) -> None:
-        """Keep the fewest of so many units that fail; the smallest that was seen to fail stays, however this ends.
+        """Keep the fewest units that fail; the smallest failing values are kept, however this ends.
 
-        Questions are asked one at a time: a search that is run ahead is run again from its start for each, and this one has
-        many units.
+        Probes run one at a time: speculation runs a search again from its start for each, and this one has many units.
         """
         everything, before = frozenset(range(count)), self.left
 
@@ -164,20 +165,13 @@ class _Reduction:
         found = everything
         try:
             found = minimise(range(count), ask).units
-            if len(found) == 1 > least:  # not even that may be needed
+            if len(found) == 1 > least:  # the last unit may go too
                 ask(frozenset())
         finally:
             best = min(found, limited.best, key=len)
             self.values, self.left = build(best), limited.left or 0
             if len(best) < count:
                 self.session.console.say(f"  {len(best)} of {count} {what} left, after {before - self.left} questions")
-
-    def changed(self) -> str | None:
-        """Probe the answer twice more; returns what changed: an intermittent failure does not depend on the input alone."""
-        again = (self.probe(self.values, "the smallest input", again=True) for _ in range(2))
-        if all(verdict is Verdict.FAIL for verdict in again):
-            return None
-        return "the failure comes and goes: the input that failed passed when probed again; `bisect-trt repeat` says how often"
 
 
 def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
@@ -196,22 +190,16 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     subject, console, result = session.subject, session.console, session.result
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
     console.step(f"Which of {total} samples fail?")
-    symbols = free_symbols(subject, None)
-    compiles = target is not None and target.target.compiles
     story = _Reduction(session, Fed(session, subject.declared, lambda: samples), target, samples[0])
     try:
-        failing = story.probe_each()
-        if not failing and symbols and not compiles:
-            console.say("  none with shapes fixed; with the dimensions free that are free in the file?")
-            story.free = True
-            failing = story.probe_each()
+        found = story.probe_each()
     except (BudgetSpent, KeyboardInterrupt):
-        told = result.extra["samples"]
-        console.answer(f"So far {len(told['failing'])} of {len(told['each'])} samples fail; {total} were given.")
+        found = result.extra["samples"]
+        console.answer(f"So far {len(found['failing'])} of {len(found['each'])} samples fail; {total} were given.")
         raise
-    told = result.extra["samples"]
-    if not failing and not told["passing"]:
-        raise ModelRefusedError(f"no sample says anything: {told['each'][0]['reason']}.")
+    failing = found["failing"]
+    if not failing and not found["passing"]:
+        raise ModelRefusedError(f"no sample has a verdict: {found['each'][0]['reason']}.")
     if not failing:
         raise DoesNotReproduce(f"none of the {total} samples fails.")
     console.answer(f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}.")
@@ -222,19 +210,20 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     outcome, ledger = session.prober.ledger.outcome(story.candidate(story.values, "").key), session.prober.ledger
     assert outcome is not None, "it was probed"
     ledger.original, ledger.severity = outcome.signature, outcome.severity  # what is left has to fail in this way
+    compiles = target is not None and target.target.compiles
     ended: BudgetSpent | KeyboardInterrupt | None = None
     why, steady = None, True
     try:
         try:
-            story.run(symbols if story.free or not compiles else {})
-            why = story.changed()
-            steady = why is None
+            story.run({} if compiles else free_symbols(subject, None))
         except Enough:
             why = f"after {MOST_QUESTIONS} questions there may be more to leave out"
         save_npz(output, story.values)
-        read = story.candidate(load_npz(output), "the smallest input, read back")
-        if session.prober.probe(replace(read, again=True)).verdict is not Verdict.FAIL:
-            why = why or "what was written and read back was not seen to fail"
+        read = load_npz(output)
+        again = (story.probe(read, "the smallest input, read back", again=True) for _ in range(_CONFIRMATIONS))
+        steady = all(verdict is Verdict.FAIL for verdict in again)
+        if not steady:
+            why = "the failure comes and goes: the input that failed passed when probed again; `bisect-trt repeat` says how often"
     except (BudgetSpent, KeyboardInterrupt) as error:
         why, ended = str(error) or "it was interrupted", error
     save_npz(output, story.values)
@@ -247,7 +236,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
 def _deliver(
     story: _Reduction, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool
 ) -> None:
-    """Say what is left of a sample, whether that is proven, and how to see it fail."""
+    """Print what is left of a sample, whether that is proven, and the command that shows the failure."""
     session, values, target = story.session, story.values, check.target
     console, result = session.console, session.result
     result.status, result.minimality, result.why = "found", "1-minimal" if why is None else "unproven", why
@@ -255,10 +244,9 @@ def _deliver(
     kept = [
         {"input": name, "index": [*map(int, index)], "value": _plain(value.item(tuple(index)))}
         for name, value in values.items()
-        for index in np.argwhere(not_nothing(value))
+        for index in np.argwhere(is_nonzero(value))
     ]
-    # `run` fixes shapes, and a check is not run by it.
-    name = "repeat" if not steady else "reduce" if target is None else "diagnose" if story.free else "run"
+    name = "repeat" if not steady else "reduce" if target is None else "run"
     command = command_on(session, check, name, session.subject.settings.path, target, output)
     before = _sizes(session.subject.samples[number - 1])[1]
     result.extra["samples"]["minimal_input"] = {
@@ -284,22 +272,17 @@ def _deliver(
     console.answer(f"To see {'it fail' if steady else 'how often it fails'}: {command}")
 
 
-def not_nothing(value: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which elements are neither zero nor an empty string; -0.0 is not zero, for kernels tell them apart."""
+def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which elements are neither zero nor an empty string; -0.0 is not zero, since kernels distinguish them."""
     if is_string(value.dtype):
         return np.asarray(value != "", bool)
     used = value.astype(bool)
     return used | np.signbit(value) if value.dtype.kind == "f" else used
 
 
-def _nothing_like(value: NDArray[Any]) -> NDArray[Any]:
-    """Zeros; empty strings."""
-    return np.full_like(value, "") if is_string(value.dtype) else np.zeros_like(value)
-
-
 def _sizes(values: Values) -> tuple[int, int]:
-    """How many elements there are, and how many that are not zero."""
-    return sum(value.size for value in values.values()), sum(int(not_nothing(value).sum()) for value in values.values())
+    """The number of elements, and of those that are not zero."""
+    return sum(value.size for value in values.values()), sum(int(is_nonzero(value).sum()) for value in values.values())
 
 
 def _shapes(values: Values) -> dict[str, list[int]]:

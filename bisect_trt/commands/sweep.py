@@ -1,11 +1,11 @@
-"""``sweep``: the sizes of the inputs at which the target is wrong.
+"""``sweep``: the sizes of the inputs at which the target fails.
 
 The space is the grid of sizes, the strategy that of :mod:`bisect_trt.search.sizes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,7 +39,7 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sizes import AskSize, Point, fit, go_down, intervals, smallest_failing, sweep_points
+from bisect_trt.search.sizes import AskSize, Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
@@ -48,16 +48,16 @@ from bisect_trt.tensors.npz import save_npz
 
 FAILING = "failing-inputs.npz"
 _MOST_REFUSED = 128
-"""So many sizes are run on the reference to find the next smaller one that it runs, and any that it runs at all."""
+"""The largest number of sizes that the reference is run at to find one that it accepts."""
 _MOST_ROWS = 40
-
+_SHOWN = 12
 
 Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 """Inputs, each with the sizes of its dimensions."""
 
 
 def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
-    """Find mistakes before anything else is done.
+    """Check the option before the model is read.
 
     Raises:
         UsageError: No dimension has several sizes, an input is named twice, or its shape is ``fixed`` elsewhere.
@@ -89,11 +89,11 @@ def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSetti
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension that is swept.
+    """A swept dimension.
 
     Attributes:
-        name: As the model calls it, or the user; else the input and its number.
-        sizes: What it is tried at, in order.
+        name: The name in the option or in the model; else the input with the number of the axis.
+        sizes: In ascending order.
         places: Each input that has it, with the number of the axis.
     """
 
@@ -107,11 +107,11 @@ class Sized:
 
     Attributes:
         swept: The dimensions.
-        target: The target with a profile of all sizes; ``None`` where a check of the user's judges.
+        target: The target with a profile of all sizes; ``None`` where the user's check judges.
     """
 
     def __init__(self, session: Session, swept: Sequence[Dimension], check: CheckSettings) -> None:
-        """Free the dimensions, and build the engine that all sizes run on, where the target makes engines."""
+        """Free the dimensions, and build one engine for all sizes where the target makes engines."""
         subject, asked = session.subject, check.target
         self.swept, self._session, self._asked = swept, session, asked
         self._base = {name: value.shape for name, value in subject.samples[0].items()}
@@ -121,33 +121,21 @@ class Sized:
         for name, axis in places:
             declared[name][axis] = f"{name}_{axis}" if isinstance(declared[name][axis], int) else declared[name][axis]
         free = {name: tuple(dims) for name, dims in declared.items()}
-        self._fed = Fed(session, free, lambda: map(self.inputs, self._likely()), forget=self._unlike_file)
+        # Sizes that the reference should run, if it runs any.
+        likely = [tuple(each.sizes[place % len(each.sizes)] for each in swept) for place in range(_MOST_REFUSED)]
+        self._fed = Fed(session, free, lambda: map(self.inputs, likely), forget=self._unlike_file)
         self._names = [info.name for info in input_infos(Network(self._fed.proto))]
         self._refused: dict[Point, str | None] = {}
         self.target, self._engine = asked, None
+        lowest, highest = (tuple(each.sizes[end] for each in swept) for end in (0, -1))
         if asked is not None and not asked.target.profile(asked):
-            lows, highs = (self.shapes(tuple(each.sizes[end] for each in self.swept)) for end in (0, -1))
+            lows, highs = self.shapes(lowest), self.shapes(highest)
             self.target = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
         if self.target is not None and self.target.target.engines:
             session.console.say(f"  one engine for all sizes: {' '.join(self.target.flags())}")
-            smallest = self.inputs(tuple(each.sizes[0] for each in self.swept))
-            self._engine = self._fed.engine("swept", self._fed.proto, smallest, self.target, check.timeout)
+            self._engine = self._fed.engine("swept", self._fed.proto, self.inputs(lowest), self.target, check.timeout)
             if self._engine is None:
-                session.console.say("  that is not built, so each size gets its own")
-
-    @property
-    def marks(self) -> list[list[int]]:
-        """The sizes of each dimension that the target's profile names."""
-        profile = {} if self.target is None else self.target.target.profile(self.target)
-        return [
-            [shape[axis] for name, axis in each.places for shape in profile.get(name, ()) if axis < len(shape)]
-            for each in self.swept
-        ]
-
-    def _likely(self) -> Iterator[Point]:
-        """Points at which the reference may be expected to run, from the smallest sizes on."""
-        for place in range(_MOST_REFUSED):
-            yield tuple(each.sizes[place % len(each.sizes)] for each in self.swept)
+                session.console.say("  the build fails, so each size gets its own engine")
 
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
         """The shapes of all inputs at a point."""
@@ -188,7 +176,7 @@ class Sized:
         return make_inputs([TensorInfo(info.name, info.dtype, shapes[info.name]) for info in infos], data)[0]
 
     def refused(self, point: Point) -> str | None:
-        """Returns why a point cannot be judged: the reference does not run it, or it is outside of the user's profile."""
+        """Returns why a point has no verdict: the reference does not run it, or it is outside the user's profile."""
         if point not in self._refused:
             try:
                 if self._asked is not None:
@@ -215,10 +203,10 @@ class Sized:
 
 
 def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> Result:
-    """Try sizes, and say which fail.
+    """Test sizes, and report which fail.
 
     Returns:
-        The result; ``sweep`` in it has the ``dimensions`` with their ``intervals``, the ``map`` of all that was tried, and the
+        The result; ``sweep`` in it has the ``dimensions`` with their ``intervals``, the ``map`` of all tested points, and the
         ``smallest_failing``.
 
     Raises:
@@ -230,41 +218,33 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     swept = dimensions(session.subject, shapes)
     axes, number = [each.sizes for each in swept], prod(len(each.sizes) for each in swept)
     by = "the check" if check.target is None else "the target"
-    said = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
-    console.step(f"At which of {said} does {by} fail? {min(tries, number)} of {number} are tried")
+    grid = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
+    console.step(f"At which of {grid} does {by} fail? {min(tries, number)} of {number} are tried")
     sized = Sized(session, swept, check)
     series: Series[Point] = Series(sized.candidate, sized.refused, apart=True)
 
     def strategy(ask: AskSize) -> dict[Point, Verdict]:
-        seen = sweep_points(axes, ask, sized.marks, tries)
+        seen = sweep_points(axes, ask, tries)
         go_down(seen, ask, sized.below)
         return seen
 
     try:
         seen = series.search(prober, strategy)
     except (BudgetSpent, KeyboardInterrupt):
-        known = series.told(prober)
-        told = _fill(session, sized, {point: Verdict(each["verdict"]) for point, each in known.items()}, known)
-        if told["smallest_failing"] is not None:
-            console.answer(f"So far it fails {told['said']}")
+        answer = _fill(session, sized, series)
+        if answer["smallest_failing"] is not None:
+            console.answer(f"So far it fails {answer['said']}")
         raise
-    told = _fill(session, sized, seen, series.told(prober))
+    answer = _fill(session, sized, series)
     smallest = smallest_failing(seen)
     if smallest is None:
         if Verdict.PASS not in seen.values():
-            raise ModelRefusedError(f"no size says anything: {told['map'][0]['reason']}.")
-        raise DoesNotReproduce(f"{by} fails at none of the sizes: {told['said']}")
-    console.answer(f"It fails {told['said']}")
-    for each in told["dimensions"]:
+            raise ModelRefusedError(f"no size has a verdict: {answer['map'][0]['reason']}.")
+        raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer['said']}")
+    console.answer(f"It fails {answer['said']}")
+    for each in answer["dimensions"]:
         at = "".join(f", {name} {size}" for name, size in each["at"].items())
-        rows = [
-            (
-                row["verdict"],
-                f"{row['from']} to {row['to']}",
-                f"{len(row['tried'])} tried" if row["inferred"] else "all tried",
-            )
-            for row in each["intervals"]
-        ]
+        rows = [(row["verdict"], _span(row), f"{len(row['tried'])} tried") for row in each["intervals"]]
         console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
     _conclude(session, check, sized, smallest, seen)
     return session.result
@@ -273,7 +253,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
 def _conclude(
     session: Session, check: CheckSettings, sized: Sized, smallest: Point, seen: Mapping[Point, Verdict]
 ) -> None:
-    """Say whether the smallest that fails is proven, write its values, and say how to go on from it."""
+    """Check that the smallest failing point is proven, write its values, and print the next command."""
     console, result, path = session.console, session.result, session.subject.workspace.folder / FAILING
     below = sized.below(smallest)
     unsure = next((point for point in below if seen.get(point) is not Verdict.PASS), None)
@@ -293,7 +273,7 @@ def _conclude(
 
 
 def _changed(session: Session, sized: Sized, points: Sequence[Point], seen: Mapping[Point, Verdict]) -> str | None:
-    """Try points once more; returns the first whose verdict changed, in words."""
+    """Test points once more; returns the first with another verdict, in words."""
     for point in points:
         with suppress(BudgetSpent):
             now = session.prober.probe(sized.candidate(point), again=True).verdict
@@ -303,7 +283,7 @@ def _changed(session: Session, sized: Sized, points: Sequence[Point], seen: Mapp
 
 
 def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
-    """The dimensions that are swept; those of one name, the user's or the model's, are one.
+    """The swept dimensions; those of one name, the user's or the model's, are one.
 
     Raises:
         UsageError: There is no such input, it has another rank, or one dimension has different sizes in two places.
@@ -336,18 +316,22 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
 
 
 def _symbol(subject: Subject, name: str, axis: int) -> str | None:
-    """What the model's file calls a dimension of an input, if it is free."""
+    """The name of a free dimension of an input in the model's file."""
     dim = subject.declared.get(name, (None,) * (axis + 1))[axis]
     return dim if isinstance(dim, str) else None
 
 
-def _fill(
-    session: Session, sized: Sized, seen: Mapping[Point, Verdict], known: Mapping[Point, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Put into the result what was seen; returns that."""
+def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, Any]:
+    """Put what was seen into the result; returns that."""
+    known = series.told(session.prober)
+    seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
     smallest, number = smallest_failing(seen), prod(len(each.sizes) for each in sized.swept)
-    told: dict[str, Any] = {
-        "dimensions": [_dimension(sized, place, seen) for place in range(len(sized.swept))] if seen else [],
+    every = [_dimension(sized, place, seen) for place in range(len(sized.swept))] if seen else []
+    tried = f"tried {len(seen)} of {number} sizes"
+    tried += "" if len(seen) == number else "; nothing is known of a size that was not tried"
+    failing = "" if smallest is None else f"{'; '.join(map(_sentence, every))}: "
+    answer = session.result.extra["sweep"] = {
+        "dimensions": every,
         "tried": len(seen),
         "of": number,
         "exhaustive": len(seen) == number,
@@ -357,48 +341,40 @@ def _fill(
             {"sizes": sized.sizes(point), "shapes": _plain(sized.shapes(point)), **known[point]}
             for point in sorted(seen)
         ],
+        "said": f"{failing}{tried}.",
     }
-    tried = f"tried {len(seen)} of {number} sizes"
-    tried += "" if told["exhaustive"] else "; nothing is known of a size that was not tried"
-    parts = []
-    for each in told["dimensions"]:
-        at = ", ".join(f"{name}={size}" for name, size in each["at"].items())
-        rule = (
-            each["rule"]["said"]
-            if each["rule"]
-            else f"at {first_few([*map(str, each['fail'])], 12)}, by no simple rule"
-        )
-        parts.append(f"{rule} of {each['name']}{f' (with {at})' if at else ''}")
-    told["said"] = f"{tried}." if smallest is None else f"{'; '.join(parts)}: {tried}."
-    session.result.extra["sweep"] = told
-    return told
+    return answer
 
 
 def _plain(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in shapes.items()}
 
 
+def _span(row: Mapping[str, Any]) -> str:
+    return str(row["from"]) if row["from"] == row["to"] else f"{row['from']} to {row['to']}"
+
+
+def _sentence(dimension: Mapping[str, Any]) -> str:
+    """The failing sizes of a dimension, in words."""
+    rows = [_span(row) for row in dimension["intervals"] if row["verdict"] == Verdict.FAIL.value]
+    at = ", ".join(f"{name}={size}" for name, size in dimension["at"].items())
+    return f"at {first_few(rows, _SHOWN)} of {dimension['name']}{f' (with {at})' if at else ''}"
+
+
 def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
-    """What was seen along one dimension, the others held where it fails and most was tried."""
+    """The verdicts along one dimension, the others at the point where it fails and most sizes were tested."""
     lines: dict[Point, dict[int, Verdict]] = {}
     for point, verdict in sorted(seen.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
     others, line = max(lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1])))
     each = sized.swept[place]
+    verdicts = {"fail": Verdict.FAIL, "pass": Verdict.PASS, "unresolved": Verdict.UNRESOLVED}
     return {
         "name": each.name,
         "inputs": [{"name": name, "axis": axis} for name, axis in each.places],
-        "sizes": len(each.sizes),
-        "low": each.sizes[0],
-        "high": each.sizes[-1],
         "at": {other.name: size for other, size in zip((e for e in sized.swept if e is not each), others, strict=True)},
-        "tried": list(line),
-        **{
-            name: [size for size, verdict in line.items() if verdict is wanted]
-            for name, wanted in (("fail", Verdict.FAIL), ("pass", Verdict.PASS), ("unresolved", Verdict.UNRESOLVED))
-        },
-        "intervals": intervals(each.sizes, line),
-        "rule": fit(line),
+        **{name: [size for size, verdict in line.items() if verdict is of] for name, of in verdicts.items()},
+        "intervals": intervals(line),
     }
 
 

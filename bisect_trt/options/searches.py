@@ -270,7 +270,7 @@ class Repeat:
         """
         if self.until is not None and str(self.until).isdecimal():
             if self.number is not None:
-                raise ConflictError("-n and --until with a number both say how many; drop one.")
+                raise ConflictError("-n conflicts with --until N; drop one.")
             return int(self.until), None
         most = RUNS if self.until is None else MOST_RUNS
         return (most if self.number is None else self.number), self.until

@@ -41,13 +41,10 @@ def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "shapes", "failing", "rule"),
-    [
-        ("only:17", "x:[{1,2,7,16..20},8]", [17], "at 17 only"),
-        ("not_multiple:2", "x:[1..30:3,8]", [1, 7, 13, 19, 25], "at odd sizes, from 1 to 25"),
-    ],
+    ("fault", "shapes", "failing"),
+    [("only:17", "x:[{1,2,7,16..20},8]", [17]), ("not_multiple:2", "x:[1..30:3,8]", [1, 7, 13, 19, 25])],
 )
-def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, failing: list[int], rule: str) -> None:
+def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, failing: list[int]) -> None:
     model = write(here / "model.onnx", "n", 8)
     status, result, said = unsteady(here, "sweep", model, "--unsteady", "--fault", fault, "--shapes", shapes)
     found = result["sweep"]
@@ -56,10 +53,8 @@ def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, fail
     (dimension,) = found["dimensions"]
     assert (dimension["name"], dimension["inputs"]) == ("n", [{"name": "x", "axis": 0}])
     assert dimension["fail"] == failing
-    assert dimension["rule"]["said"] == rule
     assert found["smallest_failing"] == {"n": failing[0]}
     assert arrays(result["artifacts"]["inputs"])["x"].shape == (failing[0], 8)
-    assert f"It fails {rule} of n: tried {found['tried']} of {found['of']} sizes." in said
     assert 'id="sweep"' in (here / result["artifacts"]["report"]).read_text()
 
 
@@ -71,7 +66,7 @@ def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None
     argv += ["--max-probes", "10"]
     stopped, early, said_early = unsteady(here, "sweep", model, *argv)
     assert (stopped, early["sweep"]["tried"]) == (3, 10)
-    assert "So far it fails from" in said_early
+    assert "So far it fails at" in said_early
     found = result["sweep"]
     assert (found["exhaustive"], found["smallest_failing"], result["minimality"]) == (False, {"n": 37}, "1-minimal")
     for interval in found["dimensions"][0]["intervals"]:
@@ -168,7 +163,7 @@ def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: Comm
     ]
     assert len(found["map"]) == found["of"] == 24
     assert all((entry["verdict"] == "FAIL") is (entry["sizes"]["n"] >= 3) for entry in found["map"])
-    assert [each["rule"]["said"] for each in found["dimensions"]] == ["from 3 on", "at every size"]
+    assert [each["fail"] for each in found["dimensions"]] == [[3, 4, 5, 6], [1, 2, 3, 4]]
     ran = cli("sweep", model, "--onnxrt", "--shapes", "x:[1..3,2,8]", "--json", "s.json")
     assert ran.status == 1
     assert "fails at none of the sizes: tried 3 of 3 sizes." in ran.err + ran.out

@@ -176,7 +176,7 @@ def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: 
     assert "none of the 1 samples fails." in ran.err + ran.out
     ran = cli("samples", tokens, *TARGET, "--load-inputs", "none.npz")
     assert ran.status == 4
-    assert "no sample says anything: the reference does not run it" in ran.err
+    assert "no sample has a verdict: the reference does not run it" in ran.err
     Path("minimal-input.npz").write_bytes(b"mine")
     ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
     assert ran.status == 2
