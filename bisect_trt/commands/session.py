@@ -283,7 +283,7 @@ class Session:
                 return story()
             except Undo:
                 undone = self.prober.ledger.forget_last()
-                self.console.say(f"  took back probe {undone.number}" if undone else "  there is nothing to take back")
+                print(f"Took back probe {undone.number}." if undone else "There is nothing to take back.")
 
     @property
     def best(self) -> Identity | None:

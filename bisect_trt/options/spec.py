@@ -172,6 +172,8 @@ class Entry:
             if self.option.read is None and issubclass(self.kind, Enum):
                 wanted = f"one of {', '.join(each.value for each in self.kind)}"
             raise ValueRefusedError(f"{called} {value!s:.60}: give {wanted}.") from error
+        except OSError as error:  # no file can have this path
+            raise ValueRefusedError(f"{called} {value!s:.60}: {error.strerror}; give another path.") from error
         low, high = self.option.min, self.option.max
         if isinstance(found, int | float) and not low <= found <= high:
             limits = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (high < math.inf)
@@ -312,8 +314,8 @@ def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:
-        raise ValueError(f"another path ({getattr(error, 'strerror', error)})") from error
+    except ValueError:
+        raise ValueError("a path without null characters") from None
     return path.absolute() if str(path).startswith("-") and path != STDOUT else path
 
 

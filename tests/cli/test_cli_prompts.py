@@ -140,7 +140,7 @@ def test_undo_takes_the_last_answer_back(terminal: Terminal, here: Path) -> None
     assert node_names(here / "out.onnx") == ["<4>"]
     # The question of the slip comes again, and none before it.
     assert asked[3] == asked[1]
-    assert "took back probe 2" in terminal.seen
+    assert "Took back probe 2." in terminal.seen
 
 
 def test_undo_as_often_as_one_likes(terminal: Terminal, here: Path) -> None:
@@ -151,7 +151,7 @@ def test_undo_as_often_as_one_likes(terminal: Terminal, here: Path) -> None:
         return "u" if len(asked) in (1, 5, 6, 7) else says("<4>", here)
 
     assert terminal.converse(reply) == 0
-    assert "nothing to take back" in terminal.seen
+    assert "There is nothing to take back." in terminal.seen
     assert asked[7] == asked[0]  # three answers, three times undo: back at the original
     assert node_names(here / "out.onnx") == ["<4>"]
 

@@ -17,7 +17,7 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
     done = bisect_trt("view", "--no-browser", cwd=tmp_path)
     assert (done.status, done.err) == (0, "")
     text = Path(done.out.splitlines()[-1]).read_text()
-    assert "1 node still fails" in text
+    assert "fails alone (1-minimal)" in text
     assert 'href="report.html"' in text
 
 
@@ -27,17 +27,22 @@ def test_a_run_that_was_killed_shows_the_best_so_far(tmp_path: Path) -> None:
     slow = script(tmp_path / "check.sh", f"{hangs}; if {has(node_tag(7))}; then exit 1; fi")
     command = [sys.executable, "-m", "bisect_trt"]
     with subprocess.Popen(
-        [*command, "reduce", "long.onnx", "-o", "o.onnx", "--workers", "1", "--check", slow, "{model}"],
+        [*command, "reduce", "long.onnx", "-o", "o.onnx", "--workers", "1", "-v", "--check", slow, "{model}"],
         cwd=tmp_path, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        next(line for line in process.stdout if re.match(r"  probe 4 ", line))
-        process.kill()
+        try:
+            assert any(re.match(r"  probe 4 ", line) for line in process.stdout)
+        finally:
+            process.kill()
     with subprocess.Popen([*command, "view", "--no-browser"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as view:
         assert view.stdout is not None
-        page = next(line.strip() for line in view.stdout if line.strip().endswith(".html"))
-        view.send_signal(signal.SIGINT)
-        assert view.wait(120) == 0
+        try:
+            page = next(line.strip() for line in view.stdout if line.strip().endswith(".html"))
+            view.send_signal(signal.SIGINT)
+            assert view.wait(120) == 0
+        finally:
+            view.kill()
     text = Path(page).read_text()
     assert re.search(r"<h1>reduce: (\d+) of 40 units still fail</h1>", text) is not None
     assert re.findall(r'<td class="number">(\d)</td><td><b class="fail">', text)[-1] == "1"  # probes, newest first

@@ -14,7 +14,8 @@ WORDS = ("reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16", "--on")
 
 
 @pytest.mark.parametrize("word", ["ray=auto,gpu", "ray=,cpus", "ray=auto,cpus=3"])
-def test_a_word_that_names_no_cluster(cli: CommandLine, word: str) -> None:
+def test_a_word_that_names_no_cluster(cli: CommandLine, here: Path, word: str) -> None:
+    overflowing(here / "model.onnx")
     ran = cli(*WORDS, word)
     assert ran.status == 2
     assert f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores." in ran.error
