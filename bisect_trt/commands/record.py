@@ -115,13 +115,15 @@ def recorded(examination: Session, target: TargetSettings | None = None) -> Iter
     finally:
         subject.record(result, prober)
         try:
+            known = result.extra.get("report", {})
             result.extra["report"] = {
+                **known,
                 "target": target.describe() if target is not None else None,
                 "graph": region(subject, result),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
                 "probes": _probes(prober.ledger.records, console)
                 if prober is not None
-                else list(result.extra.get("report", {}).get("probes", ())),
+                else list(known.get("probes", ())),
             }
         except Exception as error:  # no reason to lose the answer
             console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")

@@ -28,6 +28,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, Trial, pack, writing
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.process import gate, run_to_end
 from bisect_trt.worker.protocol import Failed
 
@@ -187,6 +188,11 @@ def leave_reproducer(
     )
     written, minimum = reproducer.write(folder), answer.case.minimum
     trial = _try_script(session, folder, outcome.seconds)
+    proof = {
+        "command": rerun_command(folder / SCRIPT, subject.workers.places),
+        "why": None if trial.shows else trial.why,
+    }
+    session.result.extra.setdefault("report", {})["proof"] = proof
     if record.verdict is not Verdict.FAIL:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
@@ -288,13 +294,13 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
     log = subject.workspace.scratch(f"{SCRIPT}.log")
     place = next(iter(subject.workers.places), None)
     if place is not None and not place.local:
-        return Trial(None, "not run, for the target runs on another machine")
+        return Trial(None, "not run: the target runs in another place")
     python = sys.executable if place is None else place.argv[0]
     try:
         with gate.turn():
             end = run_to_end([python, SCRIPT], log=log, environment={}, timeout=limit, cwd=folder)
     except OSError as error:
-        return Trial(None, f"not run, for it does not start here ({error.strerror})")
+        return Trial(None, f"not run: it does not start here ({error.strerror})")
     if end.code == 1 and not end.timed_out:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")

@@ -241,7 +241,7 @@ class Table:
         self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
         count, failed = len(self.comparisons), sum(not comparison.passed for comparison in self.comparisons)
         self.result.status, self.result.minimality = "not_reproduced" if failed else "found", "1-minimal"
-        self.console.answer(f"{failed} of {count} do not match." if failed else f"All {count} match.")
+        self.console.say(f"{failed} of {count} do not match." if failed else f"All {count} match.")
         return self.result
 
 

@@ -145,6 +145,9 @@ def _nodes(result: Json) -> Iterator[Row]:
         yield "Nodes", f"{grouped(culprits)} {verb} ({proof})"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):
             yield "", line.strip()
+    if (free := result.get("dynamic")) and free["needed"]:
+        names = ", ".join(f"'{each['name']}'" for each in free["dimensions"])
+        yield "", f"it must be dynamic: {names} stays free in the model; with its shapes fixed it passes"
     if len(origins) > 1:
         yield "", f"errors begin in {len(origins)} tensors: {grouped([each['node'] for each in origins])}"
     for other in (result.get("failures") or ())[1 : _SHOWN + 1]:
@@ -161,9 +164,10 @@ def _why(result: Json) -> Iterator[Row]:
         yield "Why", fault["sentence"]
     elif amplified := result.get("amplified"):
         yield "Why", amplified["sentence"]
-    commands = (result.get("report") or {}).get("commands") or ()
-    if result["artifacts"].get("reproducer") and commands:
-        yield "Proof", commands[0]["command"]
+    if proof := (result.get("report") or {}).get("proof"):
+        yield "Proof", proof["command"]
+        if proof["why"]:
+            yield "", proof["why"]
 
 
 def _cause(result: Json) -> Iterator[Row]:

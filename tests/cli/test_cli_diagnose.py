@@ -124,7 +124,7 @@ def test_where_nan_leaves_nothing_to_compare_that_is_said(cli: CommandLine) -> N
     nodes = [helper.make_node(op, [read], [made], made) for op, read, made in (("Neg", "x", "a"), ("Log", "a", "b"))]
     ran = cli("diagnose", save(Path("model.onnx"), [*nodes, helper.make_node("Tanh", ["b"], ["c"])]), "--onnxrt")
     assert ran.status == 1
-    assert "the reference itself makes NaN or Inf of half of 'c' or more" in ran.out
+    assert "'c' has no elements here, or NaN or Inf in half of them or more" in " ".join(ran.out.split())
 
 
 def test_a_reproducer_whose_failure_is_mended_exits_0(cli: CommandLine, tmp_path: Path) -> None:

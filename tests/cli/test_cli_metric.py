@@ -156,8 +156,7 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
         assert ran.status == 1
         found = read_json(Path("r.json"))
         assert (found["status"], found["metric"]["name"]) == ("not_reproduced", "whole.py:metric")
-    advice = ran.out.partition("What to try next:\n  - ")[2]  # diagnose's, the last
-    assert "a smaller --max-drop" in advice
+    assert "or a smaller --max-drop" in " ".join(ran.out.split())  # diagnose's, the last
 
 
 @pytest.mark.parametrize("name", ["each", "whole"])

@@ -329,8 +329,8 @@ def test_diagnose_tries_its_script_where_the_target_runs(run: CommandLine, faili
     done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite")
     assert done.status == 0, done.err
     readme = (failing / "m-reproducer/README.md").read_text()
-    assert "Run in another interpreter, it shows the failure." in readme
-    assert f"To see it again: {sys.executable} m-reproducer/reproduce.py" in done.out.splitlines()
+    assert "Run here, it shows the failure." in readme
+    assert f"Proof    {sys.executable} m-reproducer/reproduce.py" in done.out.splitlines()
     assert sys.executable not in readme
     assert "seen with onnxruntime" in (failing / "m-reproducer/reproduce.py").read_text()
     advised = [line for line in done.out.splitlines() if "bisect-trt workaround" in line]
