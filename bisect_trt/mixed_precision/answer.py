@@ -83,7 +83,7 @@ def leave_best(fix: Fix) -> None:
     task.result.culprits = space.culprits(fix.units)
     count = f"{len(fix.units)} of {space.count(len(task.lowering.units))} in {space.high}"
     if fix.written != fix.units:
-        task.result.extra["uses"] = []
+        task.result.extra["uses"], task.result.artifacts["mixed"] = [], None
         task.console.answer(f"The best so far, {count}, cannot be written.")
         tell_kept(task.result.extra["keep_fp32"], task.console)
         return

@@ -107,6 +107,7 @@ class ProgressLine:
         self._began = time.monotonic()
         self._live: Live | None = None
         self._ended = threading.Event()
+        self._beats: threading.Thread | None = None
         self._shown = False
 
     def step(self, title: str) -> None:
@@ -146,7 +147,8 @@ class ProgressLine:
             self._live.start()
         else:
             self._ended = threading.Event()
-            threading.Thread(target=self._beat, args=(self._ended,), name="progress", daemon=True).start()
+            self._beats = threading.Thread(target=self._beat, args=(self._ended,), name="progress", daemon=True)
+            self._beats.start()
 
     def _cropped(self, screen: RichConsole) -> Text:
         """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
@@ -164,6 +166,9 @@ class ProgressLine:
         """Remove the line."""
         self._shown = False
         self._ended.set()
+        if self._beats is not None:  # it may be writing a line
+            self._beats.join(timeout=1)
+            self._beats = None
         if self._live is not None:
             self._live.stop()
             self._live = None
