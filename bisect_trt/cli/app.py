@@ -24,8 +24,7 @@ from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
 from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.console import Console
-from bisect_trt.report.junit import write_junit
-from bisect_trt.report.result import Result
+from bisect_trt.report.result import Result, write_junit
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

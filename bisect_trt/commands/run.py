@@ -223,7 +223,7 @@ class Table:
             word = "match   " if comparison.passed else "MISMATCH"
             self.console.say(f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}")
             if comparison.details is not None and (not comparison.passed or self.console.verbosity > 0):
-                self.console.say(f"    {comparison.details.describe(comparison.measured)}")
+                self.console.say(f"    {comparison.details.describe()}")
             if comparison.reference_nonfinite:
                 self.console.warn(
                     f"{prefix}{sample}'{comparison.name}' is NaN or Inf in {comparison.reference_nonfinite} of "

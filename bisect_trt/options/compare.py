@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
 from bisect_trt.errors import ConflictError, MissingOptionError
-from bisect_trt.options.reading import TopK, one_of, top_k
+from bisect_trt.options.reading import TopK, top_k
 from bisect_trt.options.spec import Option, option, switch
 
 
@@ -25,19 +24,6 @@ class ErrorStat(str, Enum):
     """As ``max``, but of the errors without the largest few: their quantile, 0.99 by default."""
 
 
-class OutputStat(str, Enum):
-    """One number for a whole output, with its own threshold; ``--check-error-stat`` takes these too."""
-
-    L2 = "l2"
-    """The L2 norm of the error, at most --l2-threshold."""
-    COSINE = "cosine"
-    """Cosine similarity, at least --cosine-similarity-threshold."""
-    PSNR = "psnr"
-    """Peak signal-to-noise ratio in dB, at least --psnr-threshold."""
-    SNR = "snr"
-    """Signal-to-noise ratio in dB, at least --snr-threshold."""
-
-
 class Algorithm(str, Enum):
     """How two tensors are compared (Polygraphy's ``--compare``)."""
 
@@ -47,18 +33,11 @@ class Algorithm(str, Enum):
     """As lists of indices, such as TopK makes: by how many places each is away from where it should be."""
 
 
-THRESHOLDS = {
-    OutputStat.L2: "--l2-threshold",
-    OutputStat.COSINE: "--cosine-similarity-threshold",
-    OutputStat.PSNR: "--psnr-threshold",
-    OutputStat.SNR: "--snr-threshold",
-}
-"""The options with the thresholds of statistics that are one number for an output."""
 PerOutput = dict[str, float]
 """A number for each output, by name; that of the name ``''`` for all others."""
 
 
-def threshold(unit: str, help: str, low: float = 0, high: float = math.inf) -> Option:  # noqa: A002 - as in Typer
+def threshold(unit: str, help: str, low: float = 0, high: float = float("inf")) -> Option:  # noqa: A002 - as in Typer
     """Declare a number for each output."""
     return option(metavar=f"[OUT:]{unit}", help=help, min=low, max=high)
 
@@ -77,11 +56,10 @@ class CompareOptions:
         default_factory=dict
     )
     check_error_stat: Annotated[
-        dict[str, Enum],
+        dict[str, ErrorStat],
         option(
             metavar="[OUT:]STAT",
-            help="elemwise (the default), max, mean, median, quantile, l2, cosine, psnr or snr.",
-            read=one_of(ErrorStat, OutputStat),
+            help="elemwise (the default), max, mean, median or quantile.",
         ),
     ] = field(default_factory=dict)
     error_quantile: Annotated[
@@ -93,18 +71,6 @@ class CompareOptions:
         Algorithm,
         option("--compare", help="As numbers, or as indices."),
     ] = Algorithm.SIMPLE
-    l2_threshold: Annotated[PerOutput, threshold("TOL", "Largest L2 norm of the error; default 1e-5.")] = field(
-        default_factory=dict
-    )
-    cosine_similarity_threshold: Annotated[
-        PerOutput, threshold("COS", "Least cosine similarity; default 0.997.", -1, 1)
-    ] = field(default_factory=dict)
-    psnr_threshold: Annotated[
-        PerOutput, threshold("DB", "Least peak signal-to-noise ratio; default 30.", -math.inf)
-    ] = field(default_factory=dict)
-    snr_threshold: Annotated[PerOutput, threshold("DB", "Least signal-to-noise ratio; default 20.", -math.inf)] = field(
-        default_factory=dict
-    )
     index_tolerance: Annotated[
         dict[str, int],
         threshold("N", "For --compare indices: how many places one may be away."),
@@ -121,24 +87,14 @@ class CompareOptions:
         str | None, option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict.")
     ] = None
 
-    def thresholds(self, stat: OutputStat) -> PerOutput:
-        """The thresholds that are given for a statistic."""
-        values: PerOutput = getattr(self, THRESHOLDS[stat][2:].replace("-", "_"))
-        return values
-
     def check(self) -> None:
         """Make sure that the options fit each other.
 
         Raises:
-            UsageError: One is of a comparison or a statistic that is not asked for.
+            UsageError: ``--index-tolerance`` is given without ``--compare indices``.
         """
         if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
             raise MissingOptionError("--index-tolerance says how to compare indices; add --compare indices.")
-        for stat, flag in THRESHOLDS.items():
-            if self.thresholds(stat) and stat not in self.check_error_stat.values():
-                raise MissingOptionError(
-                    f"{flag} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
-                )
 
     def other_ways(self) -> list[str]:
         """The options by which outputs are compared in another way than as they are, number by number."""

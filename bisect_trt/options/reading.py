@@ -6,9 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -48,18 +46,6 @@ class Sizes:
 
     sizes: tuple[int, ...]
     name: str = ""
-
-
-def one_of(*kinds: type[Enum]) -> Callable[[Any], Any]:
-    """Return a reader of one of several choices, by its word."""
-
-    def read(value: Any) -> Enum:  # noqa: ANN401 - whatever was given
-        for kind in kinds:
-            with suppress(ValueError):
-                return kind(value)
-        raise ValueError(f"one of {', '.join(each.value for kind in kinds for each in kind)}")
-
-    return read
 
 
 def regex(value: Any) -> str:  # noqa: ANN401 - whatever was given

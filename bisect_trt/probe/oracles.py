@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import OutputFileError
-from bisect_trt.options.compare import OutputStat
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight, tolerance_ratio
+from bisect_trt.tensors.comparison import TensorComparison, severity_weight, tolerance_ratio
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
@@ -266,22 +265,7 @@ def error_of(comparison: TensorComparison) -> float:
     """The largest error over its tolerance: up to 1 for what passes, more for what does not, infinite for a NaN."""
     if comparison.reason is not None and not comparison.passed:
         return math.inf
-    if not comparison.measured:
-        return tolerance_ratio(vars(comparison))
-    error = max(map(_of_threshold, comparison.measured))
-    return min(error, 1.0) if comparison.passed else max(error, math.nextafter(1.0, 2.0))
-
-
-def _of_threshold(measured: Measured) -> float:
-    """The distance of a number from perfect over that of its threshold; of decibels the ratio of amplitudes."""
-    value, threshold = measured.value, measured.threshold
-    if math.isnan(value):
-        return math.inf
-    if measured.name in (OutputStat.PSNR.value, OutputStat.SNR.value):
-        return float(10 ** min((threshold - value) / 20, 300))  # as good as infinite
-    if measured.name == OutputStat.COSINE.value:
-        value, threshold = 1 - value, 1 - threshold
-    return 0.0 if value <= 0 else value / threshold if threshold > 0 else math.inf
+    return tolerance_ratio(vars(comparison))
 
 
 FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,9 +50,6 @@ _BADGES = {
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, jinja2.TemplateError)
 _STEP_LENGTH = 48
 _SIZE_VERDICTS = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNRESOLVED": ("not known", "unresolved")}
-_ANSWER_HEIGHT, _PART_HEIGHT = 330, 420
-"""Pixels of a notebook's frame: without a script a frame cannot adapt to its content."""
-_SCRIPTS = re.compile(r"<script\b[^>]*>[^<]*</script>")
 
 
 def _badge(result: Json) -> tuple[str, str]:
@@ -331,30 +327,3 @@ def frame(
         )
     )
     return page, policy
-
-
-def embed(result: Json) -> str | None:
-    """Return the answer, graph and curve as HTML for a notebook, without scripts and without anything from outside.
-
-    The answer also stands before the frame, for viewers that leave frames out; ``None`` for a damaged result.
-    """
-    report = result.get("report") or {}
-    graph, curve = report.get("graph"), report.get("curve")
-    try:
-        parts = [_answer_section(result)]
-        parts += [_graph_section(graph)] if graph else []
-        parts += [_curve_section(curve, graph)] if curve else []
-        said = headline(result)
-    except _DAMAGED:
-        return None
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-    body = _SCRIPTS.sub("", "".join(parts))
-    page = f'<!doctype html><html lang="en"><head>{head}<style>{template("report.css")}</style></head>'
-    page += f"<body><main>{body}</main></body></html>"
-    height = _ANSWER_HEIGHT + _PART_HEIGHT * (len(parts) - 1)
-    style = f"width:100%;border:1px solid #8884;border-radius:6px;background:transparent;height:{height}px"
-    return (
-        f'<div class="bisect-trt"><p><b>{escape(clean(said))}</b></p>'
-        f'<iframe srcdoc="{escape(page)}" sandbox style="{style}" title="bisect-trt"></iframe></div>'
-    )

@@ -122,7 +122,7 @@ def _failure(result: Json) -> Iterator[Row]:
         sample = "" if each.sample is None else f"sample {each.sample}: "
         yield "Fails", f"{sample}'{each.name}': {each.describe()}"
         if each.details is not None:
-            yield "", each.details.describe(each.measured)
+            yield "", each.details.describe()
     if len(failed) > _SHOWN:
         yield "", f"{len(failed) - _SHOWN} more outputs do not match"
     if seen:

@@ -1,4 +1,4 @@
-"""The comparison of a target's outputs with the reference's: element by element, as indices, by measures, or by a user's script.
+"""The comparison of a target's outputs with the reference's: element by element, as indices, or by a user's script.
 
 The numbers and the verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the
 reference second (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error
@@ -22,19 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ConflictError, ScriptError, quoted
-from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat, OutputStat
+from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
 from bisect_trt.options.reading import TopK
-from bisect_trt.tensors.comparison import RULES, ComparisonKind, Details, TensorComparison, WorstElement, judge
+from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
 from bisect_trt.tensors.info import is_extension, is_string
 from bisect_trt.tensors.scripts import Outputs, script_attribute, split_script, user_code
-from bisect_trt.tensors.stats import (
-    cosine_similarity,
-    count_nonfinite,
-    finite_rms,
-    signal_to_noise,
-    tensor_stats,
-    to_float,
-)
+from bisect_trt.tensors.stats import count_nonfinite, finite_rms, tensor_stats
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
     RIPPLE,
@@ -49,7 +42,6 @@ from bisect_trt.tensors.tolerance import (
 
 Array = NDArray[Any]
 
-PERCENTILES = (50, 90, 95, 99)
 COMPARE_FUNCTION = "compare_outputs"
 _KIND = "comparison"
 _EPSILON = 2.0**-52
@@ -141,12 +133,6 @@ def compare_tensor(
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)
-
-
-def _thresholds(name: str, options: ToleranceOptions) -> dict[OutputStat, float]:
-    given = options.measures_of(name)
-    found = {measure: RULES[measure].threshold if value is None else value for measure, value in given.items()}
-    return {measure: value for measure, value in found.items() if value is not None}
 
 
 def _describe_nonfinite(reference: Array, target: Array) -> str:
@@ -269,7 +255,7 @@ def _compare_numbers(
         target: The actual one.
         tolerance: Absolute and relative.
         known: Fields of the result that are known already, ``name`` and ``stat`` among them.
-        options: Which Inf and NaN are equal, the quantile, and the thresholds of measures.
+        options: Which Inf and NaN are equal, and the quantile.
         want_details: Whether to compute :class:`Details` too.
         step: The step of a quantized tensor, where being one step off may be a tie.
     """
@@ -282,8 +268,7 @@ def _compare_numbers(
     if known["stat"] is ErrorStat.QUANTILE:
         known["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
     with np.errstate(all="ignore"):  # Inf - Inf, 0 / 0 and float32 overflow are results here
-        found = _numbers(reference, target, tolerance, known, options, want_details=want_details, step=step)
-    return judge(found, reference, target, _thresholds(known["name"], options))
+        return _numbers(reference, target, tolerance, known, options, want_details=want_details, step=step)
 
 
 def _numbers(
@@ -344,7 +329,7 @@ def _numbers(
         passed = needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
         found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
     if want_details:
-        found["details"] = _details(reference, target, absolute, needed)
+        found["details"] = Details(*needed)
     return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found)
 
 
@@ -445,25 +430,6 @@ def _worst(
     if not plain.any():
         return ComparisonKind.MISMATCH, int(mismatch.argmax())
     return ComparisonKind.MISMATCH, int(np.where(plain, absolute, absolute.dtype.type(0)).argmax())
-
-
-def _details(reference: Array, target: Array, absolute: Array, needed: tuple[float, float]) -> Details:
-    """Further numbers of a comparison; the absolute errors are sorted in place.
-
-    Args:
-        reference: The expected tensor, as the runtime gave it.
-        target: The actual one.
-        absolute: Their absolute errors, flat.
-        needed: The absolute and the relative tolerance that would have passed, each with the other as it is.
-    """
-    cosine = snr = None
-    if "c" not in (reference.dtype.kind, target.dtype.kind):
-        ours, theirs = to_float(reference).reshape(-1), to_float(target).reshape(-1)
-        cosine, snr = cosine_similarity(ours, theirs), signal_to_noise(ours, theirs)
-    # An error that occurs, so that Inf is not interpolated to NaN.
-    errors = np.percentile(absolute.astype(np.float64), PERCENTILES, method="higher")
-    percentiles = {str(percent): float(error) for percent, error in zip(PERCENTILES, errors, strict=True)}
-    return Details(*needed, percentiles, cosine, snr)
 
 
 def check_script(script: str) -> Path:

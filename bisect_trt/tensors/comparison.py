@@ -1,25 +1,18 @@
-"""The result of comparing two tensors, and measures: one number for how far two tensors are apart, with one threshold.
+"""The result of comparing two tensors.
 
-``l2``, ``cosine``, ``psnr`` and ``snr`` are Polygraphy 0.53.6's ``--compare`` functions (``polygraphy/comparator/compare.py``,
-Apache-2.0), with the reference as its first array, and with its default thresholds. ``l0``, ``l1``, ``mse``, ``linf`` and ``cos``
-are what ``trtexec`` 11.2 calls l0, l1, l2, lInf and cos (``--accuracyAlgorithm``): 0 is a perfect match. All are computed in
-float64. NaN is beyond any threshold. In JSON NaN and Inf are text.
+In JSON NaN and Inf are text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bisect_trt.options.compare import THRESHOLDS, ErrorStat, OutputStat
-from bisect_trt.tensors.stats import cosine_similarity, peak_signal_to_noise, signal_to_noise, to_float
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.tolerance import Precision
 
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -85,65 +78,21 @@ class WorstElement:
 
 @dataclass(frozen=True)
 class Details:
-    """Further numbers of a comparison, beside its verdict.
+    """The tolerances that a comparison would have passed with.
 
     Attributes:
         atol_needed: The smallest absolute tolerance that would have passed, with the relative one as it was; NaN if none.
         rtol_needed: The smallest relative tolerance that would have passed, with the absolute one as it was; NaN if none.
-        percentiles: Of the absolute errors: percent to error.
-        cosine: Cosine similarity, from -1 to 1.
-        snr_db: Signal-to-noise ratio in dB, with the reference as the signal.
     """
 
     atol_needed: float
     rtol_needed: float
-    percentiles: Mapping[str, float]
-    cosine: float | None
-    snr_db: float | None
 
-    def describe(self, measured: Iterable[Measured] = ()) -> str:
-        """One line of text; where measures decided, with the thresholds that would have passed."""
-        parts = [_passing(failed) if (failed := [each for each in measured if not each.passed]) else self._passing()]
-        parts.append("errors " + ", ".join(f"p{key} {value:.3g}" for key, value in self.percentiles.items()))
-        parts += [] if self.cosine is None or math.isnan(self.cosine) else [f"cosine {self.cosine:.6g}"]
-        parts += [] if self.snr_db is None else [f"SNR {self.snr_db:.1f} dB"]
-        return "; ".join(parts)
-
-    def _passing(self) -> str:
+    def describe(self) -> str:
+        """Return the options that would have passed, as text."""
         needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
-        ways = [f"{option} {_rounded(value, up=True)}" for option, value in needed.items() if math.isfinite(value)]
+        ways = [f"{option} {_rounded_up(value)}" for option, value in needed.items() if math.isfinite(value)]
         return f"passes with {' or '.join(ways)}" if ways else "no tolerance passes it"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measure of the whole tensor beside its threshold.
-
-    Attributes:
-        name: The statistic's, as for ``--check-error-stat``.
-        value: The number.
-        threshold: What it must be at least, or at most.
-        passed: Whether it is.
-        said: All of that as a sentence.
-    """
-
-    name: str
-    value: float
-    threshold: float
-    passed: bool
-    said: str
-
-
-def _passing(failed: Iterable[Measured]) -> str:
-    """The thresholds that would have passed, as options; of measures that share an option, the widest."""
-    needed: dict[str, Measured] = {}
-    for each in failed:
-        option = THRESHOLDS[OutputStat(each.name)]
-        needed[option] = max(each, needed.get(option, each), key=lambda known: known.value)
-    if not all(math.isfinite(each.value) for each in needed.values()):
-        return "no threshold passes it"
-    ways = [f"{way} {_rounded(each.value, up=each.value > each.threshold)}" for way, each in needed.items()]
-    return f"passes with {' and '.join(ways)}"
 
 
 @dataclass(frozen=True)
@@ -185,7 +134,6 @@ class TensorComparison:
             not match, but for ties, and it is infinite for a NaN or Inf of one side alone. ``None`` of what is not numbers.
         past_tolerance: Of the elements beyond both tolerances, the largest error over the sum of these; ``None`` where there are
             none, or errors of elements do not decide.
-        measured: The numbers for the whole tensor that decided, where such were asked for.
     """
 
     name: str
@@ -220,7 +168,6 @@ class TensorComparison:
     most_ties: int = 0
     of_tolerance: float | None = None
     past_tolerance: float | None = None
-    measured: tuple[Measured, ...] = ()
 
     @property
     def required_atol(self) -> float | None:
@@ -236,7 +183,7 @@ class TensorComparison:
         """
         if self.passed:
             return 0.0
-        if self.kind is not ComparisonKind.MISMATCH or self.past_tolerance is None or self.measured:
+        if self.kind is not ComparisonKind.MISMATCH or self.past_tolerance is None:
             return math.inf
         return self.past_tolerance
 
@@ -244,7 +191,7 @@ class TensorComparison:
         """Plain values that ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
         plain: dict[str, Any] = to_plain(self)  # asdict() copies all first; a model may have 200,000 tensors
         plain["required_atol"] = to_plain(self.required_atol)
-        return plain if not self.measured else {**plain, "stat": "+".join(each.name for each in self.measured)}
+        return plain
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
@@ -257,8 +204,6 @@ class TensorComparison:
         if known["worst"] is not None:
             known["worst"] = WorstElement(**{**known["worst"], "index": tuple(known["worst"]["index"])})
         known["details"] = None if known["details"] is None else Details(**known["details"])
-        known["measured"] = tuple(Measured(**each) for each in known.get("measured", ()))
-        known["stat"] = ErrorStat.ELEMWISE if known["measured"] else known["stat"]
         return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
 
     def describe(self) -> str:
@@ -274,8 +219,6 @@ class TensorComparison:
         if self.worst is None:
             return "no elements"
         text = f"max error {self.worst.error:.5g}"
-        if self.measured:
-            text = f"{'; '.join(each.said for each in self.measured)}; {text}"
         if self.stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
             which = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
             text = f"{self.stat.value}{which} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
@@ -294,9 +237,9 @@ class TensorComparison:
         return replace(self, sample=number)
 
 
-def _rounded(value: float, *, up: bool) -> str:
-    """A tolerance rounded up to three digits, or a least value rounded down, so that what is shown passes."""
-    context = Context(prec=3, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+def _rounded_up(value: float) -> str:
+    """Return a tolerance rounded up to three digits, so that it passes."""
+    context = Context(prec=3, rounding=ROUND_CEILING)
     return f"{float(context.create_decimal_from_float(value)):g}"
 
 
@@ -333,77 +276,3 @@ def severity_weight(precision: Precision) -> float:
     fp32 allows for that already, at any depth, so there three times counts as much.
     """
     return 10 / 3 if precision is Precision.FP32 else 1.0
-
-
-Vector = NDArray[np.float64]
-_NOT_MEASURED = (ComparisonKind.MISSING, ComparisonKind.SHAPE, ComparisonKind.DTYPE)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a measure is computed and judged.
-
-    Attributes:
-        label: Its name in sentences.
-        threshold: Where none is given; ``None`` if one has to be.
-        of: The number, of the reference and the target as flat vectors.
-        at_least: Whether it has to be at least its threshold; else at most.
-        unit: Its unit, with a leading blank.
-    """
-
-    label: str
-    threshold: float | None
-    of: Callable[[Vector, Vector], Any]
-    at_least: bool = False
-    unit: str = ""
-
-    def judge(self, stat: OutputStat, value: float, threshold: float) -> Measured:
-        """A number beside its threshold."""
-        passed = value >= threshold if self.at_least else value <= threshold
-        must = f"{'' if passed else 'and must be '}{'at least' if self.at_least else 'at most'}"
-        said = f"{self.label} {value:.8g}{self.unit}, {must} {threshold:.8g}{self.unit}"
-        return Measured(stat.value, value, threshold, passed, said)
-
-
-RULES: Mapping[OutputStat, Rule] = {
-    OutputStat.L2: Rule("L2 norm of the error", 1e-5, lambda r, s: np.sqrt(np.square(s - r).sum())),
-    OutputStat.COSINE: Rule("cosine similarity", 0.997, cosine_similarity, at_least=True),
-    OutputStat.PSNR: Rule("PSNR", 30.0, peak_signal_to_noise, at_least=True, unit=" dB"),
-    OutputStat.SNR: Rule("SNR", 20.0, signal_to_noise, at_least=True, unit=" dB"),
-}
-
-
-def judge(
-    comparison: TensorComparison,
-    reference: NDArray[Any],
-    target: NDArray[Any] | None,
-    wanted: Mapping[OutputStat, float],
-) -> TensorComparison:
-    """An elementwise comparison, with the verdict of measures in place of its own.
-
-    Args:
-        comparison: The comparison; one of strings, of complex numbers, of unlike shapes or without elements stays as it is.
-        reference: The expected values.
-        target: The actual values.
-        wanted: The measures and their thresholds; all have to be met.
-    """
-    unmeasured = target is None or comparison.kind in _NOT_MEASURED or not reference.size
-    if not wanted or unmeasured or reference.dtype.kind in "cUSOT":
-        return comparison
-    assert target is not None
-    ours, theirs = to_float(reference).reshape(-1), to_float(target).reshape(-1)
-    found = []
-    for stat, threshold in wanted.items():
-        rule = RULES[stat]
-        with np.errstate(all="ignore"):
-            value = float(rule.of(ours, theirs))
-        found.append(rule.judge(stat, value, threshold))
-    return rejudged(comparison, tuple(found))
-
-
-def rejudged(comparison: TensorComparison, measured: tuple[Measured, ...]) -> TensorComparison:
-    """A comparison with the verdict of measures."""
-    passed = all(each.passed for each in measured)
-    broken = comparison.kind in (ComparisonKind.NAN, ComparisonKind.INF)
-    kind = ComparisonKind.MATCH if passed else comparison.kind if broken else ComparisonKind.MISMATCH
-    return replace(comparison, passed=passed, kind=kind, measured=measured)

@@ -34,7 +34,7 @@ from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.scripts import Outputs as NamedOutputs
 from bisect_trt.tensors.scripts import import_script, is_script, split_script, user_code
-from bisect_trt.tensors.stats import cosine_similarity, is_floating, peak_signal_to_noise, signal_to_noise, to_float
+from bisect_trt.tensors.stats import is_floating, to_float
 
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
@@ -52,6 +52,43 @@ _IGNORED = -100
 """The label of a position that is not counted, as in PyTorch's ``cross_entropy``."""
 _KIND = "metric"
 _TOP = re.compile(r"top-?([1-9]\d*)")
+
+
+def cosine_similarity(reference: Vector, seen: Vector) -> float:
+    """From -1 to 1; 1 of two zero vectors, 0 of a zero and another one; NaN where a value is.
+
+    As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
+    """
+    one, other = float(np.dot(reference, reference)), float(np.dot(seen, seen))
+    if not one or not other:
+        return float(one == other)
+    cosine = float(np.dot(reference / math.sqrt(one), seen / math.sqrt(other)))
+    return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
+
+
+def signal_to_noise(reference: Vector, seen: Vector) -> float:
+    """``10 log10(power of the reference / power of the difference)``, in dB; Inf without noise, -Inf without a signal."""
+    return _decibels(float(np.square(reference).sum()), float(np.square(seen - reference).sum()))
+
+
+def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
+    """``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
+
+    As Polygraphy 0.53.6 defines it (``PsnrCompareFunc``).
+    """
+    peak = float(reference.max())
+    peak = 1.0 if peak <= 0 else peak
+    return _decibels(peak * peak, float(np.square(seen - reference).mean()))
+
+
+def _decibels(power: float, noise: float) -> float:
+    if math.isnan(noise) or math.isnan(power):
+        return math.nan
+    if not noise:
+        return math.inf
+    return 10 * (math.log10(power) - math.log10(noise)) if power > 0 and math.isfinite(noise) else -math.inf
+
+
 _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
     "cosine": (cosine_similarity, 1.0, ""),
     "psnr": (peak_signal_to_noise, MOST_DB, " dB"),

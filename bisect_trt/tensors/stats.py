@@ -1,7 +1,4 @@
-"""Numbers that sum up one tensor, and numbers for how far two tensors differ.
-
-Those of one tensor are computed a block at a time, so that they need little memory; sums in float64.
-"""
+"""Statistics of one tensor, computed a block at a time, so that they need little memory; sums in float64."""
 
 from __future__ import annotations
 
@@ -117,38 +114,3 @@ def _magnitudes(values: Array) -> Iterator[Vector]:
         finite = magnitudes[np.isfinite(magnitudes)]
         if finite.size:
             yield finite
-
-
-def cosine_similarity(reference: Vector, seen: Vector) -> float:
-    """From -1 to 1; 1 of two zero vectors, 0 of a zero and another one; NaN where a value is.
-
-    As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
-    """
-    one, other = float(np.dot(reference, reference)), float(np.dot(seen, seen))
-    if not one or not other:
-        return float(one == other)
-    cosine = float(np.dot(reference / math.sqrt(one), seen / math.sqrt(other)))
-    return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
-
-
-def signal_to_noise(reference: Vector, seen: Vector) -> float:
-    """``10 log10(power of the reference / power of the difference)``, in dB; Inf without noise, -Inf without a signal."""
-    return _decibels(float(np.square(reference).sum()), float(np.square(seen - reference).sum()))
-
-
-def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
-    """``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
-
-    As Polygraphy 0.53.6 defines it (``PsnrCompareFunc``).
-    """
-    peak = float(reference.max())
-    peak = 1.0 if peak <= 0 else peak
-    return _decibels(peak * peak, float(np.square(seen - reference).mean()))
-
-
-def _decibels(power: float, noise: float) -> float:
-    if math.isnan(noise) or math.isnan(power):
-        return math.nan
-    if not noise:
-        return math.inf
-    return 10 * (math.log10(power) - math.log10(noise)) if power > 0 and math.isfinite(noise) else -math.inf

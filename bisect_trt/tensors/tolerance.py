@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnknownNameError, quoted
-from bisect_trt.options.compare import CompareOptions, ErrorStat, OutputStat
+from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.stats import finite_rms
 
@@ -183,14 +183,7 @@ class ToleranceOptions(CompareOptions):
         """The tolerance, its automatic parts ``None``, and the statistic for one output."""
         stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
         atol, rtol = (values.get(name, values.get("")) for values in (self.atol, self.rtol))
-        return Tolerance(atol, rtol), stat if isinstance(stat, ErrorStat) else ErrorStat.ELEMWISE
-
-    def measures_of(self, name: str) -> dict[OutputStat, float | None]:
-        """The measures of an output with the threshold given for each; none where a statistic is checked."""
-        stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
-        asked = (stat,) if isinstance(stat, OutputStat) else ()
-        given = {measure: self.thresholds(measure) for measure in asked}
-        return {measure: values.get(name, values.get("")) for measure, values in given.items()}
+        return Tolerance(atol, rtol), stat
 
     def check_names(self, names: Collection[str]) -> None:
         """Make sure that every output that was named exists.

@@ -286,7 +286,6 @@ def _rows() -> list[Row]:
         ),
         Row("run-tolerances", _PLAIN, (f"run m.onnx {_ORT} --rtol 0.2",)),
         Row("run-bad-tolerance", _PLAIN, (f"run m.onnx {_ORT} --atol nobody:1",)),
-        Row("run-cosine", _PLAIN, (f"run m.onnx {_ORT} --check-error-stat cosine",)),
         Row(
             "run-dynamic",
             models.dynamic,

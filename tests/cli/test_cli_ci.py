@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import SHAPE, TARGET, chain, overflowing, read_json
 
-from bisect_trt.report.junit import cases_of, write_junit
-from bisect_trt.report.result import Result
+from bisect_trt.report.result import Result, cases_of, write_junit
 
 ROOT = Path(__file__).parents[2]
 SEARCHES = ["diagnose", "reduce", "cause", "workaround", "layerwise", "releases"]

@@ -180,15 +180,3 @@ def test_ranges_that_nobody_looks_for(tmp_path: Path, options: dict[str, Any]) -
             calibration_cache=tmp_path / "ranges",
             **options,
         )
-
-
-def test_a_number_for_the_whole_output_is_taken_to_the_letter(tmp_path: Path) -> None:
-    """What scales that fit would cost is not what counts then; how near it is to its threshold is in decibels."""
-    words: dict[str, Any] = {"check_error_stat": ["psnr"], "psnr_threshold": ["40"]}
-    result = on_ladder(tmp_path, layers({1: 30.0}, set()), "int8,fp32", **words)
-    assert result.minimality == "1-minimal", result.why
-    (measured,) = [measured for output in result.extra["accuracy"] for measured in output["measured"]]
-    assert (measured["name"], measured["threshold"], measured["passed"]) == ("psnr", 40, True)
-    (failed,) = [probe for probe in result.extra["report"]["probes"] if probe["number"] == 2]
-    assert "PSNR" in failed["reason"]
-    assert 0 < result.extra["validation"]["worst_error"] <= 1

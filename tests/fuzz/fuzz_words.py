@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.options import reading as values
-from bisect_trt.options.compare import ErrorStat, OutputStat
 from bisect_trt.options.spec import Entry, entries
 
 _WEIGHTS = {
@@ -169,7 +168,7 @@ def _value(entry: Entry, rng: random.Random) -> str:
     if words:
         return rng.choice(words)
     if issubclass(entry.kind, Enum):
-        return str(rng.choice(list(entry.kind) or [*ErrorStat, *OutputStat]).value)  # of either kind
+        return str(rng.choice(list(entry.kind)).value)
     if entry.kind is Path:
         return rng.choice(_FILES if entry.name.startswith("load") else _OUTPUTS)
     if entry.kind in (int, float):

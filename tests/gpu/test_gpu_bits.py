@@ -128,7 +128,7 @@ def test_calibration_is_searched_layer_by_layer(cli: CommandLine, here: Path) ->
         np.savez(f"x{number}.npz", x=rng.standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
     inputs = [f"x{number}.npz" for number in range(4)]
     words = ["--trt", "--int8", "--load-inputs", *inputs]
-    words += ["--check-error-stat", "cosine", "--cosine-similarity-threshold", "0.99"]
+    words += ["--metric", "cosine", "--min", "0.99"]
     ran = cli("precision", "model.onnx", *words, "-o", "mixed.engine", "--json", "r.json", "--fresh-samples", "20")
     print(ran.out)
     if ran.status == 2 and "has no QuantizeLinear" in ran.err:

@@ -110,17 +110,6 @@ def test_the_tolerance_that_would_have_passed_does(
         assert float(said) >= needed[0]
 
 
-@given(near())
-def test_percentiles_are_errors_in_order(pair: tuple[Array, Array]) -> None:
-    reference, target = pair
-    result = compared("x", reference, target, TIGHT, details=True)
-    assert result.details is not None
-    errors = list(result.details.percentiles.values())
-    assert errors == sorted(errors)
-    assert errors[-1] <= (result.max_abs or 0)
-    assert set(errors) <= set(np.abs(target - reference).astype(float).ravel().tolist())
-
-
 def test_comparisons_survive_json() -> None:
     values = np.array([1, math.inf, math.nan, -0.0], np.float32)
     for more in ({}, {"validate": True}, {"compare_as": Algorithm.INDICES}):

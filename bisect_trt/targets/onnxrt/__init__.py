@@ -98,11 +98,6 @@ class OnnxRuntimeSettings(OwnSettings):
         ),
     ] = ()
 
-    @property
-    def optimize(self) -> bool:
-        """Whether it may optimise the graph at all."""
-        return self.graph_optimization_level != OFF
-
 
 @cache
 def _version(package: str) -> tuple[int, ...]:

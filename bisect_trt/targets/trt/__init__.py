@@ -41,7 +41,6 @@ class TensorRtTarget(Target):
         "bisect_trt.targets.trt.config",
         "bisect_trt.targets.trt.network",
         "bisect_trt.targets.trt.engine",
-        "bisect_trt.targets.trt.tactics",
         "bisect_trt.targets.trt.session",
         "bisect_trt.targets.trt.runner",
     )
@@ -124,7 +123,7 @@ class TensorRtTarget(Target):
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""
-        from bisect_trt.targets.trt.switches import trt_switches  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.targets.trt.settings import trt_switches  # noqa: PLC0415 - a command line is read without
 
         return trt_switches(settings, looked)
 
@@ -151,7 +150,7 @@ class TensorRtTarget(Target):
 
     def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
         """The builder configuration."""
-        from bisect_trt.targets.trt.switches import trt_snippet  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.settings import trt_snippet  # noqa: PLC0415 - as above
 
         return trt_snippet(settings)
 

@@ -33,7 +33,10 @@ from bisect_trt.targets.trt.config import (
     describe,
     is_strongly_typed,
     make_config,
+    pin_refused,
     set_ranges,
+    tactic_selector,
+    write_file,
 )
 from bisect_trt.targets.trt.cuda import Cuda, load_cuda
 from bisect_trt.targets.trt.engine import (
@@ -45,7 +48,6 @@ from bisect_trt.targets.trt.engine import (
 from bisect_trt.targets.trt.log import Log, is_out_of_memory
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
 from bisect_trt.targets.trt.session import TrtSession
-from bisect_trt.targets.trt.tactics import pin_refused, tactic_selector
 
 
 def load_package(api: Api) -> Any:
@@ -375,18 +377,6 @@ def read_file(path: str) -> bytes:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def write_file(path: str | pathlib.Path, content: bytes) -> None:
-    """Write a file.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
-    try:
-        pathlib.Path(path).write_bytes(content)
-    except OSError as error:
-        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 make = TrtRunner

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Tier
 from bisect_trt.targets.trt import config as config_module
-from bisect_trt.targets.trt.config import check_settings, make_config, set_ranges
+from bisect_trt.targets.trt.config import check_settings, make_calibrator, make_config, set_ranges, write_file
 from bisect_trt.targets.trt.cuda import Cuda
 from bisect_trt.targets.trt.engine import DTYPES
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -261,3 +262,23 @@ def test_every_switch_is_one_that_the_version_takes_and_is_said(version: str) ->
         configure(now, version)
         assert now.flags() != settings.flags(), switch.name
         assert settings.target.snippet(now) != settings.target.snippet(settings), switch.name
+
+
+@pytest.mark.parametrize("kind", ["engine", "calibration cache"])
+def test_a_kill_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What is written takes the old file's place in one step, which here does not happen."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    calibrator = make_calibrator(SimpleNamespace(IInt8EntropyCalibrator2=object), None, (), path)
+    write = (
+        calibrator.write_calibration_cache
+        if kind == "calibration cache"
+        else lambda content: write_file(path, bytes(content))
+    )
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError))
+    with pytest.raises(UsageError):
+        write(memoryview(b"new"))
+    assert path.read_bytes() == b"old"
+    monkeypatch.undo()
+    write(memoryview(b"new"))
+    assert path.read_bytes() == b"new"

@@ -9,7 +9,7 @@ import pytest
 from trt_standin import OLD, STRONG, WEAK, make_module, plain, trt_target
 
 from bisect_trt.errors import UnknownNameError
-from bisect_trt.targets.trt.tactics import make_selector, tactic_selector
+from bisect_trt.targets.trt.config import make_selector, tactic_selector
 
 PINS = ("conv=1:2",)
 CONV, POOL = SimpleNamespace(name="conv"), SimpleNamespace(name="pool")
