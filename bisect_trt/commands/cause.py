@@ -58,7 +58,7 @@ class Panel:
         return [self.switches[unit].name for unit in sorted(units)]
 
     def said(self, units: Iterable[int]) -> str:
-        """What is done to some of them: ``that turned off``, ``these turned off, set to 0``."""
+        """What is done to some of them: ``that disabled``, ``these disabled, set to 0``."""
         ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
         return f"{'that' if len(set(units)) == 1 else 'these'} {', '.join(ways)}"
 

@@ -146,7 +146,7 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
             "own_seconds": record.own_seconds,
             **({} if record.place is None else {"place": record.place}),
             "runs": record.runs,
-            "step": console.story.why(record.number),
+            "step": console.transcript.why(record.number),
         }
         for record in chosen
     ]
@@ -176,7 +176,7 @@ def leave_record(
     known = result.extra.setdefault("report", {})
     known |= {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "story": console.story.to_json(),
+        "story": console.transcript.to_json(),
         "files": _files(result),
         "commands": _commands(result, folder, argv),
         "environment": {

@@ -36,7 +36,7 @@ _GRACE_SECONDS = 120.0
 """The time of a fresh process beside ten times that of a worker: TensorRT takes ten seconds to start."""
 _MOST_RUNS = 20
 """Runs of a script whose failure is intermittent."""
-_NO_PACKAGE = "cannot tell: No module named "
+_NO_PACKAGE = "inconclusive: No module named "
 """The script's message where the target's package is missing."""
 
 
@@ -307,5 +307,5 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
     how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
     last = (text.strip().splitlines() or [""])[-1].replace(f"{folder.absolute()}/", "")  # no path of this machine
     if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
-        return Trial(None, f"not run here ({last.removeprefix('cannot tell: ').rstrip('.')})")
+        return Trial(None, f"not run here ({last.removeprefix('inconclusive: ').rstrip('.')})")
     return Trial(False, f"{SCRIPT} ends with {how}{f': {last}' if last else ''}")

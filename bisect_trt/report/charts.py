@@ -57,7 +57,7 @@ def _line(points: Sequence[Point | None]) -> str:
 def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
-    The scale is logarithmic; infinite errors lie in a band at the top.
+    The scale is logarithmic; infinite errors are in a band at the top.
     """
     points = curve["points"]
     ratios = [_ratio(point["ratio"]) for point in points]

@@ -37,7 +37,7 @@ _OTHERWISE = "if that is not your failure, describe your failure with --fail-reg
 _LOGGER = logging.getLogger("bisect_trt")
 _LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings where no handler is configured
 _MOST_LINES = 400
-"""Lines of the story that the report shows."""
+"""The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
 """Between two lines of progress where there is no terminal."""
 _TITLE_LENGTH = 36
@@ -195,7 +195,7 @@ class Console(Watcher):
 
     Attributes:
         verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1 no progress.
-        story: All lines, printed or not.
+        transcript: The lines of the run, printed or not.
         progress: The live line, if there is one.
     """
 
@@ -207,7 +207,7 @@ class Console(Watcher):
             live: Whether to show progress, and to keep the answer for :meth:`conclude`; call :meth:`close` then.
         """
         self.verbosity = verbosity
-        self.story = Story()
+        self.transcript = Story()
         self._kinds: set[str] = set()
         self._failed = False
         self._live = live
@@ -241,19 +241,19 @@ class Console(Watcher):
 
     def step(self, text: str) -> None:
         """Begin a step."""
-        self.story.step(text)
+        self.transcript.step(text)
         if self.progress is not None:
             self.progress.step(text)
         self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
         """Report a decision with its reason."""
-        self.story.say(text)
+        self.transcript.say(text)
         self._tell(text, self.verbosity > 0)
 
     def answer(self, text: str) -> None:
         """Report a line of the answer."""
-        self.story.answer(text)
+        self.transcript.answer(text)
         self._tell(text, self.verbosity > 0 or not self._live)
 
     def _tell(self, text: str, shown: bool, style: str = "") -> None:
@@ -267,7 +267,7 @@ class Console(Watcher):
         if self.verbosity > 0:
             self._print("")
         if "report" not in result:  # it has no folder
-            result = {**result, "report": {"story": self.story.to_json()}}
+            result = {**result, "report": {"story": self.transcript.to_json()}}
         for label, text in summary_lines(result):
             self._print((label, "bold"), plain(text))
 
@@ -296,7 +296,7 @@ class Console(Watcher):
         self._complain("warning:", "yellow", plain(text))
 
     def error(self, text: str, code: str = "") -> None:
-        """Print on stderr why the run ends."""
+        """Print the reason for the end of the run on stderr."""
         self._complain(f"error[{code}]:" if code else "error:", "bold red", plain(text))
 
     def _complain(self, kind: str, style: str, text: str) -> None:
@@ -306,7 +306,7 @@ class Console(Watcher):
 
     def probed(self, record: Record) -> None:
         """Count a probe; print it with ``-v``."""
-        self.story.probes = record.number
+        self.transcript.probes = record.number
         if self.progress is not None:
             self.progress.probed(record)
         first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
@@ -325,7 +325,7 @@ class Console(Watcher):
                 self._print(line)
 
     def _print(self, *parts: Part, stderr: bool = False) -> None:
-        """Print one line: with rich on a terminal, else as it is."""
+        """Print one line: with rich on a terminal, else without styles."""
         stream: TextIO | None = sys.stderr if stderr else sys.stdout
         if _is_plain(stream):
             texts = (part if isinstance(part, str) else part[0] for part in parts)
@@ -357,7 +357,7 @@ def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: 
 
 
 def is_interactive() -> bool:
-    """Return whether a user can be asked."""
+    """Return whether there is a terminal for a prompt."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -388,5 +388,5 @@ class QuietConsole(Console):
         _LOGGER.warning(plain(text))
 
     def error(self, text: str, code: str = "") -> None:  # noqa: ARG002 - a log has no use for it
-        """Log why the run ends."""
+        """Log the reason for the end of the run."""
         _LOGGER.error(plain(text))

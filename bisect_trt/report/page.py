@@ -39,7 +39,7 @@ VERDICTS = {
 """Verdict of a node in the drawing, in the order of the legend."""
 PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
 _MARKS = {"culprit": "\u2716", "origin": "\u2716", "mild": "\u223c", "mismatch": "\u223c", "match": "\u2713"}
-"""Symbols beside the colours, for readers who cannot see these."""
+"""Symbols beside the colours, for readers that do not see colours."""
 _BADGES = {
     "found": ("Proven", "good"),
     "not_reproduced": ("Does not reproduce", "neutral"),

@@ -56,14 +56,14 @@ import os
 import sys
 
 if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
-    del sys.path[0]  # nothing that lies beside this file is imported
+    del sys.path[0]  # nothing beside this file is imported
 
 CASE = {}
 
 try:
     import PACKAGES
 except ImportError as error:
-    print(f"cannot tell: {error}. This needs {CASE['needs']}.")
+    print(f"inconclusive: {error}. This needs {CASE['needs']}.")
     sys.exit(2)
 '''
 _TAIL = """
@@ -106,7 +106,7 @@ class Reproducer:
     """The content of the folder.
 
     Attributes:
-        model: The minimal model, as it lies in the folder.
+        model: The minimal model, as in the folder.
         ran: The form of it that the target ran, where that is another (fp16 by Casts, free dimensions).
         lowered: Whether the low precision is in that form already.
         inputs: Its inputs.
@@ -214,7 +214,7 @@ class Reproducer:
         return template.render(case=self, failed=failed, needs=self.script.needs, graph=describe_graph(self.model))
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all files but the model itself and the files that the target reads, which lie there already.
+        """Write all files but the model itself and the files that the target reads, which are there already.
 
         Returns:
             All files of the folder, the model first.
@@ -317,7 +317,7 @@ def _without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
-    """Pack files of a folder, and nothing else that lies in it.
+    """Pack files of a folder, and nothing else in it.
 
     Args:
         folder: The reproducer's folder.

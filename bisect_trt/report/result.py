@@ -38,7 +38,7 @@ class Result:
         wall_s: Seconds from start to end.
         culprits: The nodes of the answer: name, op, outputs.
         minimality: ``1-minimal`` or ``unproven``.
-        why: What stands in the way of the proof, or what is to be said of it.
+        why: What stands in the way of the proof, or a remark.
         artifacts: The files that were left; ``None`` for those that were not.
         extra: What only this command has.
     """
@@ -202,7 +202,7 @@ def environment() -> dict[str, str]:
 
 
 _SEARCHES = frozenset({"diagnose", "reduce", "cause", "workaround", "layerwise", "releases"})
-"""Commands whose status is ``found`` where the target is wrong."""
+"""Commands with the status ``found`` where the target is wrong."""
 
 
 def cases_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:

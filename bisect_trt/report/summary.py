@@ -26,7 +26,7 @@ Row = tuple[str, str]
 
 
 def summary(result: Json) -> list[Row]:
-    """Return the rows of the summary of a result; few for a command that has no run."""
+    """Return the rows of the summary of a result; fewer for a command without a run."""
     if (result["artifacts"].get("run") is None and not result.get("comparisons")) or result["status"] == "error":
         return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
     found = [*_failure(result), *_nodes(result), *_why(result), *_cause(result), *_releases(result), *_fixes(result)]
@@ -38,7 +38,7 @@ def summary(result: Json) -> list[Row]:
 def summary_lines(result: Json) -> Iterator[Row]:
     """Yield the lines of the summary, at most 25 of at most 80 columns; paths and commands are not wrapped.
 
-    A command without a run prints its answer as it is.
+    A command without a run prints its answer unwrapped.
     """
     rows = summary(result)
     if result["artifacts"].get("run") is None and not result.get("comparisons"):
@@ -75,7 +75,7 @@ def named(node: Json) -> str:
 
 
 def grouped(nodes: Sequence[Json]) -> str:
-    """Return nodes in words: a few by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
+    """Return nodes in words: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
     if len(nodes) <= _NAMED:
         return ", ".join(map(named, nodes))
     modules: dict[tuple[str, str], dict[str, None]] = {}

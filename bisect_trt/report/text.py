@@ -34,7 +34,7 @@ def clean(text: str) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """Return a name of at most ``length`` characters; the middle is left out, because both ends carry meaning."""
+    """Return a name of at most ``length`` characters; the middle is left out, because the beginning and the end carry meaning."""
     text = " ".join(clean(text).split())
     if len(text) <= length:
         return text

@@ -1,6 +1,6 @@
 """The plug-in of a runtime: class ``Target``, and the declarations that it makes. A plug-in imports what it needs from here.
 
-It is long because it is one class, whose methods the author of another target reads side by side.
+It is long because it is one class, and the author of another target reads its methods side by side.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Script:
     Attributes:
         needs: The packages that it needs, in words.
         modules: The modules that it consists of, each after those it imports. They import nothing of bisect-trt but each other
-            and what :mod:`bisect_trt.targets.reproduce` imports, and define ``make`` as :mod:`bisect_trt.targets.runtime` says.
+            and what :mod:`bisect_trt.targets.reproduce` imports, and define ``make`` as :mod:`bisect_trt.targets.runtime`
+            describes it.
         settings: The argument of ``make``: plain values.
         hints: The hints of ``load``: plain values.
     """
@@ -102,7 +103,7 @@ class Minimal:
 
 @dataclass(frozen=True)
 class Package:
-    """A package on an index whose releases are releases of a target.
+    """A package on an index; its releases are the releases of a target.
 
     Attributes:
         name: Its canonical name.
@@ -117,7 +118,7 @@ class Package:
 
     @property
     def index_name(self) -> str:
-        """The package whose releases an index lists."""
+        """The package on the index."""
         return self.parts[0] if self.parts else self.name
 
     def requirements(self, release: str) -> tuple[str, ...]:
@@ -161,7 +162,8 @@ class Target(ABC):
         selectable: Whether it can be under suspicion; if not, it only runs beside another.
         compiles: Whether it compiles a model before it runs it: a probe may take minutes, depends on the shapes that are fed,
             chooses or lowers the precision of layers (see ``Runtime.lowers_by``), and takes after earlier builds of its process.
-        engines: Whether it writes what it compiles into files, and builds can be held to choices (:meth:`pinned`); its settings
+        engines: Whether it writes what it compiles into files, and builds can be restricted to choices (:meth:`pinned`); its
+            settings
             then have ``load_engine``, ``save_engine``, ``calibration_cache`` and ``calibration_data``.
         needs: The packages that it needs, in words.
         emulator: What computes emulated precisions (see :meth:`emulates_low`), in words.
@@ -339,7 +341,7 @@ class Target(ABC):
     ) -> TargetSettings:
         """Hold builds to some choices and keep them from others; for a target that ``pins``.
 
-        A build that cannot be held to one of them is refused, with the signature ``build: pin``.
+        A build that does not take one of them is refused, with the signature ``build: pin``.
 
         Args:
             settings: Its settings.

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 RECORD = "choices.json"
-"""Where a build leaves what it chose, in the folder that it is told."""
+"""Where a build leaves what it chose, in the folder that it is given."""
 TIMINGS = "timing.cache"
 """What a build measured, beside that, where the target has such."""
 LAYERS = "layers.json"
-"""Its layers as the target's own tool says them, beside that, where there is such."""
+"""Its layers as the target's own tool reports them, beside that, if there is one."""
 TACTIC, PRECISION, FORMAT, FUSION = "tactic", "precision", "format", "fusion"
 """The kinds of choices."""
 _MARK = "bisect_trt_build"
@@ -29,10 +29,10 @@ class Choice:
 
     Attributes:
         layer: The layer, as the target calls it.
-        kind: ``tactic`` (the kernel that runs it), ``precision`` (the types of what it makes), ``format`` (how that lies in
+        kind: ``tactic`` (the kernel that runs it), ``precision`` (the types of what it makes), ``format`` (its layout in
             memory) or ``fusion`` (what is run in one with it).
         value: What was chosen, in the target's words.
-        pins: Whether a build can be held to it, or kept from it.
+        pins: Whether a build can be made to take it or to avoid it.
     """
 
     layer: str
@@ -47,9 +47,10 @@ class Choice:
 
 
 def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
-    """What is said of the layers of an engine: see ``RuntimeSession.layers``.
+    """Return the choices in the layers of an engine; see ``RuntimeSession.layers``.
 
-    Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a build can be held to its tactic.
+    Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a build can be made to take
+    its tactic.
     """
     found = []
     for layer in layers:

@@ -1,4 +1,4 @@
-"""ONNX's reference evaluator as a target: what the standard says, for the arbitration of a minimal case."""
+"""ONNX's reference evaluator as a target: the standard, for the arbitration of a minimal case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of a target without one of its own: ``reproduce.py`` runs it by way of bisect-trt, as it was when it failed."""
+"""The runner of a target without its own runner: ``reproduce.py`` runs it by way of bisect-trt, as it was when it failed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ TINY_MODEL = (
 )
 """An ONNX model with one Identity node. A runtime that refuses it refuses its settings."""
 _ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", re.DOTALL)
-"""Its codes, and the file that it was given, which is mostly one of ours: who reads the message knows of which model it is."""
+"""Its codes, and the file that it was given, which is mostly one of ours."""
 # A file and line of its source, mostly followed by the C++ signature of the function there.
 _SOURCE_PLACE = re.compile(
     r"\S+\.(?:h|cc|cpp|cu|cuh):\d+ "
@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r"\d+(?:\s*[,x]\s*-?\d+)*")
 _NAMED = r"{}(?<![\w/.]){}{}(?:_\w+)?(?: \[\w+\])?(?![\w/])"
 """A known name, and what a runtime derives from it: a number, an operator or a word before or after it."""
 _A_WORD = r"(?:(?<=node )|(?<=layer )|(?<=tensor )|(?<=name: )|(?<=['\"(])|^(?=\w+:))"
-"""Where a word is a name: a tensor may be called ``axis``, and messages speak of an axis too."""
+"""Where a word is a name: a tensor may be called ``axis``, and messages contain the word too."""
 _OPERANDS = r"\((?:\"[^\"]*\"(?:: [\w()]+)?,\s*)*\)"
 _ORT_NODE = re.compile(rf"\(\"[^\"]*\", (\w+), \"([^\"]*)\", -?\d+\) : {_OPERANDS} -> {_OPERANDS}")
 """``("name", Op, "domain", -1) : ("x": tensor(float),) -> ("y": tensor(float),)``."""
@@ -39,7 +39,7 @@ _THING = r"node|input|output|initializer|tensor|layer|parameter|value|edge"
 _QUOTED_NAME = re.compile(
     rf"(?i)\b((?:(?:{_THING})s?(?: with)?(?: name)?|name|fused)(?: ?: ?| ))(?:'[^']*'|\"[^\"]*\"|\((?:fused )?[^()\s]*\))"
 )
-"""What a message says is a name, whoever gave it: the runtime names what it makes itself."""
+"""Names in a message; the runtime names what it makes itself."""
 _PLAIN_NAME = re.compile(rf"(?i)\b((?:{_THING}|name): )[^\s'\"()\[\]{{}}#,;:]+")
 _GENERATED = re.compile(r"[\w/.]+_token_\d+(?!\w)")
 _LIST = re.compile(r"(['\"]?)#\1(?:, ?\1#\1)+")
@@ -48,7 +48,7 @@ _MOST_PASSES = 8
 
 
 def clean_message(message: str) -> str:
-    """A runtime's message on one line, without what says nothing to a user: codes, and places in its source."""
+    """A runtime's message on one line, without codes and places in its source."""
     text = _CANDIDATES.sub("", _ORT_PREFIX.sub("", message.strip()))
     text = _SOURCE_PLACE.sub("", _RUNNING.sub(r"\1 node \2: ", text))
     return re.sub(r"\s+", " ", text).strip().rstrip(".")
@@ -58,7 +58,7 @@ def mask_message(message: str, names: Iterable[str] = ()) -> str:
     """A message as a template: names, numbers, addresses and paths masked.
 
     Args:
-        message: What the runtime says, cleaned.
+        message: The runtime's message, cleaned.
         names: Of the model's nodes and tensors. What derives from one (``fused NAME``, ``NAME_nchwc``) is masked too, and
             so is what the message itself calls a name, for a runtime gives names to what it makes.
     """

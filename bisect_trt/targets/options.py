@@ -31,10 +31,10 @@ class TargetOptions:
     keep_fp32: Annotated[
         tuple[str, ...], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
     ] = ()
-    fresh_process: Annotated[bool, switch("Each candidate in a process of its own: slower, nothing shared.")] = False
+    fresh_process: Annotated[bool, switch("Each candidate in a new process: slower, nothing shared.")] = False
 
     def named(self) -> list[Plugin]:
-        """The targets that are asked for."""
+        """Return the selected targets."""
         return [plugin for plugin in selectable() if getattr(self, plugin.keyword)]
 
     def given(self) -> list[str]:
@@ -47,7 +47,7 @@ class TargetOptions:
         return replace(self, **changes)  # type: ignore[type-var]  # the composed group is a dataclass
 
     def settings(self, *, engines: bool = False) -> TargetSettings | None:
-        """As plain data; ``None`` if no target was asked for.
+        """As plain data; ``None`` if no target is selected.
 
         Args:
             engines: Whether engines may be loaded and saved: where one model is built, and not one after the other.
@@ -81,7 +81,7 @@ class TargetOptions:
         """As plain data; see :meth:`settings`.
 
         Raises:
-            UsageError: No target was asked for.
+            UsageError: No target is selected.
         """
         settings = self.settings(engines=engines)
         if settings is None:
@@ -103,7 +103,7 @@ class TargetOptions:
 
 @cache
 def selectable() -> tuple[Plugin, ...]:
-    """The targets that can be under suspicion and whose options fit beside those before them."""
+    """Return the targets that can be tested, without those with an option that an earlier target has."""
     found: list[Plugin] = []
     taken = set(_shared())
     for name in names():
@@ -127,7 +127,7 @@ def any_flag() -> str:
 def target_group() -> type[TargetOptions]:
     """The group of all options of targets: a flag for each, what they share, and what only one has.
 
-    A target that has an option by its own name is asked for by that: its flag has a value.
+    If a target has an option with the name of the target, that option selects it and has a value.
     """
     declared: list[tuple[str, Any, Any]] = [
         (plugin.keyword, Annotated[bool, option(f"--{plugin.name}", help=plugin.help)], field(default=False))

@@ -1,7 +1,7 @@
 """The frame of every ``reproduce.py``: its source is joined with the target's runner, and needs nothing but NumPy.
 
-The model runs in a process of its own, so that a crash can be told from this failure: the script ends with status 1 while this
-failure is there, 0 once it is gone, and 2, with a sentence, for anything else.
+The model runs in another process, so that a crash does not end the script: the exit status is 1 while this failure is
+there, 0 once it is gone, and 2, with a sentence, for anything else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(case: Mapping[str, Any], make: Make) -> int:
         say(f"CRASHED: {how}")
         return THERE
     how = how.replace("signal exit", "exit")
-    say(f"cannot tell: the process that runs the model ended otherwise ({how})")
+    say(f"inconclusive: the process that runs the model ended otherwise ({how})")
     return UNKNOWN
 
 
@@ -74,10 +74,10 @@ def run_inside(case: Mapping[str, Any], make: Make) -> int:
         ending = _judge(case, make)
     except (ImportError, BisectError) as error:
         missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
-        say(f"cannot tell: {str(missing).rstrip('.')}. This needs {case['needs']}.")
+        say(f"inconclusive: {str(missing).rstrip('.')}. This needs {case['needs']}.")
         ending = UNKNOWN
     except Exception as error:  # whatever else it is, it is not this failure
-        say(f"cannot tell: {type(error).__name__}: {error}")
+        say(f"inconclusive: {type(error).__name__}: {error}")
         ending = UNKNOWN
     return next(code for code, meaning in _ENDINGS.items() if meaning == ending)
 
@@ -86,7 +86,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
     folder = pathlib.Path(__file__).resolve().parent
     for name in (case["model"], "inputs.npz", "golden.npz"):
         if not (folder / name).is_file():
-            say(f"cannot tell: {name} is not here; it belongs beside this script")
+            say(f"inconclusive: {name} is not here; it belongs beside this script")
             return UNKNOWN
     inputs, golden = load_arrays(folder / "inputs.npz"), load_arrays(folder / "golden.npz")
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
@@ -114,7 +114,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
         found = found or failed
         say(f"{'MISMATCH' if failed else 'match   '} {name}: {text}")
     if found and broken:
-        say(f"cannot tell: the failure looked for is gone ({case['failure']}), and there is another")
+        say(f"inconclusive: the expected failure is gone ({case['failure']}), and there is another")
         return UNKNOWN
     return THERE if found else GONE
 
@@ -131,7 +131,7 @@ def _refused(case: Mapping[str, Any], error: Exception) -> int:
     say(f"REFUSED: {said}")
     if seen == case["failure"]:
         return THERE
-    say(f"cannot tell: that is another failure than the one looked for ({case['failure']})")
+    say(f"inconclusive: that is another failure than the expected one ({case['failure']})")
     return UNKNOWN
 
 

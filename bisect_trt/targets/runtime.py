@@ -34,7 +34,7 @@ else:
     Arrays = dict
 
 ELSEWHERE = "weights.folder"
-"""A file beside a candidate: the folders of weights that do not lie there, with NUL between them."""
+"""A file beside a candidate: the folders of weights that are not there, with NUL between them."""
 Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
@@ -51,7 +51,7 @@ class RuntimeSession(Protocol):
         """Outputs of the model that it does not hand out, with the reason."""
 
     def layers(self) -> list[dict[str, Any]]:
-        """What the model has become, in the order it runs; empty where the runtime does not say.
+        """What the model has become, in the order it runs; empty if the runtime reports none.
 
         Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
         ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
@@ -140,7 +140,7 @@ class Runtime:
         return dict(self.runner.describe_engine())
 
     def gpu_memory(self) -> int:
-        """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""
+        """Return the bytes of GPU memory in use, by any process; 0 if the runtime does not report it."""
         return int(self.runner.gpu_memory()) if hasattr(self.runner, "gpu_memory") else 0
 
     def _hints(self, model: Path) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def load_proto(path: Path) -> ModelProto:
 
 
 def low_type(settings: TargetSettings) -> int | None:
-    """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it stays as it is."""
+    """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it is not lowered."""
     from bisect_trt.onnxlib.lower import LOW_TYPES  # noqa: PLC0415 - as above
 
     return next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)

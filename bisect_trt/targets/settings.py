@@ -21,7 +21,7 @@ class TargetSettings:
     Attributes:
         runtime: The target's name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT, ``onnx`` for ONNX's reference
             evaluator, or that of a plug-in.
-        fp16: Whether it may run in half precision. ONNX Runtime does what the model says, so the model is lowered.
+        fp16: Whether it may run in half precision. ONNX Runtime runs the types in the model, so the model is lowered.
         bf16: Whether it may run in bfloat16.
         fp8: Whether it may run in 8-bit floats.
         int8: Whether it may run in 8-bit integers.
@@ -106,12 +106,12 @@ class TargetSettings:
 
 
 def reference_settings(target: TargetSettings | None = None, *, spinning: bool = True) -> TargetSettings:
-    """The runtime whose word is taken: ONNX Runtime on the CPU with graph optimisations off, every node as it is written.
+    """Return the reference: ONNX Runtime on the CPU with graph optimisations off, every node as written.
 
     Args:
         target: What is compared with it; it may need something without which the model runs nowhere.
         spinning: Whether its threads spin while they wait, as ONNX Runtime's do. That changes no value, and takes up to half
-            of the CPU time of a run whose values alone are wanted.
+            of the CPU time of a run for its values alone.
     """
     plain = TargetSettings("onnxrt").with_own(graph_optimization_level="ORT_DISABLE_ALL")
     if not spinning:

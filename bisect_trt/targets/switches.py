@@ -1,4 +1,4 @@
-"""Switches: what of a runtime can be turned, one by one, to see whether that makes a failure go."""
+"""Switches of a runtime, each of which may make a failure disappear."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Turn = Callable[["TargetSettings"], "TargetSettings"]
 LIKELY = 30.0
-"""The weight of a switch that something speaks for; 1 is that of the others."""
+"""The weight of a likely switch; 1 is that of the others."""
 
 
 class Tier(IntEnum):
@@ -48,11 +48,11 @@ class Switch:
     weight: float = 1.0
     covers: str | None = None
     within: str | None = None
-    how: str = "turned off"
+    how: str = "disabled"
 
     @property
     def said(self) -> str:
-        """What is done to it: ``turned off``, ``set to 0``."""
+        """What is done to it: ``disabled``, ``set to 0``."""
         _, equals, value = self.name.partition("=")
         return f"set to {value}" if equals else self.how
 
@@ -64,13 +64,12 @@ class Switch:
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of a model when its switches are asked for.
+    """The facts about a model that its switches are chosen by.
 
     Attributes:
-        trace: What the runtime says it does to the model, see ``Runtime.trace``; ``None`` if it was not asked, or does
-            not get so far as to say.
+        trace: The runtime's report of what it does to the model, see ``Runtime.trace``; ``None`` without one.
         operators: The operators in it.
-        suspects: Those that something speaks against, where anything does.
+        suspects: The suspected ones, if any.
     """
 
     trace: Mapping[str, Any] | None = None

@@ -148,7 +148,7 @@ def _describe_nonfinite(reference: Array, target: Array) -> str:
 def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
     """The top K of an output, where ``--postprocess`` asks for them; else the output.
 
-    Where it asks for all outputs, one that has no such axis stays as it is.
+    Where it asks for all outputs, one without such an axis is returned unchanged.
 
     Raises:
         UsageError: It names this output, which has no such axis or holds strings.
@@ -476,7 +476,7 @@ def compare_by_script(
             name=name,
             passed=passed,
             kind=ComparisonKind.MATCH if passed else ComparisonKind.MISMATCH,
-            reason=f"{path.name} says that it {'matches' if passed else 'does not match'}",
+            reason=f"{path.name} returns {passed}",
             total=int(np.size(reference[name])),
         )
         for name, passed in judged.items()

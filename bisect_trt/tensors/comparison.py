@@ -125,7 +125,7 @@ class TensorComparison:
         reference_nonfinite: How many elements of the reference are NaN or Inf.
         target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and how many are ``nan`` and ``inf``.
         reason: Why it passed or failed, where that is not a matter of errors and tolerances.
-        details: Further numbers, where they were asked for.
+        details: Further numbers, if requested.
         sample: The number of the input sample, from 1, where there are several.
         ties: How many elements of a quantized tensor are one step off as ties in rounding are, which count as equal.
         step: How far apart the values are that the tensor may have, where it is quantized and that is one for all.
@@ -179,7 +179,7 @@ class TensorComparison:
         """How many times the element furthest past its tolerance is; infinite for NaN or Inf of one side alone, another shape.
 
         The element of the largest error need not be that one, and among near-equals it is so by chance. A statistic over all
-        elements says nothing of one, so what fails by it is infinitely severe too.
+        elements has no such element, so what fails by it is infinitely severe too.
         """
         if self.passed:
             return 0.0
@@ -264,7 +264,7 @@ def required_severity(original: float) -> float:
     """How severe a mismatch must be to count as that of the original, and not as the rounding that comes with it.
 
     A cut through a half-precision network is off by a little everywhere. The geometric middle between what barely
-    mismatches and what the original is off by tells the two apart; ten times the tolerance is enough in any case.
+    mismatches and what the original is off by separates the two; ten times the tolerance is enough in any case.
     """
     return min(math.sqrt(max(original, 1.0)), 10.0)
 

@@ -1,6 +1,6 @@
-"""Samples that nobody has seen, made of those that were given: of the same kind, and as far as that goes of the same law.
+"""Random samples of the same kind, and as far as possible with the same distribution, as given ones.
 
-What is fresh is said (:meth:`FreshSamples.describe`), because how a fix holds on such samples says nothing of other ones.
+:meth:`FreshSamples.describe` states what varies, because a fix that holds on such samples may fail on other ones.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _STRETCH = 2.0
 _SPREAD = 3
 """Rows and channels are rescaled by factors from ``_STRETCH`` to the power of minus this up to plus this."""
 _UNEVEN = 3.0
-"""An axis whose slices differ so much in size (the largest's root mean square over the median's) keeps them apart."""
+"""An axis with slices that differ so much in size (the largest's root mean square over the median's) keeps them apart."""
 _LARGEST_AXIS = 8192
 _FEW, _SMOOTH = 8, 1.06
-"""Of fewer values than that no law is known; and the bandwidth of Silverman's rule, in std n**-1/5."""
+"""The distribution of fewer values is not estimated; and the bandwidth of Silverman's rule, in std n**-1/5."""
 
 
 class Kind(str, Enum):
@@ -49,7 +49,7 @@ class Input:
         low: The least id.
         high: The largest id.
         standard: Whether its values look as if they had been brought to mean 0 and deviation 1.
-        axis: The axis whose slices have laws of their own, if one has.
+        axis: The axis along which the distribution differs, if there is one.
     """
 
     kind: Kind
@@ -117,7 +117,7 @@ def _words(each: Input, ways: Sequence[str] = _WAYS) -> str:
         return "other masks of the same two values"
     if each.kind is Kind.IDS:
         return f"other ids from {each.low} to {each.high}, and the same permuted"
-    law = "other random values of the law of those given, the same permuted"
+    law = "random values with the same distribution, the given ones permuted"
     if "rescaled" not in ways:
         return law.replace(", the", " and the")
     if each.kind is Kind.UNIT:
@@ -172,7 +172,7 @@ def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> I
 
 
 def _uneven_axis(given: Sequence[Array]) -> int | None:
-    """The axis whose slices differ most in size, if any differ much."""
+    """Return the axis along which values differ most in size, if they differ much."""
     values = given[0].astype(np.float64)
     best, found = _UNEVEN, None
     for axis, length in enumerate(values.shape):
@@ -214,7 +214,7 @@ def _draw_numbers(each: Input, base: Array, way: str, rng: np.random.Generator) 
 
 
 def _scaled_apart(each: Input, base: Array, way: str, rng: np.random.Generator) -> Array:
-    """The values, each row (all axes but the last) or channel (axis 1 of images, else the last) with a factor of its own."""
+    """The values, each row (all axes but the last) or channel (axis 1 of images, else the last) with its own factor."""
     shape = [*base.shape[:-1], 1]
     if way == "channels":
         axis = 1 if base.ndim > 3 else base.ndim - 1
@@ -257,7 +257,7 @@ def _permuted(base: Array, rng: np.random.Generator) -> Array:
 
 
 def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
-    """Other values of the same law: a smoothed bootstrap, of each slice of an uneven axis for itself.
+    """Return values with the same distribution: a smoothed bootstrap, of each slice of an uneven axis for itself.
 
     B. Silverman and G. Young, "The bootstrap: to smooth or not to smooth?", 1987; the bandwidth is Silverman's rule.
     """

@@ -23,7 +23,7 @@ def is_string(dtype: np.dtype[Any]) -> bool:
 
 
 def value_bytes(value: NDArray[Any]) -> bytes:
-    """What is equal for equal values of one type and shape alone: of strings, whose memory holds pointers, not the memory."""
+    """What is equal for equal values of one type and shape alone: for strings their text, because the memory holds pointers."""
     return repr(value.tolist()).encode() if is_string(value.dtype) else value.tobytes()
 
 
@@ -92,10 +92,10 @@ class TensorInfo:
 
 
 class Infos(Mapping[str, TensorInfo]):
-    """Types and shapes of tensors by name, each made when it is asked for: a network has 100,000 tensors of a few kinds."""
+    """Types and shapes of tensors by name, each made on access: a network has 100,000 tensors of some ten kinds."""
 
     def __init__(self, kinds: Mapping[str, Hashable], known: Mapping[Any, TensorInfo]) -> None:
-        """``kinds`` say which of the ``known`` a tensor is like; one of another kind is not in it."""
+        """``kinds`` name which of the ``known`` a tensor is like; one of another kind is not in it."""
         self._kinds, self._known = kinds, known
 
     def __getitem__(self, name: str) -> TensorInfo:

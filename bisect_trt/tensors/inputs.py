@@ -26,7 +26,7 @@ _LOADER_KIND = "data-loader"
 _SAMPLE_BYTES = 1000
 """What a sample takes beside its values."""
 _UNSAID = 8 << 30
-"""What counts as free memory where nobody says."""
+"""The free memory that is assumed where it is not known."""
 
 
 def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None) -> list[Sample]:
@@ -42,8 +42,8 @@ def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None
         The samples, at least one; each has every input, in the order of ``infos``.
 
     Raises:
-        UsageError: If a sample does not fit the model, a file or the script is no good, or random values are asked
-            for that do not exist or for a shape that is not known.
+        UsageError: If a sample does not fit the model, a file or the script is no good, or random values are impossible:
+            the range holds none, or a shape is not known.
     """
     return [sample for sample, _ in islice(_every_sample(infos, data, whole=most is None), most)]
 
@@ -72,7 +72,7 @@ def _refuse_both(data: Data) -> None:
 
 
 def _every_sample(infos: Sequence[TensorInfo], data: Data, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
-    """The samples; ``whole`` if a script is run to its end before any is looked at."""
+    """The samples; ``whole`` if a script is run to its end first."""
     _refuse_both(data)
     if data.data_loader_script is not None:
         script = data.data_loader_script
@@ -85,9 +85,7 @@ def _every_sample(infos: Sequence[TensorInfo], data: Data, *, whole: bool) -> It
             )
     elif data.load_inputs:
         if data.iterations is not None:
-            raise ConflictError(
-                "--iterations says how many samples to make, and --load-inputs gives them; use one of them"
-            )
+            raise ConflictError("--iterations conflicts with --load-inputs; use one of them")
         yield from _load_samples(infos, data.load_inputs)
     else:
         yield from ((sample, None) for sample in _random_samples(infos, data))
@@ -166,9 +164,9 @@ def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def of_width(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """A script's values in the width of the model's inputs, where the numbers fit; all else as it is.
+    """A script's values in the width of the model's inputs, where the numbers fit; all else unchanged.
 
-    NumPy makes float64 and int64 of whatever a script does not say; what lies in a file was meant as it is.
+    NumPy makes float64 and int64 of numbers without a type; the types in a file are kept.
     """
     types = {info.name: info.dtype for info in infos}
     return {name: _as_wide(values, types.get(name, values.dtype)) for name, values in sample.items()}

@@ -1,4 +1,4 @@
-"""What the kernel says of memory (how much there is, how much is free, what holds more than it may) and of child processes."""
+"""Memory (total, free, processes over a limit) and child processes, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PDEATHSIG, _SUBREAPER = 1, 36
 _UNLIMITED = 1 << 60
-"""A limit past this is none; control groups of version 1 say it with a number."""
+"""A limit past this is none; control groups of version 1 have a large number instead."""
 
 
 def oom_kills() -> int:
@@ -89,7 +89,7 @@ def holds_more(leader: int, limit: int) -> bool:
 
 
 def _share(pid: int, resident: int) -> int:
-    """A process's proportional share of what it holds; all of it where the kernel does not say."""
+    """A process's proportional share of what it holds; all of it if the kernel does not report it."""
     shares = _fields(_PROC / str(pid) / "smaps_rollup")
     return shares["Pss:"] << 10 if "Pss:" in shares else resident
 
@@ -117,7 +117,7 @@ def adopt_orphans() -> bool:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that has started it ends."""
+    """Have the kernel kill this process when the thread that started it exits."""
     _prctl(_PDEATHSIG, signal.SIGKILL)
 
 

@@ -167,7 +167,7 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
             f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
         )
     if lower_is_better:
-        raise ConflictError(f"--lower-is-better applies to a metric of your own; of {name} more is better. Drop it.")
+        raise ConflictError(f"--lower-is-better applies to a script's metric; of {name} more is better. Drop it.")
     return metric
 
 
@@ -181,7 +181,7 @@ def script_file(asked: str) -> list[Path]:
 
 
 def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Outputs, labels: Labels) -> Terms:
-    """The share of rows (along the last axis) whose label is among their K largest values; of equal ones the first comes first.
+    """Return the share of rows (along the last axis) with their label among their K largest values, of equal ones the first.
 
     Without labels, the label is the place of the reference's largest value. An output of integers holds classes already. A
     row with a NaN is wrong.
@@ -274,14 +274,14 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
             return each
     raise UnsuitableModelError(
         f"--metric {what} needs an output of floating-point numbers, and there is none among {quoted(reference)}; name "
-        "another metric, or give a function of your own (--metric SCRIPT.py)."
+        "another metric, or give a Python function (--metric SCRIPT.py)."
     )
 
 
 def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
     """The metric of a user's function, which takes some of :data:`PARAMETERS` and returns a number, or one a sample.
 
-    ``RANGE = (lowest, highest)`` in the script says that the metric is the mean over samples of numbers within that range,
+    ``RANGE = (lowest, highest)`` in the script declares that the metric is the mean over samples of numbers within that range,
     so that the samples that cost most are known.
 
     Raises:

@@ -35,7 +35,7 @@ _KINDS = "biufcSUV"
 def read_npy(stream: IO[bytes], size: int) -> NDArray[Any]:
     """Read an array of numbers, strings, or raw bytes.
 
-    NumPy allocates what the header says before it reads on, and some headers (elements of no size, a shape past 64 bits)
+    NumPy allocates the size in the header before it reads on, and some headers (elements of no size, a shape past 64 bits)
     make it raise anything.
 
     Args:
@@ -43,7 +43,7 @@ def read_npy(stream: IO[bytes], size: int) -> NDArray[Any]:
         size: How many bytes it holds.
 
     Raises:
-        ValueError: It holds something else, or less or more than its header says.
+        ValueError: It holds something else, or less or more than its header promises.
     """
     try:
         version = npy_format.read_magic(stream)
@@ -57,7 +57,7 @@ def read_npy(stream: IO[bytes], size: int) -> NDArray[Any]:
         raise ValueError(f"it holds an array of shape {shape!s:.60}")
     promised, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if promised != held:
-        raise ValueError(f"the header of an array says {promised} bytes, and there are {held}")
+        raise ValueError(f"the header of an array promises {promised} bytes, and there are {held}")
     stream.seek(0)
     return np.asarray(npy_format.read_array(stream, allow_pickle=False))
 
@@ -174,7 +174,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class NpzFile(Mapping[str, NDArray[Any]]):
-    """The tensors of an ``.npz`` file, each read when it is asked for.
+    """The tensors of an ``.npz`` file, each read on access.
 
     Raises:
         UsageError: As :func:`load_npz`, when it is made or when a tensor is read.
@@ -201,7 +201,7 @@ class NpzFile(Mapping[str, NDArray[Any]]):
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing.
 
-    A regular file appears under its name once the block ends without an error; one that exists keeps its mode, and a symbolic
+    A regular file appears under its name after the block, if there was no error; one that exists keeps its mode, and a symbolic
     link stays a link. Everything else (a device, a FIFO, standard output) is opened and written.
 
     Raises:
@@ -242,7 +242,7 @@ def _remove_left(folder: Path) -> None:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """The descriptor of standard output or error, if that is what lies there: opened anew, it would be truncated."""
+    """The descriptor of standard output or error, if the path is that stream: opened anew, it would be truncated."""
     with suppress(OSError):
         known = path.stat()
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -303,7 +303,7 @@ def fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
     if fixed.tolist() != texts:
         raise OutputFileError(
             f"Cannot write the tensor '{name}' to an .npz file: it holds an element that is not a string, or a string "
-            "that ends in NUL; leave it out"
+            "with NUL at its end; leave it out"
         )
     return fixed.reshape(values.shape)
 

@@ -33,7 +33,7 @@ Values = Mapping[str, NDArray[Any]]
 
 
 class Selected(Mapping[str, NDArray[Any]]):
-    """Some tensors of a larger mapping, each read when it is asked for."""
+    """Some tensors of a larger mapping, each read on access."""
 
     def __init__(self, values: Values, names: Sequence[str]) -> None:
         """``names`` are among the values."""
@@ -114,7 +114,7 @@ def same_samples(run: SavedRun, number: int, other: str) -> None:
 
 
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
-    """Write samples, in the format that the file's name says.
+    """Write samples, in the format of the file's suffix.
 
     Args:
         path: ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz`` and so on.

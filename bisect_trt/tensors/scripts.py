@@ -19,7 +19,7 @@ from bisect_trt.errors import ScriptError, UsageError
 
 
 def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:
-    """File and function of ``FILE`` or ``FILE:FUNCTION``; a file whose name contains a colon is still found.
+    """File and function of ``FILE`` or ``FILE:FUNCTION``; a file with a colon in its name is still found.
 
     Args:
         script: The option's value.

@@ -91,7 +91,7 @@ def finite_rms(values: Array) -> float:
     """Root mean square of the finite elements; 0 where there are none, or where it is beyond float64.
 
     Elements under a mask (about -1e30) do not count. They are past what fp16 holds, and 2**24 times larger than all others: a sum
-    of fp32 keeps nothing of these beside them, so they say nothing of how the others are rounded.
+    of fp32 keeps nothing of these beside them, so the rounding of the others does not depend on them.
     """
     largest, limit = max((float(block.max()) for block in _magnitudes(values)), default=0.0), math.inf
     if largest > _FP16_MAX:

@@ -1,6 +1,6 @@
 """The reference's tensors on disk: one flat binary file, read as memory-mapped views, and an index.
 
-A network's activations can be larger than memory, and each probe needs only a few of them.
+A network's activations can be larger than memory, and each probe needs only some of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COPIED = 1 << 20
 class StoreWriter:
     """Writes an :class:`ActivationStore`, as a context manager.
 
-    The index is written last, when the block ends without an error: a folder without one is not a store. A store that
+    The index is written last, after a block without an error: a folder without one is not a store. A store that
     was in the folder before is gone from the start, but a process that has it open keeps reading its data.
 
     Args:

@@ -64,7 +64,7 @@ class Step:
         return one if np.count_nonzero(one) <= self.most(mismatch.size) else none
 
     def most(self, total: int) -> int:
-        """How many of so many elements may be ties: of few it is more by chance, by two deviations, but never all of them."""
+        """How many of so many elements may be ties: more of a small number, by two deviations, but never all."""
         share = _TIES_AFTER_TIES if self.after else _TIES
         chance = 2 * math.sqrt(share * (1 - share) * total)
         return max(min(int(share * total + chance), total - 1), 1)
@@ -75,7 +75,7 @@ DEFAULT_QUANTILE = 0.99
 
 
 class Precision(str, Enum):
-    """What the target computes in, which says how much rounding is to be expected of it."""
+    """The precision that the target computes in, which determines its rounding errors."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -135,8 +135,8 @@ def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> Resolv
     from cancelling larger ones, is a fraction of the root mean square of the reference's finite values: scaling a tensor
     does not change the verdict.
 
-    - fp16: 1e-2 of it, and 1e-2 of the value itself, about 20 roundings; bf16, whose unit roundoff is 8 times larger, 8
-      times that. Below the smallest fp16 number nothing is left of a value, hence the floor.
+    - fp16: 1e-2 of it, and 1e-2 of the value itself, about 20 roundings; bf16, with a unit roundoff 8 times larger, 8 times
+      that. Below the smallest fp16 number nothing is left of a value, hence the floor.
     - fp32: 2e-4 of it, but at least Polygraphy's 1e-5, and 1e-5 of the value itself. Rounding errors of sums add up like a
       random walk (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", 2019): after d layers
       of sums of n terms they are about u sqrt(d n), with u = 2**-24, which is 1e-4 for 600 layers of 4608 terms; and twice
@@ -168,7 +168,7 @@ def of_output(values: Mapping[str, Value], name: str, default: Value) -> Value:
 
 @dataclass(frozen=True)
 class ToleranceOptions(CompareOptions):
-    """How outputs are compared, as the user says, and what is known of the target.
+    """The user's options for comparisons, and the target's precision.
 
     Attributes:
         precision: What the target computes in, for tolerances that were not given.

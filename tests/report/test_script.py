@@ -162,7 +162,7 @@ def test_a_refusal_counts_by_its_signature(tmp_path: Path) -> None:
     status, out = reproduce(tmp_path, refusal(tmp_path))
     assert (status, "REFUSED: " in out) == (1, True)
     status, out = reproduce(tmp_path, "build: out of memory")
-    assert (status, "cannot tell: that is another failure than the one looked for" in out) == (2, True)
+    assert (status, "inconclusive: that is another failure than the expected one" in out) == (2, True)
     status, out = reproduce(tmp_path, "mismatch")
     assert (status, "another failure" in out) == (2, True)
 
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_read_is_no_failure(tmp_path: Path, name: str, con
     if content is not None:
         (tmp_path / name).write_bytes(content)
     status, out = reproduce(tmp_path, "mismatch")
-    assert (status, "cannot tell: " in out) == (2, True)
+    assert (status, "inconclusive: " in out) == (2, True)
 
 
 def shadowed(folder: Path, source: str) -> None:
@@ -200,12 +200,12 @@ CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
     [
         ("raise ImportError('No module named onnxruntime')", "mismatch", 2, "This needs onnxruntime and numpy."),
         (CRASH, "signal SIGSEGV", 1, "CRASHED"),
-        (CRASH, "signal SIGABRT", 2, "cannot tell: "),
-        (CRASH, "mismatch", 2, "cannot tell: "),
-        ("import os\nos._exit(1)", "mismatch", 2, "cannot tell: "),
+        (CRASH, "signal SIGABRT", 2, "inconclusive: "),
+        (CRASH, "mismatch", 2, "inconclusive: "),
+        ("import os\nos._exit(1)", "mismatch", 2, "inconclusive: "),
         ("raise KeyError('oops')", "run: KeyError", 1, "REFUSED: KeyError: 'oops'"),
-        ("raise KeyError('oops')", "run: TypeError", 2, "cannot tell: KeyError"),
-        (r"raise ValueError('\x1b[2J\nmatch')", "run: KeyError", 2, r"cannot tell: ValueError: \x1b[2J\nmatch"),
+        ("raise KeyError('oops')", "run: TypeError", 2, "inconclusive: KeyError"),
+        (r"raise ValueError('\x1b[2J\nmatch')", "run: KeyError", 2, r"inconclusive: ValueError: \x1b[2J\nmatch"),
         ("import time\ntime.sleep(1000)", "time-out", 1, "TIME-OUT"),
     ],
 )

@@ -35,8 +35,8 @@ def test_the_first_that_passes_is_recommended() -> None:
     found, console = Result("workaround", "found"), QuietConsole()
     found.extra |= result()
     tell(found, console)
-    assert console.story.answers[0] == "A way around it: optimizer:A<b> turned."
-    assert len(console.story.answers) == 2 + len(found.extra["workarounds"])
+    assert console.transcript.answers[0] == "A way around it: optimizer:A<b> turned."
+    assert len(console.transcript.answers) == 2 + len(found.extra["workarounds"])
 
 
 def test_without_any_there_is_no_part() -> None:

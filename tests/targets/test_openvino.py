@@ -167,7 +167,7 @@ def test_a_low_precision_is_seen(tmp_path: Path, low: str) -> None:
         (
             OpenVinoSettings("XYZ"),
             UnavailableError,
-            r"has no device 'XYZ' here; it has: CPU.*\. It says: .*not registered",
+            r"has no device 'XYZ' here; it has: CPU.*\. Its message: .*not registered",
         ),
         (
             OpenVinoSettings(properties=(("NOSUCH", "1"),)),
@@ -242,7 +242,7 @@ def test_the_other_commands(cli: CommandLine) -> None:
         (["--openvino-property", "A:1", "a:2"], "--openvino-property is given twice for 'A'; give it once."),
         (
             ["--fp16", "--openvino-property", "inference_precision_hint:f32"],
-            "--fp16 and --openvino-property INFERENCE_PRECISION_HINT both say in which precision to run; drop one.",
+            "--fp16 and --openvino-property INFERENCE_PRECISION_HINT both set the precision; drop one.",
         ),
         (["--fp16", "--bf16"], "--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them."),
         (["--int8"], "--int8 is an option of TensorRT, and the target is OpenVINO; drop one."),

@@ -79,7 +79,7 @@ def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
         ({"session_options": (("execution_mode", "x"),)}, "it takes ORT_SEQUENTIAL or ORT_PARALLEL"),
         (
             {"session_options": (("session.intra_op_thread_affinities", "x"), ("intra_op_num_threads", "2"))},
-            "does not take session.intra_op_thread_affinities:x, intra_op_num_threads:2: .*; mend or drop it",
+            "does not take session.intra_op_thread_affinities:x, intra_op_num_threads:2: .*; correct or drop it",
         ),
         (
             {"provider_options": (("device_id", "0"),)},

@@ -29,7 +29,7 @@ ALL, OFF = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
 _LEVEL_TITLES = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
 
 _TAKES_A_FOLDER = (1, 21)
-"""The first release that can be told where the weights of a model in memory are."""
+"""The first release with an option for the folder of the weights of a model in memory."""
 
 
 _LEVELS = {
@@ -125,7 +125,7 @@ class OnnxRuntimeTarget(Target):
         return self.packages[0 if self.emulates_low(settings) else 1]
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
-        """Return the model with Casts to the low precision; ``None`` if it runs as it is.
+        """Return the model with Casts to the low precision; ``None`` if it runs unchanged.
 
         The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are emulated by round trips.
         """

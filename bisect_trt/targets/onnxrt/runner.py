@@ -1,7 +1,7 @@
 """Opens and runs models in ONNX Runtime: for the local worker, remote workers and ``reproduce.py``.
 
 It needs NumPy, ONNX Runtime and the modules that are sent with it. ONNX Runtime is imported when it is first used, because
-a script or a remote worker without it says so in one sentence.
+a script or a remote worker without it reports that in one sentence.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class OrtRunner:
                 pairs = [*settings["provider_options"], *settings["session_options"]]
                 given = ", ".join(f"{name}:{value}" for name, value in pairs)
                 raise ConflictError(
-                    f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; mend or drop it."
+                    f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; correct or drop it."
                 ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 
@@ -212,7 +212,7 @@ class OrtSession:
         self._raw_outputs = {name: known[name].dtype for name in self.names if known[name].raw}
 
     def layers(self) -> list[dict[str, Any]]:
-        """None: it does not say."""
+        """Return nothing: ONNX Runtime reports no layers."""
         return []
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def set_entry(options: Any, name: str, value: str) -> None:
         known = [each for each in dir(options) if not each.startswith("_") and not callable(getattr(options, each))]
         raise UnknownNameError(
             f"ONNX Runtime has no session option '{name}'; it has: {', '.join(known)}, and entries of its configuration, "
-            "whose names have dots (session.disable_prepacking)."
+            "which have dots in their names (session.disable_prepacking)."
         ) from error
     except ValueError as error:
         raise ValueRefusedError(f"the session option {name} takes no '{value}'; it takes {error}.") from error
@@ -361,7 +361,7 @@ def run_with_values(
     elements: Mapping[str, int],
     dtypes: Mapping[str, np.dtype[Any]],
 ) -> list[Any]:
-    """Run a model some of whose ends have such types.
+    """Run a model with inputs or outputs of such types.
 
     Args:
         session: ONNX Runtime's own.
@@ -400,7 +400,7 @@ def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def listen(load: Callable[[], Any]) -> dict[str, list[str]]:
-    """What is said while a session is opened; one that is refused says what it did till then. See :func:`heard`."""
+    """Return the passes that are logged while a session is opened, also if it is refused; see :func:`heard`."""
     with tempfile.TemporaryFile() as log:
         kept = os.dup(2)
         os.dup2(log.fileno(), 2)
@@ -416,10 +416,10 @@ def listen(load: Callable[[], Any]) -> dict[str, list[str]]:
 
 
 def heard(log: str) -> dict[str, list[str]]:
-    """What ONNX Runtime's own log, at its most verbose, says of the passes.
+    """Return the passes in ONNX Runtime's most verbose log.
 
     Returns:
-        ``ran``: the passes that ran, and ``changed``: those of them that changed the model. Empty where it does not say,
+        ``ran``: the passes that ran, and ``changed``: those of them that changed the model. Empty where the log has none,
         as before 1.17.
     """
     ran: dict[str, bool] = {}

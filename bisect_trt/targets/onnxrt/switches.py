@@ -1,4 +1,4 @@
-"""What of ONNX Runtime can be turned: its graph optimizers one by one, its session's options, whole levels.
+"""Switches of ONNX Runtime: graph optimizers, session options, optimization levels.
 
 Names and operators of the optimizers: ``onnxruntime/core/optimizer`` of the releases 1.15 to 1.31
 (``graph_transformer_utils.cc`` has the list); those of options: ``onnxruntime_session_options_config_keys.h``.
@@ -17,7 +17,7 @@ from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, adding, dr
 OPTIMIZER = "optimizer"
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _GROUP = re.compile(r"Level\d_RuleBasedTransformer")
-"""A pass that applies rules, of which the log does not say which; they are left out by names of their own."""
+"""A pass that applies rules, which the log does not name; each rule is disabled by its own name."""
 RULES: Mapping[str, tuple[str, ...]] = {
     "EliminateIdentity": ("Identity",),
     "EliminateSlice": ("Slice",),
@@ -116,7 +116,7 @@ _OPTIONS = (
 """Options of a session, and what each is turned to; one that this release does not know changes nothing.
 
 Not ``session.set_denormal_as_zero``: only the first session of a process decides about it, and then for the thread that made
-it, NumPy's arithmetic there with it. Turned in a worker, it would say something of what else that worker has run.
+it, NumPy's arithmetic there with it. In a worker its effect would depend on the earlier sessions of that worker.
 """
 
 
@@ -170,7 +170,7 @@ def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
 
 
 def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
-    """Levels of optimisation below the one that is asked for; off first, since that has none of the optimizers."""
+    """Yield the levels of optimisation below the given one; off first, since that has none of the optimizers."""
     names = [name for name, _ in _LEVELS]
     lower = names.index(own.graph_optimization_level) if own.graph_optimization_level in names else len(names)
     for level, word in _LEVELS[:lower]:
@@ -180,7 +180,7 @@ def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
 
 
 def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
-    """The CPU's alone, where others are asked for."""
+    """Return the switch to the CPU provider alone, if others are given."""
     if not own.providers:
         return []
     turn = setting(providers=(), provider_options=())

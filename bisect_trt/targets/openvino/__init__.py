@@ -62,14 +62,14 @@ class OpenVinoSettings(OwnSettings):
     ] = ()
 
     def checked(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:
-        """Check that one precision is asked for.
+        """Check that at most one precision is given.
 
         Raises:
             UsageError: Two are.
         """
         low = next((f"--{name}" for name in ("fp16", "bf16") if getattr(common, name)), None)
         if low is not None and HINT in dict(self.properties):
-            raise ConflictError(f"{low} and --openvino-property {HINT} both say in which precision to run; drop one.")
+            raise ConflictError(f"{low} and --openvino-property {HINT} both set the precision; drop one.")
         if common.fp16 and common.bf16:
             raise ConflictError("--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them.")
         return self

@@ -49,7 +49,7 @@ class OpenVinoRunner:
     """OpenVINO with one of its devices.
 
     Attributes:
-        facts: Its version, who lowers for it, and what the device says that it computes in.
+        facts: Its version, how models are lowered for it, and the precisions that the device reports.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class OpenVinoRunner:
             if _NO_DEVICE.search(message):
                 known = ", ".join(self._core.available_devices)
                 raise RuntimeMissingError(
-                    f"OpenVINO has no device '{device}' here; it has: {known}. It says: {message}."
+                    f"OpenVINO has no device '{device}' here; it has: {known}. Its message: {message}."
                 ) from error
             if not properties:
                 raise RuntimeMissingError(f"OpenVINO's device {device} does not start: {message}.") from error
@@ -162,7 +162,7 @@ class OpenVinoSession:
     """
 
     def __init__(self, compiled: Any, declared: list[str], names: list[str]) -> None:
-        """Read the ends of a model.
+        """Read the inputs and outputs of a model.
 
         Args:
             compiled: OpenVINO's own.
@@ -267,7 +267,7 @@ def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def aside(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call, made in a thread that ends with it.
+    """Return the result of a call, made in a thread for this call alone.
 
     OpenVINO changes the floating-point mode of the thread that it works in (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and
     leaves it so for whatever else is computed there: NumPy's comparison of what came out, first of all.

@@ -32,7 +32,7 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ValueRefusedError(f"--through {text}: {error}; mend the quotes.") from error
+        raise ValueRefusedError(f"--through {text}: {error}; correct the quotes.") from error
     for placeholder, what in ((MODEL, "the model that the tool reads"), (OUT, "where it writes its own")):
         if not any(placeholder in word for word in words):
             raise MissingOptionError(
@@ -40,7 +40,7 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
             )
     if shutil.which(words[0]) is None:
         raise ValueRefusedError(
-            f"--through: there is no program '{words[0]}' (or it is not executable); give its path or mend PATH."
+            f"--through: there is no program '{words[0]}' (or it is not executable); give its path or correct PATH."
         )
     return text
 
@@ -65,7 +65,7 @@ class ThroughSettings(OwnSettings):
     reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Find the files in a command as it is given."""
+        """Find the files in the command."""
         if self.reads or self.through is None:
             return
         words = shlex.split(self.through)
@@ -95,7 +95,7 @@ def _is_file(word: str) -> bool:
 
 
 class ThroughTarget(Target):
-    """A tool from ONNX to ONNX, whose model is run in the reference."""
+    """A tool from ONNX to ONNX; its model is run in the reference."""
 
     name, title, own = "through", "the tool", ThroughSettings
     precisions = ()

@@ -75,7 +75,7 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
         settings: The command (``through``), and what it ``reads``.
 
     Raises:
-        BuildError: It ends badly, or writes nothing.
+        BuildError: It fails, or writes nothing.
         OSError: It cannot be run.
     """
     out = folder / "out.onnx"
@@ -96,9 +96,9 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
         names = {int(each): each.name for each in signal.Signals}
         raise BuildError(f"the tool crashes ({names.get(-done.returncode, f'signal {-done.returncode}')})")
     if done.returncode:
-        raise BuildError(f"the tool ends with status {done.returncode}{said}")
+        raise BuildError(f"the tool exits with status {done.returncode}{said}")
     if not out.is_file() or not out.stat().st_size:
-        raise BuildError("the tool ends well and writes no model")
+        raise BuildError("the tool succeeds and writes no model")
     return out
 
 

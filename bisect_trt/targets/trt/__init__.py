@@ -51,7 +51,7 @@ class TensorRtTarget(Target):
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Return the model that TensorRT parses; ``None`` for a prebuilt engine.
 
-        Its dimensions are free where a profile has ranges, every node has a name of its own, and, if the graph's types run, it
+        Its dimensions are free where a profile has ranges, every node has a unique name, and, if the graph's types run, it
         has Casts to the low precision.
         """
         from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - a command line is read without
@@ -155,7 +155,7 @@ class TensorRtTarget(Target):
         return trt_snippet(settings)
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
-        """As it is asked for, free to run each layer in another type than the graph's; and strongly typed, since 9."""
+        """With the given precisions, free to run each layer in another type than the graph's; and strongly typed, since 9."""
         plain = replace(settings, keep=(), held=False)
         plain = plain.with_own(strongly_typed=False, save_engine=None)
         return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True)]
@@ -218,7 +218,7 @@ class TensorRtRtxTarget(TensorRtTarget):
 
 
 def name_nodes(model: ModelProto) -> None:
-    """Give every node a name of its own, because TensorRT's layers are found again by it."""
+    """Give every node a unique name, by which TensorRT's layers are found again."""
     from bisect_trt.onnxlib.nodes import first_output  # noqa: PLC0415 - as above
 
     given = Counter(node.name for node in model.graph.node)

@@ -22,7 +22,7 @@ LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
 class Api:
     """Differences between the packages TensorRT and TensorRT-RTX.
 
-    What differs between versions of one package is asked of its enumerations (:func:`member`), not of its number.
+    Differences between versions of one package are read from its enumerations (:func:`member`), not from its number.
 
     Attributes:
         module: The name of the Python module.
@@ -68,7 +68,7 @@ def describe(trt: Any) -> str:
 def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> bool:
     """Return whether the types in the graph are the types that run; a ``lowered`` model has the low precision in its graph.
 
-    TensorRT has strong typing since 9, and nothing else since 11, whose builder has no flags of precisions any more.
+    TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of precisions.
     """
     if not hasattr(trt.BuilderFlag, "FP16"):
         return True
@@ -76,7 +76,7 @@ def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = 
 
 
 def low_precisions(settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of the precisions below fp32 that are asked for."""
+    """Return the names of the given precisions below fp32."""
     return [name for name in LOW_PRECISIONS if settings[name]]
 
 
@@ -94,7 +94,7 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
 
 
 def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
-    """Check that this version has what is asked for, before anything is built.
+    """Check that this version has the given options, before anything is built.
 
     Raises:
         UsageError: It does not.
@@ -115,7 +115,7 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
         written = strong and name in ("fp16", "bf16")  # into the graph
         if not written and not (hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)):
             instead = "quantize the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
-            raise ValueRefusedError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
+            raise ValueRefusedError(f"--{name} is no option of this build, and {have}; {instead}.")
     builder_flags(trt, settings)
 
 
@@ -145,7 +145,7 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
         lowered: Whether the model has the low precision in its graph.
 
     Raises:
-        UsageError: This version does not have what is asked for.
+        UsageError: This version lacks one of them.
     """
     config = builder.create_builder_config()
     for place, name in enumerate(capabilities := settings.get("compute_capabilities", ())):
@@ -173,7 +173,7 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
 
 
 def _constraints(trt: Any, settings: Mapping[str, Any], flags: Collection[Any]) -> list[Any]:
-    """Return the flag that makes TensorRT follow the types that layers are told, if none is given."""
+    """Return the flag that makes TensorRT follow the types of layers, if none is given."""
     kinds = trt.BuilderFlag
     obey, prefer = kinds.OBEY_PRECISION_CONSTRAINTS, kinds.PREFER_PRECISION_CONSTRAINTS
     if obey in flags or prefer in flags or not (settings["keep"] or settings["held"]):
@@ -204,7 +204,7 @@ def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, 
     """Give a configuration an optimization profile, where dimensions vary: the ranges in the settings, else what is fed.
 
     Raises:
-        UsageError: Neither says how an input varies.
+        UsageError: Neither has the range of an input.
     """
     free = [tensor for tensor in network_inputs(network) if -1 in tuple(tensor.shape)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
@@ -277,7 +277,7 @@ def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.
     Args:
         trt: The package.
         cuda: The CUDA runtime.
-        samples: ``.npz`` files of inputs; each is on the GPU until the next one is asked for.
+        samples: ``.npz`` files of inputs; each is on the GPU until the next one is needed.
         cache: The file that ranges are read from, if it exists, and else written to.
     """
     base, left, held = trt.IInt8EntropyCalibrator2, list(samples), list[int]()

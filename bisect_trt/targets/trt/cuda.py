@@ -111,7 +111,7 @@ class Cuda:
         return free, total
 
     def synchronize(self) -> None:
-        """Wait for all that was asked of the stream.
+        """Wait for the work on the stream.
 
         Raises:
             CudaError: Some of it failed.

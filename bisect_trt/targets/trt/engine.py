@@ -93,7 +93,7 @@ class Origins:
         return self._made[place]
 
     def named(self, entry: Mapping[str, Any]) -> set[int]:
-        """Return the nodes in a layer's name and metadata, one by one, and the ends of regions."""
+        """Return the nodes in a layer's name and metadata, one by one, and the first and last of regions."""
         name = str(entry["Name"])
         words = [*_METADATA.findall(str(entry.get("Metadata", ""))), name]
         words += [end for ends in _REGION.findall(name) for end in ends]
@@ -110,7 +110,7 @@ class Origins:
 def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> list[dict[str, Any]]:
     """Return the layers in the inspector's JSON, which holds names alone without detailed verbosity.
 
-    The name of a region tells its ends. What lies between them and is named by another layer is that layer's.
+    The name of a region has its first and last layer. A node between them that another layer names is that layer's.
 
     Returns:
         Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (those of its nodes), ``tactic`` and ``formats``.

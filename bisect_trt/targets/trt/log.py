@@ -40,7 +40,7 @@ def clean(message: str) -> str:
 
 
 def reason(errors: Sequence[str], otherwise: str) -> str:
-    """Why something failed: the first error that says more than that it did."""
+    """Why something failed: the first error with a reason."""
     telling = [error for error in errors if not _BUILDER_GAVE_UP.search(error)]
     return clean((telling or list(errors) or [otherwise])[0])
 

@@ -1,4 +1,4 @@
-"""An ONNX model into a TensorRT network, whose layers are told in which types to run."""
+"""A TensorRT network from an ONNX model, with the types of its layers."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ def _varint(number: int) -> bytes:
 
 
 def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> None:
-    """Tell layers in which types to run: those of kept nodes in fp32, all others in the low precision if they are held to it.
+    """Tell layers in which types to run: those of kept nodes in fp32, all others in the low precision with ``held``.
 
-    Only for networks whose types TensorRT chooses.
+    Only for networks that are not strongly typed.
     """
     if settings["keep"] or settings["held"]:
         low = trt.DataType.BF16 if "bf16" in low_precisions(settings) else trt.DataType.HALF

@@ -166,7 +166,7 @@ def build_engine(
         record: Whether to record tactics in any case.
 
     Raises:
-        BuildError: TensorRT refuses the model, or cannot hold a layer to what it is told.
+        BuildError: TensorRT refuses the model, or a layer does not take its pinned tactic.
     """
     trt, log, builder = process.trt, process.log, process.builder
     parsed = parse(trt, builder, process.logger, log, path, feed, hints, settings)
@@ -208,7 +208,7 @@ class BuiltSession:
         self.skipped, self._parsed = built.parsed.skipped, built.parsed
 
     def layers(self) -> list[dict[str, Any]]:
-        """Return the layers of the network, whose types are those that run where it is strongly typed."""
+        """Return the layers of the network; if it is strongly typed, they run in these types."""
         return layers_of_network(self._parsed)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class TrtRunner:
 
         Raises:
             UnavailableError: There is no TensorRT or no GPU.
-            UsageError: This TensorRT does not have what is asked for, or a library cannot be loaded.
+            UsageError: This TensorRT lacks an option, or a library cannot be loaded.
         """
         self._settings, self._process = settings, tensorrt(settings["runtime"])
         trt = self._process.trt
@@ -342,7 +342,7 @@ class TrtRunner:
             ) from error
 
     def _open(self, built: Built, hints: Mapping[str, Any]) -> TrtSession:
-        """Return a session of a new engine; what the build chose is written where that is asked for."""
+        """Return a session of a new engine; what the build chose is written if ``record`` is set."""
         process, folder = self._process, self._settings["record"]
         engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
         run = (process.trt, process.log, process.cuda, engine, hints.get("types", {}))
@@ -360,7 +360,7 @@ class TrtRunner:
         return session
 
     def _save(self, built: Built) -> None:
-        """Write the engine and the timing cache where that is asked for."""
+        """Write the engine and the timing cache, if their files are given."""
         if self._settings["save_engine"] is not None:
             write_file(self._settings["save_engine"], bytes(memoryview(built.plan)))
         if self._settings["save_timing_cache"] is not None:

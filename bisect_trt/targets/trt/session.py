@@ -159,7 +159,7 @@ class TrtSession:
 
 
 def make_allocator(trt: Any, cuda: Cuda) -> Any:
-    """Return an ``IOutputAllocator``: memory for an output whose size depends on the values that went in."""
+    """Return an ``IOutputAllocator``: memory for an output of a size that depends on the input values."""
     base: Any = trt.IOutputAllocator
 
     class Allocator(base):  # type: ignore[misc]  # TensorRT ships no types

@@ -20,7 +20,7 @@ Pairs = tuple[tuple[str, str], ...]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Shapes by tensor name, hashable."""
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
-"""Options that may stand beside a prebuilt engine; a precision also says how far the results may be off."""
+"""Options that may stand beside a prebuilt engine; a precision also sets the tolerance."""
 OWN_OPTIONS = ("builder_optimization_level", "tactic_sources")
 """Attributes of the builder configuration that ``--builder-set`` leaves to their own options."""
 
@@ -152,9 +152,7 @@ class TrtSettings(OwnSettings):
                     "timings instead (--save-timing-cache)."
                 )
             if self.load_engine is not None and flag[2:] not in _WITH_AN_ENGINE:
-                raise ConflictError(
-                    f"{flag} says how an engine is built, and --load-engine brings one that is; drop it."
-                )
+                raise ConflictError(f"{flag} has no effect with --load-engine; drop it.")
         return self
 
 
@@ -174,9 +172,9 @@ class RtxSettings(TrtSettings):
 
 
 _SMALL_WORKSPACE = 1 << 20
-"""Bytes that few tactics with scratch space do with."""
+"""Bytes; too small for most tactics with scratch space."""
 _FLAGS = ("REFIT", "ENABLE_TACTIC_HEURISTIC", "DISTRIBUTIVE_INDEPENDENCE", "STRICT_NANS")
-"""Flags that may be set without changing what is asked for, where a version has them."""
+"""Flags that change no precision and no shape, where a version has them."""
 _LEAST = (("hardware_compatibility_level", "ampere_plus"), ("max_aux_streams", "0"))
 """Attributes that are not given, each with the value that asks least of TensorRT."""
 _GIVEN = ("strongly_typed", "pool_limits", "builder_optimization_level", "load_timing_cache")

@@ -82,9 +82,9 @@ def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: Tar
 @pytest.mark.parametrize(
     ("version", "settings", "message"),
     [
-        (OLD, trt_target("bf16"), "--bf16 is nothing that this build can be asked for, .* 8.6.0; leave it out"),
-        (STRONG, trt_target("int8"), "--int8 is nothing .*; quantize the model with Q/DQ nodes instead"),
-        (WEAK, trt_target("fp8", strongly_typed=True), "--fp8 is nothing .*; quantize the model"),
+        (OLD, trt_target("bf16"), "--bf16 is no option of this build, .* 8.6.0; leave it out"),
+        (STRONG, trt_target("int8"), "--int8 is no option .*; quantize the model with Q/DQ nodes instead"),
+        (WEAK, trt_target("fp8", strongly_typed=True), "--fp8 is no option .*; quantize the model"),
         (STRONG, trt_target("fp16", "bf16"), "--fp16 and --bf16 are two types"),
         (OLD, trt_target(strongly_typed=True), "--strongly-typed needs TensorRT 9 or later, and this is TensorRT 8.6.0"),
         (OLD, trt_target(pool_limits=(("tactic_shared_memory", 1),)), "--pool-limit: .* it has: dla_global_dram"),

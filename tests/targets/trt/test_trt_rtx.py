@@ -193,7 +193,7 @@ def test_refitting_needs_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("low", ["int8", "fp8"])
 def test_precisions_of_the_builder_are_refused(low: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"--{low} is nothing .* this is TensorRT-RTX .*; quantize the model"):
+    with pytest.raises(UsageError, match=f"--{low} is no option .* this is TensorRT-RTX .*; quantize the model"):
         build(overflowing(tmp_path / "m.onnx", 1, 1), target(low))
 
 
