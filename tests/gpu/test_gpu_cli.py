@@ -129,7 +129,7 @@ def test_convert_to_an_engine_and_inspect_it(cli: CommandLine, model: Path) -> N
 def test_convert_in_int8_with_ranges_that_are_kept(cli: CommandLine, here: Path) -> None:
     model = chain(here / "model.onnx")
     ran = cli("convert", model, "-o", "m.engine", "--int8", "--calibration-cache", "ranges", "--iterations", "3")
-    if ran.status == 2 and "--int8 is nothing" in ran.err:
+    if ran.status == 2 and "--int8 is no option" in ran.err:
         pytest.skip("this TensorRT has no calibration")
     assert ran.status == 0, ran.err
     written = Path("ranges").read_bytes()
