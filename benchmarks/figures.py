@@ -26,6 +26,7 @@ BENCHMARKS = {
     "reduce-two": "benchmarks.reduce:two_figures",
     "graphs": "benchmarks.large:figures",
     "weights": "benchmarks.large:weights",
+    "zoo": "benchmarks.zoo:figures",
     "gpu": "benchmarks.tensorrt:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import psutil  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
 from benchmarks.figures import machine
@@ -55,7 +59,9 @@ class Measured:
         samples: How many fresh samples.
         worst: The largest error over its tolerance.
         wall_s: Seconds of the whole command.
-        said: What the tool says of it.
+        cpu_s: CPU seconds of the tool's command.
+        first_s: CPU seconds until its first file was on the disk.
+        said: The tool's own sentence about it.
     """
 
     model: str
@@ -68,6 +74,8 @@ class Measured:
     samples: int
     worst: float
     wall_s: float
+    cpu_s: float = 0.0
+    first_s: float = 0.0
     said: str = ""
 
 
@@ -114,24 +122,67 @@ def failing_sample(planted: Planted) -> Arrays | None:
     return None
 
 
-def measure(planted: Planted, folder: Path, count: int, others: dict[str, str]) -> list[Measured]:
-    """All tools on one model."""
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended, with its time."""
+
+    status: int
+    output: str
+    wall_s: float
+    cpu_s: float
+    first_s: float
+
+
+def timed(command: list[str], folder: Path, file: str) -> Ran:
+    """Run a command; ``first_s`` is the CPU time of it and its workers when ``file`` is there."""
+    before, began, first = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0.0
+    with (folder / "output.txt").open("w+") as log:
+        with subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT) as run:
+            while run.poll() is None:
+                if not first and (folder / file).exists():
+                    with suppress(psutil.Error):
+                        process = psutil.Process(run.pid)
+                        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+                        first = sum(each.user + each.system for each in times)
+                time.sleep(0.05)
+        log.seek(0)
+        output = log.read()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Ran(run.returncode, output, time.perf_counter() - began, cpu, first or cpu)
+
+
+def fresh(planted: Planted, count: int) -> tuple[list[Arrays], list[Arrays]]:
+    """Samples that no tool has seen, with the outputs of the model in fp32; those with NaN or Inf there are left out."""
+    samples = [planted.draw(np.random.default_rng([9, number])) for number in range(count)]
+    full = Session(planted.model)
+    pairs = [(sample, full.run(sample)) for sample in samples]
+    pairs = [pair for pair in pairs if all(np.isfinite(value).all() for value in pair[1].values())]
+    return [sample for sample, _ in pairs], [golden for _, golden in pairs]
+
+
+def measure(
+    planted: Planted,
+    folder: Path,
+    count: int,
+    others: dict[str, str],
+    shift: Callable[[Planted], Planted] | None = None,
+) -> list[Measured]:
+    """All tools on one model; with ``shift`` their files also run on samples of the model that it returns."""
     given = failing_sample(planted)
     if given is None:
         return []
     onnx.save(planted.model, str(folder / "model.onnx"))
     save_npz(folder / "inputs.npz", given)
-    samples = [planted.draw(np.random.default_rng([9, number])) for number in range(count)]
-    full = Session(planted.model)
-    golden = [full.run(sample) for sample in samples]
+    draws = {"": fresh(planted, count)}
+    if shift is not None:
+        draws[" shifted"] = fresh(shift(planted), count)
     computing = float_nodes(planted.model)
-    began = time.perf_counter()
     command = [sys.executable, "-m", "bisect_trt", "precision", "model.onnx", "-o", "safe.onnx", "--onnxrt", "--fp16"]
     command += ["--load-inputs", "inputs.npz", "--json", "result.json"]
-    ran = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    wall = time.perf_counter() - began
-    if ran.returncode not in (0, 3):
-        raise RuntimeError(ran.stdout + ran.stderr)
+    runs = {"safe": timed(command, folder, "safe.onnx")}
+    if runs["safe"].status not in (0, 3):
+        raise RuntimeError(runs["safe"].output)
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     minimal = lower_fp16(planted.model, {node["outputs"][0] for node in result["minimal"]})
     onnx.save(minimal, str(folder / "minimal.onnx"))
@@ -140,29 +191,25 @@ def measure(planted: Planted, folder: Path, count: int, others: dict[str, str]) 
     files = {"minimal": "minimal.onnx", "safe": "safe.onnx"}
     for tool, python in others.items():
         script = str(Path(__file__).with_name(f"{tool}.py"))
-        outcome = subprocess.run(
-            [python, script, "model.onnx", "inputs.npz", f"{tool}.onnx"],
-            cwd=folder,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if outcome.returncode == 0:
-            files[tool] = f"{tool}.onnx"
+        file = f"{tool}.onnx"
+        runs[tool] = timed([python, script, "model.onnx", "inputs.npz", file], folder, file)
+        if runs[tool].status == 0:
+            files[tool] = file
         else:
-            print(f"{planted.name}: {tool}: {outcome.stderr[-300:]}", file=sys.stderr)
+            print(f"{planted.name}: {tool}: {runs[tool].output[-300:]}", file=sys.stderr)
     rows = []
     for tool, file in files.items():
         mixed = onnx.load(str(folder / file))
         typed = float_nodes(onnx.shape_inference.infer_shapes(mixed))
         kept = sum(TensorProto.FLOAT in typed.get(node, {TensorProto.FLOAT}) for node in computing)
-        seen = errors(mixed, samples, golden)
-        probes = {"minimal": search, "safe": result["probes"]["run"]}.get(tool, 0)
-        failed, severe = (sum(each > limit for each in seen) for limit in (1, SEVERE))
-        rows.append(
-            Measured(planted.name, tool, len(computing), kept, probes, failed, severe, count, max(seen), wall,
-                     said if tool == "safe" else "")
-        )  # fmt: skip
+        probes, run = {"minimal": search, "safe": result["probes"]["run"]}.get(tool, 0), runs.get(tool, runs["safe"])
+        for name, (samples, golden) in draws.items():
+            seen = errors(mixed, samples, golden)
+            failed, severe = (sum(each > limit for each in seen) for limit in (1, SEVERE))
+            rows.append(
+                Measured(planted.name, tool + name, len(computing), kept, probes, failed, severe, len(seen), max(seen),
+                         run.wall_s, run.cpu_s, run.first_s, said if tool == "safe" else "")
+            )  # fmt: skip
     return rows
 
 
