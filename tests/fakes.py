@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper
 
-from bisect_trt.options.choices import Mode
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Minimum, Mode, Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import CANCELLED

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.commands.commands import COMMANDS as COMMAND_TABLE
-from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import make_group

@@ -1,14 +1,16 @@
-"""``diff``: choices of builds, read from the files of builds, and counted in good builds and in bad ones.
+"""Choices of builds: ``diff``, which compares those of good and of bad builds, and the proof that some make a build bad.
 
-The files are those of ``repeat``, tactic replays of Polygraphy, layers that ``trtexec`` exports, and engines.
+For the proof, the choices of a bad build are the units of a search. A candidate is the model with the bad build's choices in the
+subset pinned, and a good build's for the others, so chance has no part in it, and choices that fail only together are found.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.choices import LAYERS, RECORD, TACTIC, Choice, choices_of_layers, read_choices
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -26,11 +30,17 @@ from bisect_trt.worker.protocol import Describe, Failed
 
 ENGINES = (".engine", ".plan", ".trt")
 """The suffixes of engines."""
-_SHOWN = 20
 _FILES = (
     "a file of `bisect-trt repeat`, a tactic replay of Polygraphy (--save-tactics), layers of trtexec (--exportLayerInfo), or "
     "an engine"
 )
+_SHOWN = 20
+MOST_REASONS = 8
+"""The largest number of reasons of bad builds that are searched for."""
+Place = tuple[str, str]
+"""A layer, and the kind of choice."""
+Places = Mapping[Place, Choice]
+"""The choices of a build that can be pinned."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,10 @@ class Build:
 
 
 def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozenset()) -> list[dict[str, Any]]:
-    """Returns each choice that some builds made and others did not, and each ``proven`` choice, as plain values.
+    """Return the choices that not all builds made, and the ``proven`` ones, as plain values.
 
     Each has ``layer``, ``choice``, ``kind``, ``value``, the number of ``good`` and ``bad`` builds with it, and ``proven``.
-    Proven ones come first, then those that bad builds made more often than good ones.
+    Proven ones come first, then those that are more frequent in bad builds.
     """
     goods, bads = _count(builds)
     counts: dict[Choice, list[int]] = {choice: [0, 0] for choice in sorted(proven)}
@@ -83,25 +93,182 @@ def plain_choice(choice: Choice) -> dict[str, Any]:
 
 
 def tell_choices(builds: Sequence[Build], rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the choices that bad builds made more often than good ones, as a table."""
+    """Print a table of the choices that are more frequent in bad builds."""
     goods, bads = _count(builds)
     shown = [row for row in rows if row["bad"] * goods > row["good"] * bads]
-    console.say(
-        f"  {len(shown)} of {len(rows)} choices that differ are in more of the bad builds than of the good ones"
-    )
+    console.say(f"  {len(shown)} of {len(rows)} differing choices are more frequent in bad builds")
     lines = [(row["layer"], row["choice"], f"{row['bad']} of {bads}", f"{row['good']} of {goods}") for row in shown]
     if lines:
         console.table(("layer", "choice", "bad", "good"), lines, _SHOWN)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A build with some choices pinned and some forbidden.
+
+    Attributes:
+        title: A short description.
+        pins: The choices that it must make.
+        bans: The choices that it must not make.
+        units: The bad build's choices that are pinned, as units of the search.
+        repetition: The number of this build among several alike, from 1; 0 if there is one.
+    """
+
+    title: str
+    pins: tuple[Choice, ...] = ()
+    bans: tuple[Choice, ...] = ()
+    units: Subset = frozenset()
+    repetition: int = 0
+
+
+Bench = Callable[[Held], tuple[Verdict, frozenset[Choice]]]
+"""Builds; returns the verdict of the build, and its choices."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Choices that make a build bad.
+
+    Attributes:
+        choices: The choices, which make it bad together; empty if none were found.
+        proven: Whether a good build with them pinned is bad, the same build with them forbidden is good, and each is needed.
+        why: Why it is not proven, or why none were found.
+    """
+
+    choices: frozenset[Choice]
+    proven: bool
+    why: str | None = None
+
+
+def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reason]:
+    """Return the reasons of the bad builds.
+
+    Args:
+        bench: Builds.
+        builds: The builds seen; at least one is good.
+        tries: The number of builds with only the reason pinned, which confirm that it is complete.
+
+    Returns:
+        The reasons; the last one has no choices if a bad build cannot be explained.
+    """
+    reasons: list[Reason] = []
+    goods = [_pinnable(build.choices) for build in builds if build.good]
+    bads = [build for build in builds if not build.good]
+    for build in sorted(bads, key=lambda each: (not _pinnable(each.choices), len(_pinnable(each.choices)))):
+        if any(reason.choices and reason.choices <= build.choices for reason in reasons):
+            continue
+        if len(reasons) == MOST_REASONS:
+            break
+        reasons.append(_explained(bench, build, list(goods), tries))
+        if not reasons[-1].choices:
+            break
+    return reasons
+
+
+def _pinnable(choices: frozenset[Choice]) -> Places:
+    return {(choice.layer, choice.kind): choice for choice in sorted(choices) if choice.pins}
+
+
+def _explained(bench: Bench, bad: Build, goods: list[Places], tries: int) -> Reason:
+    """Return the fewest choices that make a good build bad, confirmed by builds in which nothing else is pinned.
+
+    If such a build is good, the reason is incomplete, and the search goes on with that build as another good one.
+    """
+    chosen = _pinnable(bad.choices)
+    reason = _explain(bench, bad.name, chosen, goods)
+    for _ in range(MOST_REASONS):
+        good = _passing(bench, reason, chosen, tries) if reason.proven else None
+        if good is None:
+            return reason
+        if good in goods:
+            break
+        goods.append(good)
+        reason = _explain(bench, bad.name, chosen, goods)
+    return replace(
+        reason, proven=False, why="some builds with these choices pinned are good, so something else is needed"
+    )
+
+
+def _passing(bench: Bench, reason: Reason, chosen: Places, tries: int) -> Places | None:
+    """Return the choices of a good build in which only a reason is pinned; ``None`` if there is no such build.
+
+    The first build avoids the bad build's other choices if possible, because a frequent choice may be in all other builds.
+    """
+    others = tuple(choice for choice in chosen.values() if choice not in reason.choices)
+    for number in range(1, tries + 1):
+        title, bans = f"only the reason pinned, build {number}", others if number == 1 else ()
+        verdict, chose = bench(Held(title, tuple(sorted(reason.choices)), bans, repetition=number))
+        if verdict is Verdict.PASS:
+            return _pinnable(chose)
+    return None
+
+
+def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:
+    """Return the fewest choices of a bad build that make a good one bad."""
+    why = f"{name} has no choice that can be pinned, for example because it ended before it chose"
+    for good in _others(bad, goods) if bad else ():
+        places = [place for place, choice in bad.items() if good.get(place) != choice]
+        why = "it made the same choices as a good build, as far as they can be pinned"
+        if not places:
+            continue
+
+        def held(units: Subset, good: Places = good, places: Sequence[Place] = places) -> Held:
+            turned = {places[unit] for unit in units}
+            pins = (*(bad[place] for place in places if place in turned), *_rest(good, turned))
+            return Held(
+                f"{len(units)} of {len(places)} choices of {name}, the others of good builds", pins, units=units
+            )
+
+        if bench(held(frozenset(range(len(places)))))[0] is not Verdict.FAIL:
+            why = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
+            break
+        if bench(held(frozenset()))[0] is not Verdict.PASS:
+            why = "with all pinnable choices of a good build, the build is not good, so something else decides"
+            continue
+        found = minimise(range(len(places)), lambda units, held=held: bench(held(units))[0])  # type: ignore[misc]
+        turned = {places[unit] for unit in found.units}
+        choices = frozenset(bad[place] for place in turned)
+        _, chose = bench(held(found.units))
+        if not choices <= chose:
+            missing = ", ".join(f"{each.layer}: {each.said}" for each in sorted(choices - chose))
+            return Reason(choices, proven=False, why=f"the build with it pinned does not report the choice {missing}")
+        title = f"choices of good builds, {len(choices)} of {name} forbidden"
+        verdict, chose = bench(Held(title, _rest(good, turned), tuple(sorted(choices))))
+        if verdict is Verdict.PASS and not choices & chose:
+            return Reason(choices, found.proven, found.why)
+        why = "with it forbidden, the build is bad too" if verdict is Verdict.FAIL else "the target cannot forbid it"
+        return Reason(choices, proven=False, why=why)
+    return Reason(frozenset(), proven=False, why=why)
+
+
+def _rest(good: Places, turned: set[Place]) -> tuple[Choice, ...]:
+    return tuple(choice for place, choice in good.items() if place not in turned)
+
+
+def _others(bad: Places, goods: Sequence[Places]) -> list[Places]:
+    """Return replacements for a bad build's choices: the most usual other choice at each place, then the nearest good build.
+
+    The first has none of the bad build's choices where possible, so that choices that are bad only together are all replaced.
+    """
+    seen: dict[Place, Counter[Choice]] = {}
+    for good in goods:
+        for place, choice in good.items():
+            seen.setdefault(place, Counter())[choice] += 1
+    unlike = {
+        place: max(counts, key=lambda choice: (choice != bad.get(place), counts[choice], choice))
+        for place, counts in seen.items()
+    }
+    return [unlike, min(goods, key=lambda good: sum(good.get(place) != choice for place, choice in bad.items()))]
+
+
 def diff_builds(builds: Sequence[Build], console: Console, result: Result) -> Result:
-    """Report which layers, tactics, precisions, formats and fusions the bad builds have and the good ones do not."""
+    """Report the layers, tactics, precisions, formats and fusions of bad builds that good ones lack."""
     goods, bads = _count(builds)
     layers = [
         {choice.layer for build in builds if build.good is side for choice in build.choices} for side in (True, False)
     ]
     if all(layers) and not set.intersection(*layers):
-        console.warn("no layer is in good builds and in bad ones: are they of one model?")
+        console.warn("good and bad builds have no layer in common; are they of one model?")
     rows = compare_builds(builds)
     console.step(f"{goods} good and {bads} bad builds")
     tell_choices(builds, rows, console)
@@ -109,37 +276,33 @@ def diff_builds(builds: Sequence[Build], console: Console, result: Result) -> Re
     result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
     result.extra["builds"] = [{"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds]
     result.status, result.minimality = ("found" if only else "not_reproduced"), "1-minimal"
-    result.why = None if only else "no choice is made by bad builds alone"
+    result.why = None if only else "no choice is in bad builds only"
     every = sum(row["bad"] == bads for row in only)
-    console.answer(
-        f"{len(only)} choices in bad builds alone, {every} of them in every one. `bisect-trt repeat` proves which is the reason."
-        if only
-        else "No choice is made by bad builds alone."
-    )
+    said = f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
+    console.answer(said if only else "No choice is in bad builds only.")
     return result
 
 
 def gather(
     paths: Sequence[Path], good: Sequence[Path], bad: Sequence[Path], warn: Callable[[str], None]
 ) -> list[Build]:
-    """The builds in files and folders, each once.
+    """Return the builds in files and folders, each once.
 
     Args:
-        paths: Folders that hold ``good`` and ``bad``, as the run of ``repeat``; or two others, the first of which is good.
+        paths: Folders with ``good`` and ``bad`` in them, as the run of ``repeat``; or two paths, the first of good builds.
         good: Files and folders of good builds.
-        bad: Those of bad ones.
-        warn: Called with what is left out.
+        bad: Files and folders of bad builds.
+        warn: Called with a sentence for each file that is skipped.
 
     Raises:
-        UnavailableError: One is not there, or has no build.
-        UsageError: Whether one is good or bad is not known.
+        UnavailableError: A path does not exist, or has no build.
+        UsageError: The paths do not say which builds are good.
     """
     both = [path for path in paths if (path / "good").is_dir() or (len(paths) == 1 and path.is_dir())]
     others = [path for path in paths if path not in both]
     if others and (len(others) != 2 or both or good or bad):
         raise MissingOptionError(
-            f"whether {others[0]} is of good builds or of bad ones is not known: give two, the good one first, or use --good "
-            "and --bad."
+            f"{others[0]} may be of good or of bad builds; give two paths, the good one first, or use --good and --bad."
         )
     sides = {
         True: [*good, *(path / "good" for path in both), *others[:1]],
@@ -150,16 +313,16 @@ def gather(
         for file, choices in (each for path in found for each in _read(path, warn)):
             builds.setdefault((side, file.resolve()), Build(str(file), side, choices))
         if not any(build.good is side for build in builds.values()):
-            where = ", ".join(map(str, found)) or "what was given"
+            where = ", ".join(map(str, found)) or "the command line"
             raise UnreadableFileError(f"{where} has no {'good' if side else 'bad'} build with choices; give {_FILES}.")
     return [*builds.values()]
 
 
 def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset[Choice]]]:
-    """The choices of the builds in a file, or in a folder; of each build in a folder from the file with most of them.
+    """Return the choices of the builds in a file or in a folder, for each build from its most complete file.
 
     Raises:
-        UnavailableError: It is not there, or the file has no build.
+        UnavailableError: The file does not exist, or has no build.
     """
     if not path.is_dir():
         choices = _read_file(path)
@@ -178,15 +341,15 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
         if choices is not None:
             found.append((file, choices))
         elif file in records:
-            warn(f"{file} is left out: it is not a whole file of choices")
+            warn(f"{file} is skipped: it is incomplete")
     return found
 
 
 def describe_choices(path: Path) -> dict[str, Any]:
-    """The choices of a build in a file, as plain values: ``layers``, each with its ``name`` and its choices by kind.
+    """Return the choices of a build as plain values: ``layers``, each with its ``name`` and its choices by kind.
 
     Raises:
-        UnavailableError: It is not there, or has no build.
+        UnavailableError: The file does not exist, or has no build.
     """
     layers: dict[str, dict[str, str]] = {}
     ((_, choices),) = _read(path, lambda _: None)
@@ -199,7 +362,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     """Return the inputs, outputs and layers of an engine, read by TensorRT in a worker process.
 
     Raises:
-        UnavailableError: There is no TensorRT or no GPU, or the engine is not for this one.
+        UnavailableError: TensorRT or a GPU is missing, or the engine is for another GPU.
     """
     if not path.is_file():
         raise UnreadableFileError(f"{path}: no such file; give the path of a TensorRT engine.")
@@ -213,7 +376,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> frozenset[Choice] | None:
-    """The choices of a build in a file; ``None`` if the file is of no known kind.
+    """Return the choices of a build in a file; ``None`` if the kind of the file is unknown.
 
     Raises:
         UnavailableError: It cannot be read.
@@ -245,12 +408,12 @@ def run(call: Call) -> Result:
     """Show the choices that bad builds made and good ones did not.
 
     Raises:
-        UsageError: No builds are named, or not which are good.
+        UsageError: No builds are given, or not which of them are good.
         UnavailableError: A file cannot be read.
     """
     own = call[Diff]
     if not (own.paths or own.good or own.bad):
         raise MissingOptionError(
-            "there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files."
+            "no builds to compare; give a run of `bisect-trt repeat`, or files of good and bad builds."
         )
     return diff_builds(gather(own.paths, own.good, own.bad, call.console.warn), call.console, call.result)

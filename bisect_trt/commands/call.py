@@ -12,26 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding, bind_function
-from bisect_trt.commands.checks import make_prober
-from bisect_trt.commands.metric import note_first
-from bisect_trt.commands.places import open_places
+from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding, bind_function, open_places
+from bisect_trt.commands.checks import (
+    CheckSettings,
+    make_prober,
+    tolerance_options,
+)
 from bisect_trt.commands.preflight import require_fit
 from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import (
-    CheckSettings,
-    ModelSettings,
-    tolerance_options,
-)
 from bisect_trt.commands.source import Source
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.compare import CompareOptions
-from bisect_trt.options.metric import MetricOptions
-from bisect_trt.options.oracle import Oracle
-from bisect_trt.options.shared import CheckOptions, Data, Places, Search
+from bisect_trt.options.compare import CompareOptions, MetricOptions
+from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
 from bisect_trt.options.spec import Params, changed
 from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.claim import claimed_path, claimed_run
@@ -295,7 +290,7 @@ class Call:
             with recorded(session, target or check.target):
                 yield session
         finally:
-            note_first(prober, self.result)
+            session.note_score()
             prober.ledger.close()
 
 

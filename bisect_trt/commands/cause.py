@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
 from bisect_trt.onnxlib.nodes import all_nodes

@@ -1,91 +1,184 @@
-"""Choose the check, and who is told of its probes."""
+"""The check of a command: what decides whether a candidate fails, and the prober that asks it."""
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.commands.metric import metric_check
 from bisect_trt.commands.preflight import require_fit, require_reference
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ConflictError, MissingOptionError, OutputFileError
-from bisect_trt.options.shared import CheckOptions, Search
+from bisect_trt.errors import (
+    ConflictError,
+    MissingOptionError,
+    ModelRefusedError,
+    OutputFileError,
+    UnsuitableModelError,
+)
+from bisect_trt.onnxlib.cut import between, nothing_stored, splice
+from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.options.compare import CompareOptions, MetricOptions
+from bisect_trt.options.shared import CheckOptions, Oracle, Search
+from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
+from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
+from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import check_script
+from bisect_trt.tensors.inputs import labelled_inputs
+from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import workers_within
+from bisect_trt.worker.protocol import Failed, RunEach
 
 FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 """The folders that files of probes go to, by verdict."""
+_PLACEHOLDERS = ("{model}", "{dir}", "{engine}")
+"""A command with one of these gets the candidate's path; other commands read it from a fixed path."""
+_CHUNK = 64
+"""Samples that the reference runs in one request."""
+_FEW = 30
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What decides whether a candidate fails.
+
+    Attributes:
+        options: The options of the check; ``timeout`` also applies to the built-in comparison.
+        argv: The user's command; empty without one.
+        target: The runtime that the built-in check compares with the reference; ``None`` without one.
+        tolerance: The tolerances of that comparison.
+        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
+        timed: Whether the built-in comparison measures the latency of a candidate.
+        metric: The metric that replaces the tolerances, if one does.
+        function: A Python function that decides; see ``FunctionCheck``.
+        oracle: The oracle of another package that decides, if one does.
+    """
+
+    options: CheckOptions = field(default_factory=CheckOptions)
+    argv: tuple[str, ...] = ()
+    target: TargetSettings | None = None
+    tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
+    by_layer: bool = False
+    timed: bool = False
+    metric: MetricOptions | None = None
+    function: Callable[..., object] | None = None
+    oracle: Oracle | None = None
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds a candidate may take."""
+        return self.options.timeout
+
+    def without_target(self, console: Console) -> CheckSettings:
+        """Return the check without a target that a check command makes useless; prints that."""
+        if not self.argv or self.target is None:
+            return self
+        console.say(f"{' '.join(self.target.flags())} has no effect beside --check")
+        return replace(self, target=None)
+
+    def how_to(self, command: str, model: Path, inputs: Path, places: Sequence[str]) -> str:
+        """Return the command line, or the Python call, that runs ``reduce`` or ``repeat`` with this check on some inputs."""
+        if self.function is not None:
+            name = getattr(self.function, "__name__", "check")
+            return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
+        conditions = replace(self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir)
+        words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
+        words += [*places, "--load-inputs", str(inputs), *written(conditions)]
+        return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
+
+    @property
+    def fixed_path(self) -> Path | None:
+        """The path that every candidate is written to, if the check does not receive paths."""
+        if self.options.candidate is not None:
+            return self.options.candidate
+        if not self.argv and not (self.target is None and self.function is None and self.oracle is None):
+            return None
+        if any(name in word for word in self.argv for name in _PLACEHOLDERS):
+            return None
+        # A command written for Polygraphy reads Polygraphy's file.
+        return POLYGRAPHYS_PATH if any(POLYGRAPHYS_PATH.name in word for word in self.argv) else FIXED_PATH
+
+
+def tolerance_options(
+    compare: CompareOptions, target: TargetSettings | None, *, nonfinite_equal: bool = True
+) -> ToleranceOptions:
+    """Return the tolerances for a target.
+
+    Raises:
+        UsageError: Options conflict, or the comparison script does not exist.
+    """
+    compare.check()
+    if compare.compare_func_script is not None:
+        check_script(compare.compare_func_script)
+    return ToleranceOptions(**vars(compare), precision=_coarsest(target), nonfinite_equal=nonfinite_equal)
+
+
+def _coarsest(target: TargetSettings | None) -> Precision:
+    """Return the coarsest precision that a target may compute in; 8-bit types count as bfloat16, which has as few digits."""
+    low = frozenset(target.low_precisions if target is not None else ())
+    if low & {"bf16", "fp8", "int8"}:
+        return Precision.BF16
+    return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
 
 
 def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
-    """The user's function or command, else the built-in comparison, else the user.
+    """Return the user's function or command, else the built-in comparison, else a prompt.
 
     Raises:
-        UsageError: There is none of the three, or an option does not fit the one there is.
+        UsageError: None of them is possible, or an option of commands is given without one.
     """
+    own, target = settings.options, settings.target
     if settings.oracle is not None:
         return settings.oracle.check(settings, workers)
     if settings.function is not None:
         return FunctionCheck(settings.function)
     if settings.argv:
-        return _command_check(settings, workers)
-    own = settings.options
+        command = CommandCheck(
+            settings.argv,
+            tuple(own.fail_code),
+            tuple(own.ignore_fail_code),
+            tuple(map(re.compile, own.fail_regex)),
+            settings.timeout,
+            workers.memory_limit,
+        )
+        return EngineCheck(workers, target, command) if settings.by_layer and target is not None else command
     for name in ("fail_regex", "fail_code", "ignore_fail_code"):
         if getattr(own, name):
             raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
-    if settings.target is not None:
-        cache, timed = EngineCache() if settings.by_layer else None, settings.timed
-        return BuiltinCheck(
-            workers, settings.target, settings.tolerance, settings.timeout, timed=timed, engine_cache=cache
-        )
+    if target is not None:
+        cache = EngineCache() if settings.by_layer else None
+        known = settings.tolerance, settings.timeout
+        return BuiltinCheck(workers, target, *known, timed=settings.timed, engine_cache=cache)
     if not is_interactive():
         raise MissingOptionError(
-            "there is nothing to check with: give a --check command, or a target such as --onnxrt; without either you are "
-            "asked, which needs a terminal."
+            "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
         )
     return PromptCheck()
 
 
-def _command_check(settings: CheckSettings, workers: WorkerPool) -> Check:
-    """The user's command, given candidates or their engines.
-
-    Raises:
-        UsageError: An option does not fit.
-    """
-    own = settings.options
-    command = CommandCheck(
-        settings.argv,
-        tuple(own.fail_code),
-        tuple(own.ignore_fail_code),
-        tuple(map(re.compile, own.fail_regex)),
-        settings.timeout,
-        workers.memory_limit,
-    )
-    if settings.by_layer and settings.target is not None:
-        return EngineCheck(workers, settings.target, command)
-    return command
-
-
 class _Nothing:
-    """No activations."""
+    """A reference without activations."""
 
     more = ()
 
-    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - there is none
-        """None."""
+    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - it has none
+        """Return no values."""
         return {}
 
 
@@ -93,7 +186,7 @@ class CheckLeavings(Watcher):
     """Sorts the files that a check left by verdict."""
 
     def __init__(self, options: CheckOptions) -> None:
-        """``options`` says which files, and where they go."""
+        """``options`` has the files and the folder they go to."""
         self._options = options
 
     def probed(self, record: Record) -> None:
@@ -120,15 +213,19 @@ def make_prober(
     *,
     fed: bool = True,
 ) -> Prober:
-    """A prober with the check that was asked for.
+    """Return a prober for a check.
 
     Args:
-        settings: What says good or bad.
-        search: How the search is run.
+        settings: The check.
+        search: The options of the search.
         subject: The model.
-        console: Who is told.
-        elsewhere: Makes of the check one that is run where the target need not be the one that is here.
-        fed: Whether candidates are fed the reference's activations; else each brings values of its own.
+        console: Prints the probes.
+        elsewhere: Wraps the check for environments in which the target may not be the one that is installed here.
+        fed: Whether candidates are fed the reference's activations; else each has values of its own.
+
+    Raises:
+        UsageError: An option does not fit the check or the model.
+        UnavailableError: The target or the reference cannot run the model.
     """
     check = make_check(settings, subject.workers)
     if elsewhere is not None:
@@ -138,20 +235,104 @@ def make_prober(
         require_fit(subject, check.target)
         if fed and not check.target.target.compiles:
             require_reference(subject)
-        # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
+        # Without a measured failure rate, a crash is confirmed: another process may have caused it.
         check = replace(check, confirm=search.repeat == 1)
         if settings.metric is not None:
             check = metric_check(subject, check, settings.metric)
     elif subject.workers.places:
-        raise ConflictError(
-            "--on is where a target runs, and a check runs here: drop --on, or name a target and no check."
-        )
+        raise ConflictError("--on runs a target elsewhere, and a check runs here; drop --on, or use a target.")
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
-        workers = 1  # what lies at a fixed path is there for one at a time
+        workers = 1  # a fixed path holds one candidate at a time
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     for title in ledger.unfinished.values():
-        console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
+        console.say(f"  unfinished when the run ended, and probed again if needed: {title}")
     return Prober(runner, ledger, workers)
+
+
+def make_scale(subject: Subject, options: MetricOptions) -> Scale:
+    """Write the set of samples, run the reference on it, and score its outputs.
+
+    Args:
+        subject: The model and the source of its inputs.
+        options: The metric and its bound.
+
+    Raises:
+        UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
+        UnavailableError: The reference does not run on a sample.
+    """
+    console, asked = subject.console, options.metric
+    assert asked is not None, "there is no scale without a metric"
+    metric = find_metric(asked, lower_is_better=options.lower_is_better)
+    samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
+    data = Evaluation.write(subject.workspace.scratch("metric"), samples)
+    model, runtime = subject.models.write("scored", subject.truth.proto), subject.models.reference
+    for start in range(0, data.count, _CHUNK):
+        places = range(start, min(start + _CHUNK, data.count))
+        files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
+        reply = subject.workers.ask(RunEach(runtime, model, *files), here=True)
+        if isinstance(reply, Failed):
+            raise ModelRefusedError(
+                f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "
+                "cannot run."
+            )
+    reference = data.score(metric, lambda place: dict(data.reference(place)))
+    bound = options.bound(reference, lower_is_better=metric.lower_is_better)
+    _check_reference(metric, reference, bound, drop=options.max_drop is not None)
+    limit = "most" if metric.lower_is_better else "least"
+    bounded = "" if bound is None else f"; required: at {limit} {metric.say(bound)}"
+    labels = "" if data.labelled or asked.endswith(".py") else " (no labels: its own outputs are the labels)"
+    console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
+    if data.count < _FEW and bound is not None:
+        console.warn(f"{data.count} samples are few for a metric; give more (--data-loader-script, --iterations)")
+    return Scale(metric, asked, data, reference, bound, runtime)
+
+
+def _check_reference(metric: Metric, reference: float, bound: float | None, *, drop: bool) -> None:
+    """Check that the reference meets the bound itself.
+
+    Raises:
+        UsageError: It does not.
+    """
+    name, worse = f"{metric.name} of the reference", metric.lower_is_better
+    if math.isnan(reference):
+        fix = "correct the metric" if metric.of_set is not None else "no label of the set counts; correct the loader"
+        raise UnsuitableModelError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
+    if math.isinf(reference) and drop:
+        raise UnsuitableModelError(
+            f"{name} is {reference:g}, so a drop from it is undefined; use --{'max' if worse else 'min'} instead of "
+            "--max-drop."
+        )
+    if bound is not None and (reference > bound if worse else reference < bound):
+        raise UnsuitableModelError(
+            f"{name} is {metric.say(reference)}, worse than the bound {metric.say(bound)}; give a weaker bound, or "
+            "--max-drop."
+        )
+
+
+def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -> MetricCheck:
+    """Return the check by a metric.
+
+    Raises:
+        UsageError: As :func:`make_scale`.
+        UnavailableError: As :func:`make_scale`.
+    """
+    network = subject.network
+
+    def part(inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
+        if not outputs:
+            return None
+        return splice(network, between(network, tuple(inputs), tuple(outputs)), subject.infos, nothing_stored).proto
+
+    def rest(piece: onnx.ModelProto) -> tuple[onnx.ModelProto | None, onnx.ModelProto | None]:
+        """Return the parts of the model before and after a piece of it."""
+        weights = {entry.name for entry in piece.graph.initializer}
+        fed = [value.name for value in piece.graph.input if value.name not in weights]
+        made = [value.name for value in piece.graph.output]
+        inner = [name for name in fed if name not in network.inputs]
+        ends = [name for name in network.outputs if name not in made and name in network.producer]
+        return part((), inner), part([name for name in made if name in network.producer], ends)
+
+    return MetricCheck(runs, make_scale(subject, options), rest)

@@ -2,7 +2,7 @@
 
 The command line, the Python function and ``docs/reference.md`` are derived from it. A package adds a command by an entry point
 of the group ``bisect_trt.commands``, which has the command's name and is a :class:`Command`; and an oracle by one of the group
-``bisect_trt.oracles``, which is an :class:`~bisect_trt.options.oracle.Oracle`.
+``bisect_trt.oracles``, which is an :class:`~bisect_trt.options.shared.Oracle`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bisect_trt.options import commands, searches
-from bisect_trt.options.compare import CompareOptions
-from bisect_trt.options.metric import MetricOptions
-from bisect_trt.options.oracle import Oracle
+from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, General, Places, Plots, Search
+from bisect_trt.options.shared import CheckOptions, Data, General, Oracle, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded
 from bisect_trt.targets.options import Target
@@ -74,7 +72,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     "Find": {
         "diagnose": ((searches.Diagnose, *_METRIC), "diagnose:run", "reproducer"),
         "reduce": ((searches.Reduce, *_CHECKS, *_METRIC), "reduce:run", "reduced.onnx"),
-        "layerwise": ((searches.Layerwise, *_TESTED, MetricOptions, Data, General), "layerwise:run", None),
+        "layerwise": ((searches.Layerwise, *_TESTED, Data, General), "layerwise:run", None),
         "run": (_COMPARE, "run:run", None),
     },
     "Explain": {

@@ -10,8 +10,7 @@ from typing import Literal
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.preflight import require_target
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError
 from bisect_trt.onnxlib.cleanup import sort_nodes
 from bisect_trt.onnxlib.cut import extract

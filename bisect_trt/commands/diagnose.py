@@ -11,10 +11,11 @@ from typing import Any
 from bisect_trt.commands.arbitration import Fault, arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
 from bisect_trt.commands.layerwise import tell, to_json
 from bisect_trt.commands.marking import LayerComparison
-from bisect_trt.commands.metric_commands import diagnose_metric
+from bisect_trt.commands.metric import diagnose_metric
 from bisect_trt.commands.minimal_case import (
     HELD,
     Suspects,
@@ -31,13 +32,11 @@ from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.reproducer import Delivered, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.shrink import shrink
 from bisect_trt.commands.workarounds import after_diagnosis
 from bisect_trt.mixed_precision.fix import find_fix
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.options.choices import Mode
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
@@ -46,7 +45,7 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Minimum, Mode
 from bisect_trt.targets.options import Target
 from bisect_trt.worker.place import rerun_command
 

@@ -11,16 +11,21 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bisect_trt.commands.binding import open_places
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.places import look_there, open_places
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import BisectError, PlaceError, UnavailableError
 from bisect_trt.options.shared import Places
 from bisect_trt.plugins import FAILED, conflicting_builds
+from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, environment
 from bisect_trt.targets import find, names
+from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.guard import scratch
+from bisect_trt.worker.place import Place
+from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import module_command, run_to_end
+from bisect_trt.worker.protocol import About, Failed, Look
 
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
@@ -57,6 +62,51 @@ def run(call: Call) -> Result:
         console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
     result.status, result.minimality = "found", "1-minimal"
     return result
+
+
+def look_there(folder: Path, places: Sequence[Place], console: Console, result: Result) -> Result:
+    """Say what there is in places, and which targets run there; what ``doctor --on`` prints.
+
+    Args:
+        folder: Where the log of the workers goes.
+        places: The places.
+        console: Who is told.
+        result: Gets ``places``: of each what it says of itself, and under ``targets`` why one cannot be used there or ``None``.
+
+    Raises:
+        UnavailableError: A place is not there.
+    """
+    packages, found = (*dict.fromkeys([*_all_packages(), "numpy"]),), []
+    with WorkerPool(folder, places=places) as workers:
+        for place in dict.fromkeys(places):
+            reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
+            if isinstance(reply, Failed):
+                raise PlaceError(f"{place.said} cannot be used: {reply.message}.")
+            targets = {
+                f"--{plugin.name}": _missing(workers, plugin.name, place) for plugin in selectable() if plugin.sent
+            }
+            found.append({**reply.to_json(), "said": reply.describe(), "targets": targets})
+            for name, value in reply.table().items():
+                console.answer(f"{name}: {place.said if name == 'place' else value}")
+            console.answer(f"host: {reply.found['host']}; interpreter: {reply.found['executable']}")
+            for target, missing in targets.items():
+                console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
+    result.extra["places"] = found
+    result.status, result.minimality = "found", "1-minimal"
+    return result
+
+
+def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
+    """Why a target cannot be used in a place; ``None`` if it can."""
+    try:
+        reply = workers.ask(About(TargetSettings(target)), place=place)
+    except BisectError as error:
+        return str(error)
+    return reply.message if isinstance(reply, Failed) else None
+
+
+def _all_packages() -> list[str]:
+    return [package.name for plugin in selectable() for package in plugin.packages]
 
 
 def _is_shown(name: str) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate

@@ -12,16 +12,14 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers, compare_own
-from bisect_trt.commands.metric_commands import layerwise_scored
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
-from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
@@ -39,15 +37,10 @@ def run(call: Call) -> Result:
         UnavailableError: The target or the reference cannot run the model.
     """
     own, target = call[Layerwise], call[Target].required()
-    tolerance, metric = tolerance_options(call[CompareOptions], target), call.metric()
+    tolerance = tolerance_options(call[CompareOptions], target)
     call.open()
-    if metric is None:
-        with call.examined(own.timeout, target) as session:
-            return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
-    call.options.change(Search, confidence=1.0)  # each verdict is of the whole set
-    check = CheckSettings(CheckOptions(timeout=own.timeout), target=target, metric=metric)
-    with call.searching(check) as session:
-        return layerwise_scored(session)
+    with call.examined(own.timeout, target) as session:
+        return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
 
 
 def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Result:

@@ -1,151 +1,179 @@
-"""The check by a metric: the set on the disk, the score of the reference on it, and the bound that follows."""
+"""``run`` and ``diagnose`` with ``--metric``: score the whole set, and find the layers that lower the metric.
+
+A piece of a model has no metric, so ``diagnose`` writes the command that scores the whole model instead of a script.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import shlex
+from typing import TYPE_CHECKING, Any
 
-import onnx
-
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
-from bisect_trt.onnxlib.cut import between, nothing_stored, splice
-from bisect_trt.onnxlib.shapes import input_infos
-from bisect_trt.options.metric import MetricOptions
+from bisect_trt.commands.checks import make_scale
+from bisect_trt.commands.preflight import advised
+from bisect_trt.commands.reduce import deliver, find_minimum, smallest
+from bisect_trt.commands.reproducer import make_folder
+from bisect_trt.commands.session import Case, Session, saving_best
+from bisect_trt.errors import ModelRefusedError, OutputFileError
+from bisect_trt.mixed_precision.fix import MIXED, find_fix
+from bisect_trt.options.compare import MetricOptions
+from bisect_trt.options.searches import Reduce
+from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.metric_check import MetricCheck, Scale
-from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.prober import Prober
-from bisect_trt.report.result import Result
-from bisect_trt.tensors.inputs import labelled_inputs
-from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
-from bisect_trt.worker.protocol import Failed, RunEach
+from bisect_trt.probe.metric_check import MetricCheck
+from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.reproducer import ISSUE, MODEL, pack
+from bisect_trt.report.result import Result, environment
+from bisect_trt.report.text import block, code, plain, prose, table
+from bisect_trt.search.oracle import Oracle, Subset, about_units
+from bisect_trt.search.strategy import shortest_failing_prefix
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.protocol import Failed, Score, Scored
 
-_CHUNK = 64
-"""Samples that the reference runs in one request: each takes at most what a model may take."""
-_FEW = 30
+if TYPE_CHECKING:
+    from bisect_trt.commands.diagnose import DiagnoseSettings
 
 
-def make_scale(subject: Subject, options: MetricOptions) -> Scale:
-    """Write the set, run the reference on it, and score its outputs.
-
-    Args:
-        subject: The model, and where the set comes from.
-        options: The metric, and how good it has to be.
+def score(session: Session, target: TargetSettings, metric: MetricOptions, timeout: float | None) -> Result:
+    """Score the target on the whole set.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
-        UnavailableError: The reference does not run on a sample.
+        UnavailableError: The reference or a target cannot run the model.
     """
-    console, given, asked = subject.console, subject.settings.data, options.metric
-    assert asked is not None, "there is no scale without a metric"
-    metric = find_metric(asked, lower_is_better=options.lower_is_better)
-    samples = labelled_inputs(input_infos(subject.network), given)
-    data = Evaluation.write(subject.workspace.scratch("metric"), samples)
-    _run_reference(subject, data)
-    reference, _ = data.score(metric, lambda place: dict(data.reference(place)))
-    bound = options.bound(reference, lower_is_better=metric.lower_is_better)
-    _check_reference(metric, reference, bound, drop=options.max_drop is not None)
-    limit = "most" if metric.lower_is_better else "least"
-    bounded = "" if bound is None else f"; it must be at {limit} {metric.say(bound)}"
-    labels = "" if data.labelled or asked.endswith(".py") else " (no labels, so its own outputs stand for them)"
-    console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
-    if data.count < _FEW and bound is not None:
-        console.warn(
-            f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
-        )
-    return Scale(metric, asked, data, reference, bound, subject.models.reference)
-
-
-def _run_reference(subject: Subject, data: Evaluation) -> None:
-    model = subject.models.write("scored", subject.truth.proto)
-    for start in range(0, data.count, _CHUNK):
-        places = range(start, min(start + _CHUNK, data.count))
-        files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        reply = subject.workers.ask(RunEach(subject.models.reference, model, *files), here=True)
-        if isinstance(reply, Failed):
-            raise ModelRefusedError(
-                f"the reference cannot run the model on all samples of the set: {reply.message}. Leave out the samples that it "
-                "does not run on."
-            )
-
-
-def _check_reference(metric: Metric, reference: float, bound: float | None, *, drop: bool) -> None:
-    """Check that the reference is as good as a candidate has to be.
-
-    Raises:
-        UsageError: It is not.
-    """
-    name, worse = f"{metric.name} of the reference", metric.lower_is_better
-    if math.isnan(reference):
-        fix = "correct the metric" if metric.of_set is not None else "no label of the set counts; correct the loader"
-        raise UnsuitableModelError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
-    if math.isinf(reference) and drop:
-        raise UnsuitableModelError(
-            f"{name} is {reference:g}, from which no drop can be measured; give --{'max' if worse else 'min'} instead of "
-            "--max-drop."
-        )
-    if bound is not None and (reference > bound if worse else reference < bound):
-        raise UnsuitableModelError(
-            f"{name} itself is {metric.say(reference)}, which is worse than {metric.say(bound)}; give a weaker bound, or "
-            "--max-drop."
-        )
-
-
-def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -> MetricCheck:
-    """Return the check by a metric.
-
-    Raises:
-        UsageError: As :func:`make_scale`.
-        UnavailableError: As :func:`make_scale`.
-    """
-    network = subject.network
-
-    def part(inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
-        if not outputs:
-            return None
-        return splice(network, between(network, tuple(inputs), tuple(outputs)), subject.infos, nothing_stored).proto
-
-    def rest(piece: onnx.ModelProto) -> tuple[onnx.ModelProto | None, onnx.ModelProto | None]:
-        """Return the parts of the model before and after a piece of it."""
-        weights = {entry.name for entry in piece.graph.initializer}
-        fed = [value.name for value in piece.graph.input if value.name not in weights]
-        made = [value.name for value in piece.graph.output]
-        inner = [name for name in fed if name not in network.inputs]
-        ends = [name for name in network.outputs if name not in made and name in network.producer]
-        return part((), inner), part([n for n in made if n in network.producer], ends)
-
-    return MetricCheck(runs, make_scale(subject, options), rest)
-
-
-def measure_whole(session: Session, candidate: Candidate) -> None:
-    """Put the score of a candidate on the whole set into the result, if the check is a metric."""
-    prober, result, console = session.prober, session.result, session.console
-    check = prober.runner.check
-    if not isinstance(check, MetricCheck):
-        return
-    scale, original = check.scale, session.outcome(prober.ledger.records[0]).metric
-    measured = check.measure(prober.runner.write(candidate))
+    subject, console, result = session.subject, session.console, session.result
+    model = subject.models.write("measured", subject.network.proto)
+    scale = make_scale(subject, metric)
+    console.step(f"{target.describe()}, on all {scale.data.count} samples")
+    measured = subject.workers.ask(Score(target, model, scale.scoring()), timeout)
     if isinstance(measured, Failed):
-        console.warn(f"the answer could not be scored on the whole set: {measured.message}")
-        return
-    result.extra["metric"] = scale.to_json(measured) | {
-        "original": None if original is None else original["candidate"],
-        "probes": [
-            {"probe": record.number, "candidate": seen["candidate"]}
-            for record in prober.ledger.records
-            if (seen := session.outcome(record).metric) is not None
-        ],
-    }
-    console.answer(f"  {scale.describe(measured)}; the reference has {scale.metric.say(scale.reference)}")
+        raise ModelRefusedError(f"the target cannot run {subject.settings.path}: {measured.message}.")
+    lost = measured.value - scale.reference  # NaN where both are infinite
+    change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
+    equal = measured.value == scale.reference
+    console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
+    result.extra |= {"metric": scale.to_json(measured), "comparisons": []}
+    failed = result.extra["metric"]["passed"] is False
+    result.status, result.minimality = "not_reproduced" if failed else "found", "1-minimal"
+    return result
 
 
-def note_first(prober: Prober, result: Result) -> None:
-    """Put the score of the first candidate into a result that ends before there is an answer."""
-    if "metric" in result.extra or not isinstance(prober.runner.check, MetricCheck):
-        return
-    outcomes = (prober.ledger.outcome(record.key) for record in prober.ledger.records)
-    found = next((outcome.metric for outcome in outcomes if outcome is not None and outcome.metric is not None), None)
-    if found is not None:
-        result.extra["metric"] = dict(found)
+def find_drop(session: Session) -> tuple[int, list[dict[str, Any]]]:
+    """Find the last unit of the shortest prefix with which the metric misses its bound.
+
+    Returns:
+        The unit; and the measurements, the shortest prefix first: the number of ``units``, the last ``node``, the score of the
+        ``candidate``, whether it ``passed``, and the number of ``samples``.
+    """
+    subject, prober, console = session.subject, session.prober, session.console
+    network, units, check = subject.network, subject.units, session.prober.runner.check
+    assert isinstance(check, MetricCheck)
+    metric, keys = check.scale.metric, {len(units.searched): subject.original.key}
+
+    def build(chosen: Subset) -> Candidate:
+        candidate = subject.cut(units.with_weights(chosen))
+        keys[len(chosen)] = candidate.key
+        return candidate
+
+    def story(oracle: Oracle) -> int:
+        return shortest_failing_prefix(units.searched, frozenset(), about_units(oracle))
+
+    unit = units.searched[prober.search_from(subject.original, story, build) - 1]
+    asked = {record.key for record in prober.ledger.records}  # without probes that were run ahead in vain
+    curve: list[dict[str, Any]] = []
+    for count, key in sorted(keys.items()):
+        outcome = prober.ledger.outcome(key)
+        if key not in asked or outcome is None or outcome.metric is None:
+            continue
+        node = next(iter(subject.describe_searched([units.searched[count - 1]])), None)
+        entry = {"units": count, "node": node}
+        entry |= {name: outcome.metric[name] for name in ("candidate", "passed", "samples")}
+        curve.append(entry)
+        word = "pass" if entry["passed"] else "fail"
+        last = "" if node is None else f", up to {node['op']} '{node['name'] or node['outputs'][0]}'"
+        value = metric.say(float(outcome.metric["candidate"]))
+        console.say(f"  {word}: {metric.name} {value} with {count} units on the target{last}")
+    console.answer(
+        f"{metric.name} misses its bound once the target computes {network.describe(network.order[unit])} and all nodes before "
+        "it; with one unit less it meets the bound."
+    )
+    return unit, curve
+
+
+def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
+    """Find the layers that lower the metric on the target, and write them.
+
+    Raises:
+        DoesNotReproduce: The metric does not drop past its bound.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
+    """
+    console, subject, result, check = session.console, session.subject, session.result, settings.check
+    console.step(f"1. Does the metric drop on the target ({len(subject.network.nodes)} nodes)?")
+    try:
+        record = session.probe_original(settings.search)
+    except DoesNotReproduce as error:
+        raise advised(error, subject, check) from error
+    console.say(f"  yes: {record.reason}")
+    make_folder(settings.output)
+    reduced = Reduce(subject.settings.path, settings.output / MODEL, overwrite=True)
+    with saving_best(lambda: session.save_best(reduced.output)):
+        console.step("2. Which prefix of the model can run on the target? The reference computes the rest")
+        unit, curve = find_drop(session)
+        console.step("3. Extract a layer: skipped, because a piece of the model has no metric")
+        console.step(f"4. Which of {len(subject.units)} units lower the metric? The reference computes the others")
+        case = Case(find_minimum(session, reduced.mode, unit))
+        answer = smallest(session, reduced, settings.search, case)
+        console.step(f"5. Write them to {settings.output}")
+        deliver(session, reduced, answer, case.minimum)
+    measured = result.extra["metric"]
+    measured["layers"] = curve
+    find_fix(session, check, settings.search, answer, settings.output)
+    fixed = result.extra["metric"]
+    result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
+    if settings.own.anonymise:
+        console.warn("--anonymise: no ISSUE.md is written, because it would name the metric and the nodes")
+        return result
+    assert check.metric is not None
+    assert check.target is not None
+    issue = settings.output / ISSUE
+    try:
+        issue.write_text(_issue(session, check.metric, check.target), "utf-8")
+    except OSError as error:
+        raise OutputFileError(f"{issue} cannot be written: {error.strerror or error}; make room.") from error
+    console.answer(f"  {issue}: the command that scores the whole model")
+    if settings.archive is not None:
+        files = sorted({issue, *settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
+        pack(settings.output, files, settings.archive)
+        result.artifacts["archive"] = str(settings.archive)
+    return result
+
+
+def _issue(session: Session, asked: MetricOptions, target: TargetSettings) -> str:
+    """Return the text of a bug report: the scores, the command that reproduces them, and the environment."""
+    subject, metric, check = session.subject, session.result.extra["metric"], session.prober.runner.check
+    assert isinstance(check, MetricCheck)
+    whole = check.measure(session.prober.runner.write(subject.original))
+    if isinstance(whole, Scored):
+        metric["whole"] = whole.value
+    say, name, file = check.scale.metric.say, prose(check.scale.metric.name), subject.settings.path
+    reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
+    bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
+    names = [each["name"] or each["outputs"][0] for each in session.result.culprits]
+    given = [*written(subject.settings.data), *written(asked)]
+    words = ["bisect-trt", "run", str(file), *target.flags(), *session.place_words, *given]
+    parts = [
+        f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",
+        (
+            f"{code(file.name)} (SHA-256 {subject.sha256}) on {prose(target.describe())}: {name} is {seen} on {metric['of']} "
+            f"samples. ONNX Runtime on the CPU without graph optimizations has {reference}; the bound is {bound}."
+        ),
+        f"The layers that lower it are in {code(MODEL)}: {', '.join(map(code, names))}.",
+        (
+            f"This command scores the whole model; its exit status is 1 while {name} misses its bound. It needs bisect-trt, the "
+            "model and the samples, which are not in this folder."
+        ),
+        block(shlex.join(map(plain, words))),
+        table(environment()),
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.options.choices import Mode
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -21,7 +20,7 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.delta_debugging import make_minimal
-from bisect_trt.search.oracle import Minimum, Oracle, Subset, Transcript, Verdict, about_units
+from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import saving_best
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups

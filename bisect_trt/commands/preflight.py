@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bisect_trt.commands.places import look_around
-from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.commands.binding import look_around
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, RuntimeMissingError, quoted
 from bisect_trt.onnxlib.nodes import all_nodes
@@ -20,6 +19,9 @@ from bisect_trt.report.result import Result
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.worker.protocol import Compare, Compared, Failed, RunEach, Sample
+
+if TYPE_CHECKING:
+    from bisect_trt.commands.checks import CheckSettings
 
 MANY, FEW = 16, 8
 """Of more than 16 samples, the 8 that fail worst are diagnosed: every tensor of each is computed, kept and compared."""

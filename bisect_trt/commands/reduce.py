@@ -13,7 +13,6 @@ import onnx
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, target_of, tell_dynamic
-from bisect_trt.commands.metric import measure_whole
 from bisect_trt.commands.minimal_case import (
     HELD,
     Suspects,
@@ -31,7 +30,6 @@ from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.save import save_model
-from bisect_trt.options.choices import Mode
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
@@ -39,7 +37,18 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Again, Minimum, Oracle, Subset, Transcript, Units, Verdict, about_units, over_units
+from bisect_trt.search.oracle import (
+    Again,
+    Minimum,
+    Mode,
+    Oracle,
+    Subset,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+    over_units,
+)
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.npz import save_npz
@@ -201,7 +210,7 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         "min_good": _save_min_good(session, settings.min_good, answer),
     }
     count = len(result.culprits)
-    measure_whole(session, answer)
+    session.score_whole(answer)
     console.answer(
         f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.proof})."
     )

@@ -18,8 +18,8 @@ import onnx
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (

@@ -1,7 +1,7 @@
-"""``repeat``: how often a build, or a run, fails; the choices that bad builds make and good ones do not; and the proof.
+"""``repeat``: how often a build, or a run, fails, and which choices of the bad builds are the reason.
 
-The space is repetitions of the original. Where the target reports the choices of its builds, builds that are pinned to choices
-prove which of them are the reason (:mod:`bisect_trt.commands.build_proof`).
+The space is repetitions of the original. Where the target reports the choices of its builds, builds with pinned choices prove
+which of them are the reason (:mod:`bisect_trt.commands.build_choices`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.build_choices import Build, compare_builds, plain_choice, tell_choices
-from bisect_trt.commands.build_proof import Held, Reason, find_reasons
+from bisect_trt.commands.build_choices import (
+    Build,
+    Held,
+    compare_builds,
+    find_reasons,
+    plain_choice,
+    tell_choices,
+)
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS
 from bisect_trt.commands.session import Session
@@ -45,22 +51,22 @@ from bisect_trt.targets.settings import TargetSettings
 _WANTED = {None: [], "good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)
 _TRIED, _TRIED_COSTLY = 10, 2
-"""The number of builds with a reason pinned alone, and of builds with all reasons forbidden."""
+"""The number of builds with only a reason pinned, and with all reasons forbidden; the second where a probe is a build."""
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """What is repeated: builds, or runs.
+    """The repeated builds, or runs, of a model.
 
     Attributes:
         session: The model.
-        target: The runtime that builds; ``None`` where the user's check does all.
+        target: The runtime that builds; ``None`` where the user's check does everything.
         until: The verdicts to wait for: ``good``, ``bad`` or ``both``.
         folder: The folder for the files of builds.
-        confidence: Of the interval of the rate.
+        confidence: The confidence of the interval of the rate.
         same_engine: Whether one build runs again and again.
         engine: That build, where the target makes engines.
-        known: Choices of builds that were seen.
+        known: The choices of all builds seen.
     """
 
     session: Session
@@ -83,7 +89,7 @@ class Repetition:
         return replace(original, title=title, target=self.target, repetition=number, engine=self.engine)
 
     def choices(self, key: str) -> frozenset[Choice]:
-        """The choices of a probed build, as far as the target reports them."""
+        """The choices of a probed build that the target reports."""
         file = self.session.subject.workspace.files(key).folder / RECORD
         if file.is_file():
             return frozenset(read_choices(json.loads(file.read_text(encoding="utf-8"))) or ())
@@ -91,7 +97,7 @@ class Repetition:
         return frozenset(choices_of_layers(outcome.layers if outcome is not None else ()))
 
     def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
-        """Returns the verdict of a build with pinned and forbidden choices, and its choices."""
+        """Return the verdict and the choices of a build with pinned and forbidden choices."""
         assert self.target is not None, "something was built"
         pinned = self.target.target.pinned(self.target, held.pins, held.bans, self.known)
         original, units = self.session.subject.original, held.units or frozenset({0})
@@ -99,7 +105,7 @@ class Repetition:
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
     def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> dict[str, str]:
-        """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; returns their paths by kind.
+        """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; return their paths by kind.
 
         Raises:
             UsageError: A file cannot be moved.
@@ -126,14 +132,14 @@ class Repetition:
 
 
 def repeat(story: Repetition, most: int) -> Result:
-    """Build or run the model up to so many times, and report what the bad builds have in common.
+    """Build or run the model up to ``most`` times, and report what the bad builds have in common.
 
     Raises:
-        BudgetSpent: What was seen until then is in the result.
+        BudgetSpent: The builds so far are in the result.
         KeyboardInterrupt: The same.
     """
     console, result, extra = story.session.console, story.session.result, story.session.result.extra
-    until = f", until {story.until} was seen" if story.until else ""
+    until = f", until {story.until} has been seen" if story.until else ""
     console.step(f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}")
     extra |= {"choices": [], "reasons": [], "avoid": None}
     series: Series[int] = Series(story.candidate)
@@ -159,19 +165,19 @@ def repeat(story: Repetition, most: int) -> Result:
         return result
     if story.same_engine or not any(build.choices for build in builds):
         title = "A check command" if story.target is None else story.target.target.title
-        extra["note"] = f"{title} does not report the choices of its builds, so whether a choice decides is not known"
+        extra["note"] = f"{title} does not report the choices of its builds, so they cannot be compared"
         if story.same_engine:
-            extra["note"] = "one build was run, so no choice of a build decides: the runs differ"
+            extra["note"] = "all runs used the same build, so the difference is between runs, not builds"
         console.say(f"  {extra['note']}")
         return result
-    console.step("2. Which choices do the bad builds make that the good ones do not?")
+    console.step("2. Which choices are in bad builds only?")
     tell_choices(builds, rows, console)
     _prove(story, builds)
     return result
 
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
-    """Put into the result what was seen of each, and the rate; returns the builds that are good or bad."""
+    """Put each build and the failure rate into the result; return the builds that are good or bad."""
     result, builds, seen = story.session.result, list[Build](), list[dict[str, Any]]()
     fields = ("reason", "signature", "seconds")
     for number, record in series.seen(story.session.prober).items():
@@ -201,24 +207,24 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
 
 
 def _conclude(story: Repetition) -> None:
-    """Print how often it fails, and set the status of the result."""
+    """Print the failure rate, and set the status of the result."""
     result, console, what, extra = story.session.result, story.session.console, story.what, story.session.result.extra
     good, bad, runs = extra["good"], extra["bad"], extra["runs"]
     missing = [name for name in _WANTED[story.until] if not extra[name]]
     result.status, result.minimality = "found" if bad else "not_reproduced", "1-minimal"
     if not good + bad:
         result.status, result.minimality = "inconclusive", "unproven"
-        result.why = f"none of {runs} {what}s was good or bad: all broke in another way; `bisect-trt log` shows how"
-        console.answer(f"Not known: {result.why}.")
+        result.why = f"all {runs} {what}s failed in another way; `bisect-trt log` lists them"
+        console.answer(f"Unknown: {result.why}.")
         return
     low, high = extra["interval"]
     interval = f"{low:.1%} to {high:.1%} with {story.confidence:g} confidence, {INTERVAL_METHOD}"
-    broke = f" {extra['unresolved']} broke in another way." if extra["unresolved"] else ""
+    broke = f" {extra['unresolved']} failed in another way." if extra["unresolved"] else ""
     console.answer(f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}")
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  their files are in {', '.join(map(str, names))}")
     if not bad:
-        result.why = f"it passed in all of {good} {what}s; it may still fail in up to {high:.1%} of them"
+        result.why = f"all {good} {what}s passed; up to {high:.1%} may still fail"
     elif missing:
         result.status, result.minimality = "inconclusive", "unproven"
         result.why = f"no {' or '.join(missing)} {what} was seen in {runs}"
@@ -227,71 +233,62 @@ def _conclude(story: Repetition) -> None:
         result.why = f"it fails in every {what}"
         compared = isinstance(story.session.prober.runner.check, BuiltinCheck)
         command = f"`bisect-trt {'diagnose' if compared else 'reduce'}` finds the reason"
-        console.answer(f"It fails in every {what}, so it is no matter of chance: {command}.")
+        console.answer(f"It fails in every {what}, so it is deterministic: {command}.")
 
 
 def _prove(story: Repetition, builds: Sequence[Build]) -> None:
-    """Step 3: builds with a choice pinned, and with it forbidden."""
+    """Find the choices that are the reason, by builds with choices pinned and forbidden."""
     result, console, target = story.session.result, story.session.console, story.target
     assert target is not None, "something was built"
     result.minimality = "unproven"
     if not target.target.engines or not any(c.pins for build in builds for c in build.choices):
-        result.why = f"{target.target.title} cannot pin a choice, so none is proven to be the reason"
+        result.why = f"{target.target.title} cannot pin a choice, so no reason can be proven"
         console.answer(f"Not proven: {result.why}.")
         return
-    console.step("3. Which of them is the reason? Build with it pinned and with it forbidden, all else alike")
+    console.step("3. Which of them is the reason? Build with it pinned and with it forbidden")
     story = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
     reasons = find_reasons(story.build, builds, tries)
     named = frozenset(choice for reason in reasons if reason.proven for choice in reason.choices)
     result.extra["choices"] = compare_builds(builds, named)
-    result.extra["reasons"] = [_tell_reason(story, reason) for reason in reasons]
-    result.why = next((reason.why for reason in reasons if not reason.proven), None)
+    for reason in reasons:
+        choices = sorted(reason.choices)
+        words = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
+        sentence = f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
+        if not reason.proven:
+            result.why = result.why or reason.why
+            sentence = f"Not proven{f' ({words})' if words else ''}: {reason.why}."
+        console.answer(sentence)
+        entry = {"choices": [*map(plain_choice, choices)], "proven": reason.proven, "why": reason.why}
+        result.extra["reasons"].append(entry)
     if not reasons or result.why is not None:
         return
-    avoid = result.extra["avoid"] = _avoid(story, target, reasons, tries)
-    console.answer(f"Without {'it' if len(named) == 1 else 'them'}: {shlex.join(avoid['options'])}")
-    console.answer(f"  {avoid['bad']} of {avoid['runs']} such builds are bad")
-    if avoid["bad"]:
-        result.why = "a build without it is bad too, so there is another reason; repeat with these options finds it"
+    bans = tuple(min(reason.choices) for reason in reasons)
+    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - result.extra["rate"]))
+    verdicts: list[Verdict] = []
+    while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(tries, enough)):
+        number = len(verdicts) + 1
+        verdicts.append(story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0])
+    bad, options = verdicts.count(Verdict.FAIL), target.target.flags(target.target.pinned(target, (), bans))
+    runs = bad + verdicts.count(Verdict.PASS)
+    result.extra["avoid"] = {"options": options, "runs": runs, "bad": bad}
+    console.answer(f"Fix: build with {shlex.join(options)}")
+    console.answer(f"  {bad} of {runs} such builds are bad")
+    if bad:
+        result.why = "a build without it is bad too, so there is another reason; repeat with these options"
         return
     result.minimality = "1-minimal"
 
 
-def _tell_reason(story: Repetition, reason: Reason) -> dict[str, Any]:
-    """Print a reason; returns it as plain values."""
-    choices = sorted(reason.choices)
-    named = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
-    sentence = f"The reason: {named}. Pinned in an otherwise good build it is bad, forbidden it is good."
-    if not reason.proven:
-        sentence = f"Not proven{f' ({named})' if named else ''}: {reason.why}."
-    story.session.console.answer(sentence)
-    return {"choices": [*map(plain_choice, choices)], "proven": reason.proven, "why": reason.why}
-
-
-def _avoid(story: Repetition, target: TargetSettings, reasons: Sequence[Reason], most: int) -> dict[str, Any]:
-    """Build with the first choice of each reason forbidden, as often as the rate asks for; returns the options and counts."""
-    bans = tuple(min(reason.choices) for reason in reasons)
-    rate = story.session.result.extra["rate"]
-    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - rate))
-    verdicts: list[Verdict] = []
-    while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(most, enough)):
-        number = len(verdicts) + 1
-        verdicts.append(story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0])
-    options = target.target.flags(target.target.pinned(target, (), bans))
-    bad = verdicts.count(Verdict.FAIL)
-    return {"options": options, "runs": bad + verdicts.count(Verdict.PASS), "bad": bad}
-
-
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
-    """The engine that runs again and again; ``None`` where the target makes none, or does not build the model."""
+    """Build the engine that runs again and again; ``None`` where the target makes no engines, or the build fails."""
     subject, original = session.subject, session.subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
     if not target.target.engines:
         return None
     inputs = subject.values(original, original.inputs)
     failed = None if engine.is_file() else subject.models.build("once", original.proto, inputs, engine, target)
-    return engine if failed is None else None  # a probe then reports the error
+    return engine if failed is None else None  # a probe reports the error
 
 
 def run(call: Call) -> Result:
@@ -303,7 +300,7 @@ def run(call: Call) -> Result:
     """
     own, search, kept = call[Repeat], call[Search], call[CheckOptions]
     if search.repeat is not None:
-        raise ConflictError("--repeat conflicts with `repeat`, which measures the rate itself; use -n for the number.")
+        raise ConflictError("--repeat conflicts with `repeat`, which measures the rate itself; use -n.")
     most, until = own.limits()
     check = call.check(call[Target].settings())
     call.open(check)

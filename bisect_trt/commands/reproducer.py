@@ -13,9 +13,9 @@ from pathlib import Path
 import onnx
 
 from bisect_trt.commands.arbitration import Fault
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.load import tensor_bytes

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import onnx
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.metric_commands import score
+from bisect_trt.commands.checks import tolerance_options
+from bisect_trt.commands.metric import score
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import (
     ConflictError,
     InputValuesError,
@@ -28,8 +28,7 @@ from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import check_output, save_model
 from bisect_trt.onnxlib.shapes import free_inputs
-from bisect_trt.options.compare import CompareOptions
-from bisect_trt.options.metric import MetricOptions
+from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
 from bisect_trt.options.spec import changed

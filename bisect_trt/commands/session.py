@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.save import save_model
-from bisect_trt.options.choices import Mode
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import BudgetSpent, Record
+from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
@@ -30,6 +30,7 @@ from bisect_trt.search.oracle import (
     Ask,
     Completion,
     Minimum,
+    Mode,
     Oracle,
     Subset,
     Transcript,
@@ -38,7 +39,7 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.strategy import minimise
-from bisect_trt.worker.protocol import LOST
+from bisect_trt.worker.protocol import LOST, Failed
 
 Told = TypeVar("Told")
 FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
@@ -272,6 +273,34 @@ class Session:
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
         why = f"without {len(akin)} of its units, whether it is the same failure is not known: it {record.reason}"
         return replace(minimum, proven=False, why=why)
+
+    def score_whole(self, candidate: Candidate) -> None:
+        """Put the score of a candidate on the whole set into the result, if the check is a metric."""
+        prober, check = self.prober, self.prober.runner.check
+        if not isinstance(check, MetricCheck):
+            return
+        scale, original = check.scale, self.outcome(prober.ledger.records[0]).metric
+        measured = check.measure(prober.runner.write(candidate))
+        if isinstance(measured, Failed):
+            self.console.warn(f"the answer could not be scored on the whole set: {measured.message}")
+            return
+        self.result.extra["metric"] = scale.to_json(measured) | {
+            "original": None if original is None else original["candidate"],
+            "probes": [
+                {"probe": record.number, "candidate": seen["candidate"]}
+                for record in prober.ledger.records
+                if (seen := self.outcome(record).metric) is not None
+            ],
+        }
+        self.console.answer(f"  {scale.describe(measured)}; the reference has {scale.metric.say(scale.reference)}")
+
+    def note_score(self) -> None:
+        """Put the score of the first candidate into a result that ends before there is an answer."""
+        ledger = self.prober.ledger
+        outcomes = (ledger.outcome(record.key) for record in ledger.records)
+        found = next((each.metric for each in outcomes if each is not None and each.metric is not None), None)
+        if found is not None:
+            self.result.extra.setdefault("metric", dict(found))
 
     def until_done(self, story: Callable[[], Told]) -> Told:
         """Tell a story to its end, from the start again where the user takes an answer back.

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.subject import ModelSettings
 from bisect_trt.errors import InputValuesError, ModelFileError, UnsuitableModelError, ValueRefusedError
 from bisect_trt.tensors.info import dtype_from_name
 from bisect_trt.tensors.npz import save_npz

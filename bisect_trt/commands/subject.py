@@ -9,7 +9,7 @@ import copy
 import shlex
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.commands.settings import ModelSettings
 from bisect_trt.errors import ModelFileError, UnavailableError
 from bisect_trt.onnxlib.cut import cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
@@ -30,6 +29,7 @@ from bisect_trt.onnxlib.shapes import (
     to_info,
 )
 from bisect_trt.onnxlib.units import NetworkUnits, Patterns
+from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reference import Constants, Models, Reference
@@ -54,6 +54,43 @@ _KNOWN_IR = 10
 """Every ONNX Runtime that the reference may be takes this IR version: 1.18 does."""
 _MADE = ("infos", "units", "patterns", "constants", "original")
 """What is made of the network when first asked for."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model and its input data.
+
+    Attributes:
+        path: The ``.onnx`` file.
+        data: Where the values of its inputs come from, and where its weights lie.
+        most: The largest number of samples; ``None`` for all.
+        any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
+        stays_free: Whether the command keeps the file's free dimensions, so that no warning about their sizes is needed.
+        older: Whether models are written with the lowest IR version that they need, for older runtimes.
+    """
+
+    path: Path
+    data: Data = field(default_factory=Data)
+    most: int | None = None
+    any_shapes: bool = False
+    stays_free: bool = False
+    older: bool = False
+
+    def load(self) -> onnx.ModelProto:
+        """Return the model with the IR version in which candidates are written.
+
+        Raises:
+            UnavailableError: As :func:`load_model`; and UsageError.
+        """
+        model = load_model(self.path, self.data.external_data_dir)
+        if self.older:
+            model.ir_version = needed_ir_version(model)
+        return model
+
+    @property
+    def weights(self) -> Path:
+        """The folder of the files of its weights."""
+        return (self.data.external_data_dir or self.path.parent).absolute()
 
 
 class Subject:

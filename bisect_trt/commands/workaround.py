@@ -7,10 +7,10 @@ from pathlib import Path
 from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.diagnose import DiagnoseSettings, describe_answer, find_case, tell_modules
 from bisect_trt.commands.minimal_case import by_blame
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.workarounds import add_precision, rewritten, tell, work_around
 from bisect_trt.mixed_precision.fix import MIXED, find_fix
 from bisect_trt.options.searches import Diagnose, Workaround

@@ -14,8 +14,8 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.arbitration import Fault
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances

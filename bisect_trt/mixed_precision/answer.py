@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.commands.metric import measure_whole
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.curve import ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, with_metadata
@@ -48,7 +47,7 @@ def write_answer(fix: Fix) -> Minimum:
     if problem is not None and _checked(task.subject.settings.path) is not None:
         problem = None  # the original is refused too
     fill_in(fix, task.outcome(record), record)
-    measure_whole(task, written)
+    task.score_whole(written)
     why = None
     if record.verdict is not Verdict.PASS:
         why = f"the final re-check disagreed: {record.reason}"

@@ -6,10 +6,9 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.commands.checks import make_check
+from bisect_trt.commands.checks import CheckSettings, make_check
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.errors import BisectError
 from bisect_trt.mixed_precision.answer import leave_best, recommended, tell, write_answer
 from bisect_trt.mixed_precision.curve import Fix

@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 
 from bisect_trt.commands.preflight import require_target
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.preflight import lowers_by, require_target
-from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, ModelRefusedError, UnsuitableModelError, ValueRefusedError
 from bisect_trt.mixed_precision.lowering import (

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError
-from bisect_trt.options.choices import Mode
 from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
+from bisect_trt.search.oracle import Mode
 
 FRESH_SAMPLES = 200
 """None of so many failing says with 95% certainty that under 1.5% of all fail."""

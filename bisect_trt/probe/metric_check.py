@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ class Scale:
     def to_json(self, measured: Scored) -> dict[str, Any]:
         """What the result has of it."""
         return {
-            **self._worst_samples(measured.gains),
             "name": self.metric.name,
             "reference": _plain(self.reference),
             "candidate": _plain(measured.value),
@@ -74,15 +73,6 @@ class Scale:
             "samples": self.data.count,
             "of": self.data.count,
         }
-
-    def _worst_samples(self, gains: Sequence[float]) -> dict[str, Any]:
-        """The samples of the whole set that cost most, by their numbers."""
-        costly = sorted((place for place, gain in enumerate(gains) if gain < 0), key=gains.__getitem__)
-        found = [{"sample": place, "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]]
-        return {"worst_samples": found} if gains else {}
-
-
-_MOST_SAMPLES = 10
 
 
 def _plain(value: float) -> float | str:

@@ -26,6 +26,19 @@ class Verdict(str, Enum):
         return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(self, self)
 
 
+class Mode(str, Enum):
+    """How to search for the smallest failing set."""
+
+    AUTO = "auto"
+    """Bisection; delta debugging once most candidates break in other ways."""
+    BISECT = "bisect"
+    """Bisection only."""
+    LINEAR = "linear"
+    """One unit at a time."""
+    DDMIN = "ddmin"
+    """Delta debugging only."""
+
+
 Result = TypeVar("Result")
 
 

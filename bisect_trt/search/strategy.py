@@ -14,11 +14,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bisect_trt.options.choices import Mode
 from bisect_trt.search.delta_debugging import make_minimal, reduce_by_chance, reduce_by_counters, worth_counting
 from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import SKIPS, Kept, Singles, skipping
-from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
+from bisect_trt.search.oracle import Ask, Completion, Minimum, Mode, Subset, Tally, Verdict
 
 
 def shortest_failing_prefix(

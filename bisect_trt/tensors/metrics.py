@@ -1,4 +1,4 @@
-"""Metrics over a set of samples: top-K, cosine similarity, PSNR, SNR, and a function of a Python script.
+"""Metrics over a set of samples: top-K, cosine similarity, PSNR, and a function of a Python script.
 
 A metric is a mean over samples (:class:`Terms`), or one number for the whole set. The set lies on the disk, with the
 reference's outputs (:class:`Evaluation`).
@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +42,10 @@ Outputs = Mapping[str, Array]
 Labels = Any
 """Labels of one sample: an array, or a mapping of name to array; ``None`` without labels."""
 
-FUNCTION, RANGE = "metric", "RANGE"
+FUNCTION = "metric"
 PARAMETERS = ("outputs", "reference", "labels")
 """Parameters of a user's function: three lists with an entry a sample."""
-NAMES = "top-1 (top-K), cosine, psnr, snr"
+NAMES = "top-1 (top-K), cosine, psnr"
 MOST_DB = 100.0
 """Decibels of a sample without any error, since Inf has no mean."""
 _IGNORED = -100
@@ -66,11 +66,6 @@ def cosine_similarity(reference: Vector, seen: Vector) -> float:
     return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
-def signal_to_noise(reference: Vector, seen: Vector) -> float:
-    """``10 log10(power of the reference / power of the difference)``, in dB; Inf without noise, -Inf without a signal."""
-    return _decibels(float(np.square(reference).sum()), float(np.square(seen - reference).sum()))
-
-
 def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
     """``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
 
@@ -78,23 +73,17 @@ def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
     """
     peak = float(reference.max())
     peak = 1.0 if peak <= 0 else peak
-    return _decibels(peak * peak, float(np.square(seen - reference).mean()))
-
-
-def _decibels(power: float, noise: float) -> float:
-    if math.isnan(noise) or math.isnan(power):
-        return math.nan
-    if not noise:
-        return math.inf
-    return 10 * (math.log10(power) - math.log10(noise)) if power > 0 and math.isfinite(noise) else -math.inf
+    noise = float(np.square(seen - reference).mean())
+    if not math.isfinite(noise):
+        return math.nan if math.isnan(noise) else -math.inf
+    return 20 * math.log10(peak) - 10 * math.log10(noise) if noise else math.inf
 
 
 _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
     "cosine": (cosine_similarity, 1.0, ""),
     "psnr": (peak_signal_to_noise, MOST_DB, " dB"),
-    "snr": (signal_to_noise, MOST_DB, " dB"),
 }
-"""Similarity of a signal to the reference's: the number of two flat vectors, how far it is from 0 at most, its unit."""
+"""Similarity to the reference: the function of two flat vectors, the largest absolute value of its result, and its unit."""
 
 
 class Terms(NamedTuple):
@@ -119,8 +108,6 @@ class Metric:
         of_sample: The terms of a sample, given the candidate's outputs, the reference's, and the labels; ``None`` for a metric
             of the whole set.
         of_set: The number of the whole set, for such a metric.
-        low: The least number of a sample.
-        high: The largest.
         unit: The number's unit, with a leading blank.
     """
 
@@ -128,14 +115,7 @@ class Metric:
     lower_is_better: bool = False
     of_sample: Callable[[Outputs, Outputs, Labels], Terms] | None = None
     of_set: Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float] | None = None
-    low: float = 0.0
-    high: float = 1.0
     unit: str = ""
-
-    @property
-    def sign(self) -> float:
-        """1 if more is better, else -1."""
-        return -1.0 if self.lower_is_better else 1.0
 
     def say(self, value: float) -> str:
         """A value with its unit."""
@@ -161,7 +141,7 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
     elif name in _SIGNALS:
         measure, most, unit = _SIGNALS[name]
         signal = partial(_worst_signal, name, output or None, measure, most)
-        metric = Metric(name, of_sample=signal, low=-most, high=most, unit=unit)
+        metric = Metric(name, of_sample=signal, unit=unit)
     else:
         raise UnknownNameError(
             f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
@@ -281,42 +261,17 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
 def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
     """The metric of a user's function, which takes some of :data:`PARAMETERS` and returns a number, or one a sample.
 
-    ``RANGE = (lowest, highest)`` in the script declares that the metric is the mean over samples of numbers within that range,
-    so that the samples that cost most are known.
-
     Raises:
-        UsageError: There is no such file or function, it raises, it takes something else, or its range is invalid.
+        UsageError: There is no such file or function, it raises, or it takes something else.
     """
     path, name = split_script(asked, FUNCTION, _KIND)
     with user_code(path, _KIND):
         module = import_script(path, _KIND)
-    function, ends = getattr(module, name, None), getattr(module, RANGE, None)
+    function = getattr(module, name, None)
     if not callable(function):
         raise ScriptError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
     call = partial(_call, function, path, _parameters(function, path, name))
-    known = Metric(f"{path.name}:{name}", lower_is_better)
-    if ends is None:
-        return replace(known, of_set=lambda *given: float(np.mean(call(*given))))
-    try:
-        low, high = map(float, ends)
-        if not low < high:
-            raise ValueError
-    except (TypeError, ValueError) as error:
-        raise ScriptError(
-            f"{RANGE} of {path} is {ends!r:.60}; it must be the lowest and the highest number of a sample."
-        ) from error
-
-    def of_sample(seen: Outputs, reference: Outputs, labels: Labels) -> Terms:
-        made = call([seen], [reference], [labels])
-        value = float(np.mean(made))
-        if value < low or value > high or not (np.ndim(made) or math.isnan(value)):
-            raise ScriptError(
-                f"'{name}' of {path} gives {value:g} for a sample; with {RANGE} it must return a list with a number within that "
-                f"range for each sample. Correct it, or remove {RANGE}."
-            )
-        return Terms(value)
-
-    return replace(known, of_sample=of_sample, low=low, high=high)
+    return Metric(f"{path.name}:{name}", lower_is_better, of_set=lambda *given: float(np.mean(call(*given))))
 
 
 def _parameters(function: Callable[..., object], path: Path, name: str) -> list[str]:
@@ -444,25 +399,14 @@ class Evaluation:
         """The reference's outputs of a sample, each read when it is used."""
         return NpzFile(self.golden(place))
 
-    def score(self, metric: Metric, run: Callable[[int], Outputs]) -> tuple[float, tuple[float, ...]]:
-        """The metric of the outputs that ``run`` returns for each sample, NaN without weight.
-
-        Returns:
-            The metric; and how much better each sample is than the reference's, where the metric is a mean over samples. NaN
-            counts as the worst that there is.
-        """
+    def score(self, metric: Metric, run: Callable[[int], Outputs]) -> float:
+        """Return the metric of the outputs that ``run`` returns for each sample; NaN if the weights sum to 0."""
         places, total, weight = range(self.count), 0.0, 0.0
         if metric.of_sample is None:
             assert metric.of_set is not None, "it is one or the other"
             sides = [run(place) for place in places], [self.reference(place) for place in places]
-            return metric.of_set(*sides, [self.labels(place) for place in places]), ()
-        gains = []
+            return metric.of_set(*sides, [self.labels(place) for place in places])
         for place in places:  # one at a time: outputs may be large
-            reference, labels = dict(self.reference(place)), self.labels(place)
-            right, seen = (metric.of_sample(outputs, reference, labels) for outputs in (reference, run(place)))
-            made, worst = seen.total, metric.high if metric.lower_is_better else metric.low
-            if math.isnan(made) and not math.isnan(right.total):
-                made = worst * right.weight
-            gains.append(metric.sign * (made - right.total))
-            total, weight = total + made, weight + right.weight
-        return (total / weight if weight else math.nan), tuple(gains)
+            terms = metric.of_sample(run(place), dict(self.reference(place)), self.labels(place))
+            total, weight = total + terms.total, weight + terms.weight
+        return total / weight if weight else math.nan

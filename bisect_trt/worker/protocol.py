@@ -73,14 +73,12 @@ class Scored:
         passed: Whether it is within its bound; ``None`` without one.
         layers: The layers of the engine; see ``RuntimeSession.layers``.
         latency_ms: The median of several runs, where that was asked for.
-        gains: How much more each sample adds to the metric than the reference does, where the metric is a mean over samples.
     """
 
     value: float
     passed: bool | None = None
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
-    gains: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

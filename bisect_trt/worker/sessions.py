@@ -147,8 +147,8 @@ def measure(run: Run, asked: Scoring) -> Scored:
 
     data = Evaluation.open(asked.data)
     metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
-    value, gains = data.score(metric, lambda place: run(load_npz(data.inputs(place))))
-    return Scored(value, None if asked.bound is None else is_within(metric, value, asked.bound), gains=gains)
+    value = data.score(metric, lambda place: run(load_npz(data.inputs(place))))
+    return Scored(value, None if asked.bound is None else is_within(metric, value, asked.bound))
 
 
 def is_within(metric: Metric, value: float, bound: float) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from bisect_trt.commands.checks import make_check
-from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.commands.checks import CheckSettings, make_check
 from bisect_trt.errors import UsageError
-from bisect_trt.options.oracle import Oracle
+from bisect_trt.options.shared import Oracle
 from bisect_trt.options.spec import option
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check

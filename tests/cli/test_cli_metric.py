@@ -1,4 +1,4 @@
-"""A metric over a whole set says good or bad: in ``run``, ``precision``, ``reduce``, ``layerwise`` and ``diagnose``."""
+"""A metric over a whole set decides whether a model passes: in ``run``, ``precision``, ``reduce`` and ``diagnose``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def labels_beside():
 """
 SCORE = """
 import numpy
-RANGE = (0, 1)
 def metric(outputs, reference, labels):
     return [float((o[next(iter(o))].argmax(axis=1) == l).mean()) for o, l in zip(outputs, labels)]
 """
@@ -115,13 +114,6 @@ def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> N
     assert {node["name"] for node in result["culprits"]} == {"big"}
     assert result["metric"]["candidate"] < result["metric"]["bound"]
 
-    assert cli("layerwise", model, *TARGET, *scored, "--json", "l.json").status == 0
-    result = read_json(Path("l.json"))
-    assert [node["name"] for node in result["culprits"]] == ["big"]
-    assert [entry["passed"] for entry in result["metric"]["layers"]] == sorted(
-        (entry["passed"] for entry in result["metric"]["layers"]), reverse=True
-    )
-
 
 @pytest.mark.slow
 def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) -> None:
@@ -134,8 +126,8 @@ def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) 
     found, issue = result["metric"], Path("out/ISSUE.md").read_text()
     assert f"drops from 1 to {found['whole']:.6g}" in issue
     assert found["bound"] > found["whole"] == found["candidate"]
-    assert all(entry["sample"] % 4 == 0 and entry["lost"] > 0 for entry in found["worst_samples"])
-    assert "The samples that cost most" in Path(result["artifacts"]["report"]).read_text()
+    layers = [entry["passed"] for entry in found["layers"]]
+    assert layers == sorted(layers, reverse=True)
     with zipfile.ZipFile("out.zip") as packed:
         assert {Path(name).name for name in packed.namelist()} >= {"model.onnx", "mixed.onnx", "ISSUE.md"}
     # The command tells a model that drops from one that does not.
@@ -150,7 +142,7 @@ def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) 
 
 
 def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
-    for command in (["precision", "-o", "o.onnx"], ["reduce", "-o", "o.onnx"], ["layerwise"], ["diagnose", "-o", "o"]):
+    for command in (["precision", "-o", "o.onnx"], ["reduce", "-o", "o.onnx"], ["diagnose", "-o", "o"]):
         name, *rest = command
         ran = cli(name, model, *rest, *TARGET, *DATA, "--metric", "whole.py", "--max-drop", "40%", "--json", "r.json")
         assert ran.status == 1
@@ -180,7 +172,7 @@ def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path, name: str) -
     [
         (["--metric", "top-1", "--save-outputs", "o.npz"], 2, "--save-outputs does not apply to --metric"),
         (["--metric", "nan.py"], 2, "is NaN, so no candidate can be compared with it"),
-        (["--metric", "inf.py", "--max-drop", "1%"], 2, "is inf, from which no drop can be measured"),
+        (["--metric", "inf.py", "--max-drop", "1%"], 2, "is inf, so a drop from it is undefined"),
         (["--metric", "inf.py", "--min", "30"], 0, "inf.py:metric is inf"),
         (["--metric", "top-1", "--data-loader-script", "none.py"], 2, "no label of the set counts"),
     ],

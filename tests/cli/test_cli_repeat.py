@@ -53,7 +53,7 @@ def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> Non
     ]
     first = found["choices"][0]
     assert (first["good"], first["bad"]) == (0, found["bad"])
-    assert "The reason: 'bad' with tactic wrong_kernel." in ran.out
+    assert "Reason: 'bad' with tactic wrong_kernel." in ran.out
     assert found["avoid"]["bad"] == 0
     again = unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json")
     assert again.status == 1, "what is recommended is good"

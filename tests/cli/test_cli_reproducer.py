@@ -17,8 +17,7 @@ from onnx import helper, numpy_helper
 from support import overflowing, read_json
 
 from bisect_trt.commands.reproducer import without_paths
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import Ran, chain, read_json
 
 from bisect_trt.cli.parser import parse as parse_words
-from bisect_trt.commands.settings import tolerance_options
+from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.spec import entries, make_group
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings

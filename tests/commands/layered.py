@@ -13,8 +13,7 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.marking import Marking
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console

@@ -25,8 +25,7 @@ from bisect_trt.commands.minimal_case import (
 )
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search

@@ -12,8 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.commands.build_choices import Build, compare_builds
-from bisect_trt.commands.build_proof import Held, find_reasons
+from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.choices import FORMAT, Choice
 from bisect_trt.targets.messages import BuildError
@@ -122,7 +121,7 @@ def test_a_bad_build_that_left_no_choices_is_said_and_hides_no_other() -> None:
     assert (named(found.choices), found.proven) == (wrong("bad1"), True)
     assert (silent.choices, silent.proven) == (frozenset(), False)
     assert silent.why is not None
-    assert silent.why.startswith("build 0 left no choice that can be pinned")
+    assert silent.why.startswith("build 0 has no choice that can be pinned")
 
 
 def test_what_cannot_be_pinned_is_never_a_proven_reason() -> None:

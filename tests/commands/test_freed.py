@@ -10,8 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.dynamic_dims import free, free_symbols
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import QuietConsole

@@ -15,11 +15,10 @@ import pytest
 from layered import shared_workers
 from support import overflowing
 
-from bisect_trt.commands.checks import make_prober
+from bisect_trt.commands.checks import CheckSettings, make_prober
 from bisect_trt.commands.precision import find_precision
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings, ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.fix import find_fix
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes

@@ -11,8 +11,7 @@ from test_blame import Needs, investigating
 
 from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.commands.reduce import find_minimum
-from bisect_trt.options.choices import Mode
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Minimum, Mode
 
 SEEDS = range(2)
 

@@ -18,10 +18,10 @@ from onnx.reference import ReferenceEvaluator
 from support import read_json
 from test_arbitration import RIGHT, UNJUDGED, fault_of, judged, opinions, verdict
 
+from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.diagnose import describe_answer
 from bisect_trt.commands.rounding import furthest_moved, is_steady, rounding_alone
-from bisect_trt.commands.settings import CheckSettings, ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import drawing_nodes

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, LOSES, Suspect, finite_range, suspect
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace

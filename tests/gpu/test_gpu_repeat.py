@@ -16,8 +16,7 @@ import pytest
 from support import chained_convolutions
 
 import bisect_trt
-from bisect_trt.commands.build_choices import Build, compare_builds
-from bisect_trt.commands.build_proof import Held, find_reasons
+from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices

@@ -10,8 +10,7 @@ import pytest
 from cutting import model_of, tensor_info
 from onnx import ModelProto, TensorProto, helper
 
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.load import needed_ir_version
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import QuietConsole

@@ -20,7 +20,7 @@ from support import examples
 from bisect_trt.cli.parser import COMMON, RARE, expand, parse, several
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.errors import UsageError
-from bisect_trt.options import metric
+from bisect_trt.options import compare
 from bisect_trt.options import reading as values
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.options.searches import rungs, until
@@ -51,7 +51,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.existing_file: st.just(__file__),
     openvino_property: st.tuples(TEXTS, TEXTS),
     command: st.sampled_from(["cp {model} {out}", "cp {model} 'a b' {out}"]),
-    metric.drop: st.builds(metric.Drop, st.floats(0, 1e300), st.booleans()),
+    compare.drop: st.builds(compare.Drop, st.floats(0, 1e300), st.booleans()),
     until: st.sampled_from(["good", "bad", "both"]) | st.integers(1, 1000),
     rungs: st.sampled_from([("int8", "fp16", "fp32"), ("int4", "int8", "bf16", "fp32"), ("fp16", "fp32")]),
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),

@@ -22,8 +22,7 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console

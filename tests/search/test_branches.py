@@ -20,8 +20,7 @@ from support import node_names
 
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import ModelSettings
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.ledger import Ledger, Record, Watcher

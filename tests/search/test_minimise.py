@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.options.choices import Mode
-from bisect_trt.search.oracle import Subset, Units, Verdict
+from bisect_trt.search.oracle import Mode, Subset, Units, Verdict
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 
 pytestmark = pytest.mark.any_version

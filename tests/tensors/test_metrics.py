@@ -22,7 +22,6 @@ def value(metric: Metric, seen: list[Any], reference: list[Any], labels: list[An
         assert metric.of_set is not None
         return metric.of_set(seen, reference, labels)
     terms = [metric.of_sample(*each) for each in zip(seen, reference, labels, strict=True)]
-    assert all(metric.low * each.weight <= each.total <= metric.high * each.weight for each in terms)
     return sum(each.total for each in terms) / sum(each.weight for each in terms)
 
 
@@ -62,7 +61,6 @@ def test_signals() -> None:
     ]
     expected = {
         "cosine": [s @ r / np.linalg.norm(s) / np.linalg.norm(r) for s, r in pairs],
-        "snr": [10 * np.log10((r**2).sum() / ((s - r) ** 2).sum()) for s, r in pairs],
         "psnr": [10 * np.log10(r.max() ** 2 / ((s - r) ** 2).mean()) for s, r in pairs],
     }
     for name, numbers in expected.items():
@@ -105,10 +103,6 @@ def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, m
             4.0,
         ),
         ("def metric(outputs, reference, *, labels): return outputs[0].runner_name != reference[0].runner_name", 1.0),
-        ("RANGE = 0, 1\ndef metric(outputs): return [1 / len(outputs) for _ in outputs]", 1.0),
-        ("RANGE = 0, 1\ndef metric(outputs): return [2.0]", "within that range"),
-        ("RANGE = 0, 1\ndef metric(outputs): return 0.5", "must return a list"),
-        ("RANGE = 3\ndef metric(outputs): return 0.5", "must be the lowest and the highest number"),
         ("def metric(outputs): raise RuntimeError('no labels')", "raised RuntimeError: no labels"),
         ("def score(outputs): return 0.5", "has no function 'metric'"),
         ("def metric(predictions): return 0.5", "must take lists"),
@@ -140,16 +134,11 @@ def test_all_samples_have_labels_or_none(tmp_path: Path, first: bool) -> None:
 
 @pytest.mark.parametrize("asked", ["top-1", "cosine"])
 def test_a_set_on_the_disk_scores_what_its_samples_score(asked: str, tmp_path: Path) -> None:
-    """The gains are what the samples differ by from the reference's; NaN counts as the worst that there is."""
     reference, labels = logits(30, 1, 5), [RNG.integers(0, 5, 1) for _ in range(30)]
     Evaluation.write(tmp_path, [({"x": np.zeros(1)}, label) for label in labels])
     data, metric = Evaluation.open(tmp_path), find_metric(asked)
     for place, outputs in enumerate(reference):
         save_npz(data.golden(place), outputs)
-    right, none = data.score(metric, lambda place: reference[place])
-    assert right == pytest.approx(value(metric, reference, reference, labels))
-    assert not any(none)
-    seen = [{"out": each["out"] + RNG.normal(size=(1, 5))} for each in reference]
-    found, gains = data.score(metric, lambda place: seen[place])
-    assert found == pytest.approx(value(metric, seen, reference, labels))
-    assert found - right == pytest.approx(np.mean(gains))
+    for seen in (reference, [{"out": each["out"] + RNG.normal(size=(1, 5))} for each in reference]):
+        found = data.score(metric, lambda place, seen=seen: seen[place])  # type: ignore[misc]
+        assert found == pytest.approx(value(metric, seen, reference, labels))
