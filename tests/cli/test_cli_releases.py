@@ -96,8 +96,8 @@ def test_both_boundaries(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, result, out = ask(here, "model.onnx", "--onnxrt")
     assert (status, result["status"], result["first_failing"], result["first_passing"]) == (0, "found", "1.2", "1.4")
     assert result["releases"] == seen(history)
-    assert "It fails since onnxruntime 1.2, right in 1.1; gone in 1.4." in out
-    assert "To be rid of it: onnxruntime 1.4 or a newer one." in out
+    assert "onnxruntime 1.1 passes, 1.2 fails; 1.4 passes again." in out
+    assert "Fix: upgrade to onnxruntime 1.4 or later." in out
     assert "Unsupported model IR version" in result["reasons"]["1.0"]
 
 
@@ -141,9 +141,9 @@ def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: 
     status, result, out = ask(here, "model.onnx", "--onnxrt")
     assert (status, result["first_failing"], result["first_passing"]) == (3, "1.2", None)
     assert result["releases"] == {"1.0": "PASS", "1.1": "UNRESOLVED", "1.2": "FAIL", "1.3": "FAIL"}
-    assert "in which release it appeared is not known exactly, because 1.1 says nothing" in result["why"]
+    assert "the release in which it appeared is uncertain: 1.1 has no verdict" in result["why"]
     assert "built for another world" in result["why"]
-    assert "still there in 1.3" in out
+    assert "1.3, the newest release with a verdict, still fails" in out
 
 
 @pytest.mark.slow
@@ -160,12 +160,12 @@ def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, result, out = ask(here, "model.onnx", "--onnxrt")
     assert (status, result["status"], result["first_failing"]) == (1, "not_reproduced", None)
     assert result["releases"] == {"1.0": "UNRESOLVED", "1.1": "PASS"}
-    assert "no release of onnxruntime from 1.0 to 1.1 fails; 1 of 2 say nothing (1.0 says nothing: " in result["why"]
+    assert "no release of onnxruntime from 1.0 to 1.1 fails; 1 of 2 have no verdict (1.0: " in result["why"]
     assert "Try" not in out
     releases(here / "other", "O").tell(monkeypatch)
     status, result, out = ask(here, "model.onnx", "--onnxrt", "--to", "1.0")
     assert (status, result["releases"]) == (4, {"1.0": "UNRESOLVED"})
-    assert "no release of onnxruntime says anything of this failure; 1.0 says nothing: " in out
+    assert "no release of onnxruntime has a verdict (1.0: " in out
 
 
 @pytest.mark.slow
@@ -223,20 +223,21 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
     ran = bisect_trt(*words, cwd=here)
     assert (
-        "Since which release? Not looked for, because it installs releases: bisect-trt releases out --onnxrt" in ran.out
+        "The first failing release was not searched, because that installs releases: bisect-trt releases out --onnxrt"
+        in ran.out
     )
     assert "releases" not in json.loads((here / "result.json").read_text())
     ran = bisect_trt(*words, "--overwrite", "--releases", cwd=here)
     result = json.loads((here / "result.json").read_text())
     assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
     assert result["releases"] == seen("PFP")
-    said = "It fails since onnxruntime 1.1, right in 1.0; gone in 1.2."
+    said = "onnxruntime 1.0 passes, 1.1 fails; 1.2 passes again."
     assert said in ran.out
-    assert "onnxruntime 1.2 has it no more: update to that or a newer one, there is nothing left to report." in ran.out
+    assert "Fix: upgrade to onnxruntime 1.2 or later." in ran.out
     assert (
         (here / "out" / "ISSUE.md")
         .read_text()
-        .startswith("> **Fixed in a newer release.** onnxruntime 1.2 has it no more")
+        .startswith("> **Fixed in a newer release.** onnxruntime 1.2 passes: upgrade to it or later")
     )
     assert f"## Releases\n\n{said}\n" in (here / "out" / "ISSUE.md").read_text()
 
@@ -248,7 +249,7 @@ def test_an_index_without_such_releases(cli: CommandLine, here: Path, monkeypatc
 
 
 def test_a_function_cannot_be_a_check(here: Path) -> None:
-    with pytest.raises(api.UsageError, match="releases asks other interpreters"):
+    with pytest.raises(api.UsageError, match="releases runs checks in other interpreters"):
         api.releases(here / "model.onnx", lambda _: True, package="onnxruntime")
 
 

@@ -37,14 +37,10 @@ def issue(target: TargetSettings = TARGET, *, lowered: bool = False, refusal: st
 
 
 def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
-    since = Since(
-        "It fails since foo 1.1, right in 1.0; gone in 1.2.", "foo 1.2 has it no more: update to that or a newer one"
-    )
+    since = Since("foo 1.0 passes, 1.1 fails; 1.2 passes again.", "foo 1.2 passes: upgrade to it or later")
     found = replace(issue(), since=since)
     page = found.render(ISSUE)
-    assert page.startswith(
-        "> **Fixed in a newer release.** foo 1.2 has it no more: update to that or a newer one rather than"
-    )
+    assert page.startswith("> **Fixed in a newer release.** foo 1.2 passes: upgrade to it or later rather than")
     assert f"## Releases\n\n{since.sentence}\n" in page
     page = replace(found, is_bug=False, fault="Too large.").render(ISSUE)
     assert page.startswith("> **Not a bug report.** Too large.")
