@@ -76,7 +76,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """Of what is installed: of a checkout, what git said then, so that a run goes on however much is committed since."""
+    """Return the version that was installed; for a checkout, the version at that time, so that later commits break no run."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see above
 
     try:

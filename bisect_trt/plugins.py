@@ -1,4 +1,4 @@
-"""What other packages add through entry points: targets, commands and oracles.
+"""Targets, commands and oracles that other packages add through entry points.
 
 Importing this costs nothing, and a command line without plug-ins pays a directory listing: ``importlib.metadata`` is imported
 only where a package mentions one of the groups.
@@ -52,7 +52,7 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
 
 @cache
 def loaded(group: str) -> dict[str, Any]:
-    """What the entry points of a group name, by name, without those that fail to load; :data:`FAILED` says why."""
+    """Load the entry points of a group, by name; :data:`FAILED` lists why some are missing."""
     found: dict[str, Any] = {}
     for name, place in installed(group).items():
         try:

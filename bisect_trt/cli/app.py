@@ -1,4 +1,4 @@
-"""How a command ends on the command line: result, JSON, exit status, signals, errors as sentences."""
+"""The run of a command on the command line: result, JSON, exit status, signals, errors as sentences."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _stop_at_once(call: Call) -> None:
 
 
 def _leave(result: Result, general: General, call: Call, output: TextIO) -> ExitStatus | None:
-    """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
+    """Write the result and the report; return another status if a requested file cannot be written."""
     content = leave_record(result, call.folder, call.words, call.console, general.report)
     try:
         if general.json == STDOUT:
@@ -143,7 +143,7 @@ class Interrupts:
     """
 
     def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Each is called in the signal handler, and so must wait for nobody."""
+        """Both are called in the signal handler, and so must not wait for locks."""
         self._first = first
         self._second = second
         self._seen: int | None = None

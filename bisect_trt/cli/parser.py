@@ -147,7 +147,7 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 
 
 def _annotation(entry: Entry, group: type, *, shared: bool) -> tuple[Any, Any]:
-    """The annotation and the default of a parameter as Typer reads them; values stay words but for numbers and choices."""
+    """The annotation and the default of a parameter as Typer reads them; values stay words except numbers and choices."""
     option = entry.option
     words = option.read is not None or entry.form == "named"
     one: Any = Path if option.metavar == "FILE" else str if words else entry.kind

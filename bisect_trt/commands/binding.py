@@ -1,4 +1,4 @@
-"""What a run is bound to, so that it is only ever continued with the same model, check and options."""
+"""The binding of a run to its model, options, files and places, so that a resumed run is about the same failure."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PLACES_FILE = "places.json"
 
 @dataclass(frozen=True)
 class Binding:
-    """A command line, where it was typed, and the content of the files that it names.
+    """A command line, its working directory, and the content of the files that it names.
 
     Attributes:
         argv: The words after the program's name.
-        cwd: The directory it was typed in.
-        files: SHA-256 of each file, by its path as typed.
-        version: Of bisect-trt, because another one may search in another order.
+        cwd: The working directory.
+        files: SHA-256 of each file, by its path as given.
+        version: The version of bisect-trt, because another version may search in another order.
     """
 
     argv: tuple[str, ...]
@@ -51,12 +51,12 @@ class Binding:
 
     @classmethod
     def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None = None) -> Binding:
-        """Bind to a command line, a model with its weights (beside it, or elsewhere) and other files that are there."""
+        """Return the binding to a command line, a model with its weights, and other files that exist."""
         digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
         return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)})
 
     def write(self, folder: Path, name: str = RUN_FILE) -> None:
-        """Put it into a run's folder.
+        """Write the binding into a run's folder.
 
         Raises:
             UsageError: It cannot be written.
@@ -66,10 +66,10 @@ class Binding:
 
     @classmethod
     def read(cls, folder: Path, name: str = RUN_FILE) -> Binding:
-        """What a run's folder is bound to.
+        """Read the binding of a run's folder.
 
         Raises:
-            UnavailableError: It is no run's folder.
+            UnavailableError: The folder is not the folder of a run.
         """
         try:
             plain: dict[str, Any] = json.loads((folder / name).read_bytes())
@@ -80,18 +80,18 @@ class Binding:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if name == RUN_FILE and (folder / CALL_FILE).exists():
                 raise RunFolderError(
-                    f"{folder} was started from Python; go on with it there: call the same function with run='{folder}'."
+                    f"{folder} was started from Python; to resume it, call the same function with run='{folder}'."
                 ) from error
             raise RunFolderError(
                 f"{folder} is not the folder of a bisect-trt run ({name} is missing or damaged); "
-                "runs lie under .bisect-trt where they were started, and without a name the newest there is taken."
+                "runs are under .bisect-trt in the directory where they were started."
             ) from error
 
     def check(self, now: Binding, folder: Path) -> None:
-        """Make sure that nothing has changed since.
+        """Check that nothing has changed since.
 
         Raises:
-            UsageError: Something has; it is named.
+            UsageError: Something has changed; the message names it.
         """
         changed = [f"the content of {name}" for name, digest in self.files.items() if now.files.get(name) != digest]
         changed += [f"the file {name}, which is new" for name in now.files if name not in self.files]
@@ -101,15 +101,15 @@ class Binding:
             changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
         if changed:
             raise RunStateError(
-                f"{folder} cannot be continued, because its verdicts were about something else: {', '.join(changed)} "
-                "changed since; start a new run."
+                f"{folder} cannot be resumed, because its verdicts are out of date: {', '.join(changed)} changed; start a new "
+                "run."
             )
 
 
 def bind_function(function: Callable[..., object]) -> dict[str, str]:
-    """A function's qualified name with the SHA-256 of its source, or of its byte code where there is no source.
+    """Return a function's qualified name with the SHA-256 of its source, or of its byte code if it has no source.
 
-    What it calls, and the values that it closes over, are not looked at.
+    Functions that it calls and values of its closure are not included.
     """
     bound = ""
     if isinstance(function, functools.partial):
@@ -124,27 +124,27 @@ def bind_function(function: Callable[..., object]) -> dict[str, str]:
 
 
 def _weights(model: Path, folder: Path) -> dict[str, str]:
-    """Size and time of change of the files with a model's weights: they may be too large to read for this."""
+    """Return size and modification time of a model's files of weights, which may be too large to hash."""
     try:
         locations = external_files(onnx.load(str(model), load_external_data=False))
-    except Exception:  # whoever reads the model next says what is wrong with it
+    except Exception:  # the error is reported when the model is read
         return {}
     paths = [path for location in locations if (path := folder / location).is_file()]
     return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
 
 
 def open_places(options: Places, console: Console) -> tuple[Place, ...]:
-    """The places that were named; environments are made, which may take minutes.
+    """Return the places given by ``--on``; environments are created, which may take minutes.
 
     Raises:
-        UnavailableError: One is not there, or cannot be made.
-        UsageError: A word names no place.
+        UnavailableError: A place does not exist, or cannot be created.
+        UsageError: A word is no place.
     """
-    for word in options.on:  # before any environment is made
+    for word in options.on:  # before an environment is created
         kind, parts = parse(word)
         program = parts["python"] if kind == "python" else "ssh" if kind == "ssh" else None
         if program is not None and shutil.which(program) is None:
-            raise PlaceError(f"--on {word}: there is no program '{program}' here; check its path.")
+            raise PlaceError(f"--on {word}: the program '{program}' does not exist here; check its path.")
 
     def environment(packages: str) -> str:
         from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of those alone
@@ -164,15 +164,15 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
 
 
 def look_around(subject: Subject, target: TargetSettings) -> None:
-    """Ask all places what there is, before anything runs there, and make sure that verdicts of one are those of another.
+    """Examine all places before anything runs there, and check that their verdicts are comparable.
 
     Args:
-        subject: What its places are goes to ``seen``.
+        subject: Its ``seen`` gets the packages and devices of each place.
         target: The runtime under test.
 
     Raises:
-        UnavailableError: A place is not there, or the target is not there.
-        UsageError: They are unlike, or they are not what they were when the run began.
+        UnavailableError: A place or the target is not available.
+        UsageError: The places differ, or have changed since the run began.
     """
     plugin = target.target
     packages = tuple(dict.fromkeys([*(package.name for package in plugin.packages), "numpy"]))
@@ -181,7 +181,7 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
             continue
         reply = subject.workers.ask(Look(target, packages), place=place)
         if isinstance(reply, Failed):
-            raise PlaceError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
+            raise PlaceError(f"{place.said} cannot be used: {reply.message}; see `bisect-trt doctor --on`.")
         subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
     if subject.seen:
@@ -190,20 +190,21 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
 
 
 def _refuse_unlike(seen: Sequence[Seen]) -> None:
+    """Check that all places have the same packages and devices."""
     first = seen[0]
     for other in seen[1:]:
         ours, theirs = first.kind, other.kind
         unlike = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
         if unlike:
-            said = "; ".join(f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}" for name in unlike)
+            differ = "; ".join(f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}" for name in unlike)
             raise ConflictError(
-                f"the places {first.place.said} and {other.place.said} are unlike ({said}), and a search with verdicts of "
-                "both would be about neither; name those that are alike."
+                f"the places {first.place.said} and {other.place.said} differ ({differ}), so their verdicts are not comparable; "
+                "use places that are alike."
             )
 
 
 def _refuse_changed(subject: Subject) -> None:
-    """Bind the run to what there is in its places."""
+    """Bind the run to the packages and devices of its places."""
     file = subject.workspace.folder / PLACES_FILE
     now = {seen.place.said: seen.kind for seen in subject.seen.values()}
     if not file.exists():
@@ -214,6 +215,6 @@ def _refuse_changed(subject: Subject) -> None:
         for name, value in before.items():
             if now.get(said, {}).get(name) != value:
                 raise RunStateError(
-                    f"{subject.workspace.folder} cannot be continued, because its verdicts were about something else: the "
-                    f"{name} of {said} ({value}, now {now.get(said, {}).get(name, 'none')}) changed since; start a new run."
+                    f"{subject.workspace.folder} cannot be resumed, because its verdicts are out of date: the {name} of {said} "
+                    f"changed from {value} to {now.get(said, {}).get(name, 'none')}; start a new run."
                 )

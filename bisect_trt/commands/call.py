@@ -1,6 +1,6 @@
-"""One call of a command, from the command line or from Python: its options, and how its run is opened.
+"""One call of a command, from the command line or from Python: its options, and its run.
 
-A command is a function of a :class:`Call`. It reads its options from it, opens the run, and returns the result.
+A command is a function of a :class:`Call`. It reads its options from the call, opens the run, and returns the result.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Call:
         options: Its options.
         console: Prints messages and answers.
         result: The result, filled in as the command goes on.
-        words: What the run is bound to: the words of the command line, or the keywords of the Python call.
-        source: The model and its inputs, as they were given in Python; ``None`` for a path on the command line.
+        words: The words of the command line, or the keywords of the Python call, which the run is bound to.
+        source: The model and its inputs as given in Python; ``None`` on the command line.
         folder: The folder of the run; ``None`` before it is open.
-        resumed: Whether the run in ``folder`` goes on.
-        function: The Python function that checks a candidate, if there is one.
+        resumed: Whether an earlier run in ``folder`` is resumed.
+        function: The Python function that checks candidates, if given.
         kept: Context managers that end with the call: locks of the run's folder.
         model: The model and its inputs, once the run is open.
         workspace: The run's folder, once it is open.
@@ -87,16 +87,16 @@ class Call:
 
     @property
     def has_check(self) -> bool:
-        """Whether a command or a function decides whether a candidate fails."""
+        """Whether a command, a function or another package's oracle decides, rather than a target or a prompt."""
         return bool(self[CheckOptions].check) or self.function is not None or self.oracle is not None
 
     @property
     def oracle(self) -> Oracle | None:
-        """The oracle of another package whose options are given, if any are."""
+        """The oracle of another package, if one of its options is given."""
         return next((each for each in self.options if isinstance(each, Oracle) and changed(each)), None)
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
-        """Make sure that files can be written; those of a run that goes on may exist.
+        """Check that files can be written; the files of a resumed run may exist.
 
         Raises:
             UsageError: One cannot be written, or exists.
@@ -105,13 +105,13 @@ class Call:
             check_output(path, overwrite=overwrite, read_back=True)
 
     def metric(self, *, bounded: bool = True) -> MetricOptions | None:
-        """The metric that decides whether a candidate fails, if one does.
+        """Return the metric that decides whether a candidate fails, if one does.
 
         Args:
-            bounded: Whether it needs a bound.
+            bounded: Whether a bound is required.
 
         Raises:
-            UsageError: The options do not fit, or there is no such metric.
+            UsageError: Options conflict, or the metric does not exist.
         """
         own = self[MetricOptions]
         own.check(bounded=bounded)
@@ -121,21 +121,21 @@ class Call:
             raise ConflictError(
                 "--metric conflicts with --atol, --rtol and the other options that compare outputs; drop one."
             )
-        find_metric(own.metric, lower_is_better=own.lower_is_better)  # raises before anything is computed
+        find_metric(own.metric, lower_is_better=own.lower_is_better)  # raises early
         return own
 
     def comparison(self, target: TargetSettings, timeout: float | None) -> CheckSettings:
-        """The comparison of a target with the reference, as the check.
+        """Return the comparison of a target with the reference, as the check.
 
         Raises:
-            UsageError: As :func:`tolerance_options`, or the comparison gives no numbers.
+            UsageError: As :func:`tolerance_options`, or outputs are not compared as numbers.
         """
         self[CompareOptions].require_numbers()
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(CheckOptions(timeout=timeout), target=target, tolerance=tolerance, metric=self.metric())
 
     def check(self, target: TargetSettings | None) -> CheckSettings:
-        """What decides whether a candidate fails: a function, a command, a target or the user.
+        """Return the check: a function, a command, a target or the user at a prompt.
 
         Args:
             target: The runtime under test, if there is one.
@@ -145,13 +145,15 @@ class Call:
         """
         own, metric = self[CheckOptions], self.metric()
         if self.source is not None and not self.has_check and target is None:
-            raise MissingOptionError("there is nothing to check with: give check (a function or a command) or target.")
+            raise MissingOptionError("no check: give check (a function or a command) or target.")
         if self.function is not None and target is not None:
-            raise ConflictError(f"target='{target.runtime}' has no effect beside check; leave one out.")
+            raise ConflictError(f"target='{target.runtime}' has no effect beside check; drop one.")
         if metric is not None and (target is None or own.check or self.function is not None):
-            raise ConflictError("--metric scores the outputs of a target; name a target, and no --check.")
+            raise ConflictError(
+                "--metric scores the outputs of a target, so it needs a target and conflicts with --check."
+            )
         if own.candidate is not None:
-            check_output(own.candidate, overwrite=True)  # whether it is somebody else's file is seen later
+            check_output(own.candidate, overwrite=True)  # the workspace refuses to replace files of other programs
         argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(own, argv, target, tolerance, metric=metric, function=self.function, oracle=self.oracle)
@@ -163,19 +165,19 @@ class Call:
         *,
         input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Call:
-        """Open the run: its folder, bound to all that its verdicts depend on, its model and the places where it runs.
+        """Open the run: its folder, bound to everything that its verdicts depend on, its model and its places.
 
         Args:
-            check: What decides whether a candidate fails, if the user chose that.
-            files: What the run depends on beside the files of shared options.
-            input_shapes: Shapes of inputs beside those of ``--input-shapes``.
+            check: The check, if the command has one.
+            files: Files that the run depends on, beside those of shared options.
+            input_shapes: Shapes of inputs, in addition to ``--input-shapes``.
 
         Returns:
             The call itself.
 
         Raises:
-            UnavailableError: A place is not there, or the model cannot be exported.
-            UsageError: The folder cannot be made, the run that goes on was about something else, or an option is wrong.
+            UnavailableError: A place is not available, or the model cannot be exported.
+            UsageError: The folder cannot be created, the resumed run is bound to something else, or an option is wrong.
         """
         conflict = conflicting_builds()
         if conflict is not None:
@@ -196,7 +198,7 @@ class Call:
         return self
 
     def _folder(self, model: Path, fixed_path: Path | None) -> Workspace:
-        """The folder of the run, locked; the lock of one that ``resume`` goes on with is held already."""
+        """Return the folder of the run, locked; ``resume`` locks its folder itself."""
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, model)
         workspace = Workspace(self.folder, fixed_path)
@@ -205,10 +207,10 @@ class Call:
         return workspace
 
     def _files(self) -> list[Path]:
-        """The files that options name.
+        """Return the files named by options.
 
         Raises:
-            UsageError: There is no such script, or ``--check`` is no command.
+            UsageError: A script does not exist, or ``--check`` is no command.
         """
         data, metric, compare, check = self[Data], self[MetricOptions], self[CompareOptions], self[CheckOptions]
         files = [file for path in data.load_inputs for file in files_of(path)]
@@ -223,7 +225,7 @@ class Call:
         return [*files, *(Path(word) for word in words if os.path.isfile(word)), *self[Target].files()]  # noqa: PTH113 - see above
 
     def _bind(self, files: Sequence[Path], model: Path) -> None:
-        """Bind the run to this call, or make sure that it is the one that it is bound to."""
+        """Bind the run to this call, or check that a resumed run is bound to the same call."""
         folder, python = self.workspace.folder, self.source is not None
         given = self.model.data.load_inputs if python else ()
         binding = Binding.of(self.words, model, [*files, *given], self[Data].external_data_dir)
@@ -236,8 +238,8 @@ class Call:
             binding.write(folder, name)
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
-        """The model, opened for a target, of which ``older`` releases may be asked; to be closed."""
-        # A search by a metric looks inside the first sample; the set is the metric's.
+        """Return the model, opened for a target or its ``older`` releases; the caller closes it."""
+        # A search by a metric cuts candidates with the first sample; the metric reads the whole set itself.
         most = None if self[MetricOptions].metric is None else 1
         return Subject(
             replace(self.model, most=most, older=older or bool(self.places)),
@@ -256,7 +258,7 @@ class Call:
         target: TargetSettings | None = None,
         require: Callable[[Subject, TargetSettings], None] = require_fit,
     ) -> Iterator[Session]:
-        """A session without a search, once its target is there and fits; the result is recorded however it ends."""
+        """Open a session without a search, if its target is available and fits; the result is recorded however it ends."""
         with self.subject(timeout, target) as subject:
             session = Session(subject, self.console, self.result, None)
             with recorded(session, target):
@@ -266,7 +268,7 @@ class Call:
 
     @contextmanager
     def searching(self, check: CheckSettings, *, fed: bool = True) -> Iterator[Session]:
-        """The model, opened for the target of a check, and a session with a prober."""
+        """Open the model for the target of a check, and a session with a prober."""
         with (
             self.subject(check.timeout, check.target) as subject,
             self.investigated(subject, check, fed=fed) as session,
@@ -283,7 +285,7 @@ class Call:
         *,
         fed: bool = True,
     ) -> Iterator[Session]:
-        """A session with a prober; the result is recorded however it ends. For the arguments see :func:`make_prober`."""
+        """Open a session with a prober; the result is recorded however it ends. For the arguments see :func:`make_prober`."""
         prober = make_prober(check, self[Search], subject, self.console, elsewhere, fed=fed)
         session = Session(subject, self.console, self.result, prober)
         try:
@@ -302,5 +304,5 @@ def refuse_repeat(call: Call) -> None:
     """
     if call[Search].repeat is not None:
         raise ConflictError(
-            f"--repeat has no effect in {call.command}, which tries many inputs; `bisect-trt repeat` measures a failure rate."
+            f"--repeat has no effect in {call.command}, which probes many inputs; `bisect-trt repeat` measures a failure rate."
         )

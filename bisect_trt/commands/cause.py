@@ -1,6 +1,6 @@
-"""``cause``: which pass, option or tactic of the target does it: the fewest switches that, turned, make a model pass.
+"""``cause``: the pass, option or tactic of the target that makes a model fail: the fewest switches that fix it.
 
-The space is the switches of the target about one model, the strategy every minimal set that is enough to pass.
+The space is the switches of the target, the strategy finds every minimal set that is enough to pass.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from bisect_trt.targets.switches import Looked, Switch, Tier
 from bisect_trt.worker.protocol import Failed, Trace
 
 _MOST_COSTLY = 8
-"""The most builds as a step of a diagnosis; the command that goes on is said."""
+"""The largest number of builds in a diagnosis."""
 _FEW_NAMES = 2
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The switches of a target, about one model.
+    """The switches of a target for one model.
 
     Attributes:
-        switches: The switches; a search's units are their places.
-        base: The model, with its target set up as it fails.
-        target: How that is.
+        switches: The switches; the units of a search are their indices.
+        base: The model, on the target as it fails.
+        target: The settings of that target.
     """
 
     switches: Sequence[Switch]
@@ -50,55 +50,55 @@ class Panel:
     target: TargetSettings
 
     def of(self, tier: Tier) -> list[int]:
-        """The units of a tier."""
+        """Return the units of a tier."""
         return [unit for unit, switch in enumerate(self.switches) if switch.tier is tier]
 
     def names(self, units: Iterable[int]) -> list[str]:
-        """What some of them are called."""
+        """Return the names of some units."""
         return [self.switches[unit].name for unit in sorted(units)]
 
     def said(self, units: Iterable[int]) -> str:
-        """What is done to some of them: ``that disabled``, ``these disabled, set to 0``."""
+        """Return the changes of some units: ``that disabled``, ``these disabled, set to 0``."""
         ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
         return f"{'that' if len(set(units)) == 1 else 'these'} {', '.join(ways)}"
 
     def turned(self, units: Subset) -> TargetSettings:
-        """The target with some of them turned."""
+        """Return the target with some switches changed."""
         settings = self.target
         for unit in sorted(units):
             settings = self.switches[unit].turn(settings)
         return settings
 
     def candidate(self, units: Subset) -> Candidate:
-        """The model on that."""
+        """Return the model on the target with some switches changed."""
         settings, names = self.turned(units), self.names(units)
         some = f"{len(names)} of {len(self.switches)} switches" if len(names) > _FEW_NAMES else " and ".join(names)
         held = self.base.held and (settings.fp16 or settings.bf16)
         keep = self.base.keep if held or not self.base.held else None
-        title = f"{self.base.title}, with {some} turned" if names else self.base.title
+        title = f"{self.base.title}, with {some} changed" if names else self.base.title
         return replace(self.base, title=title, target=settings, held=held, keep=keep)
 
 
-def told_of_switches(check: CheckSettings) -> CheckSettings:
-    """The check, if it can be told of what is turned: the built-in one, or a command that is given engines.
+def switchable(check: CheckSettings) -> CheckSettings:
+    """Return the check, if it can use changed switches: the built-in one, or a command that receives engines.
 
     Raises:
         UsageError: It cannot.
     """
-    assert check.target is not None, "the options ask for one"
+    assert check.target is not None, "the options require one"
     if check.function is None and not check.argv:
         return check
     if check.argv and check.target.target.engines:
         return replace(check, by_layer=True)
     what = "a check command" if check.argv else "a check function"
     raise ConflictError(
-        f"{what} is given models and cannot be told what of {check.target.target.title} is turned; leave it out, so that the "
-        "target is compared with the reference, or name a target that makes engines (--trt): a command is given those."
+        f"{what} receives models, so it cannot use changed switches of {check.target.target.title}; drop it to compare the "
+        "target with the reference, or use a target with engines (--trt), which commands receive."
     )
 
 
 def make_panel(session: Session, target: TargetSettings, base: Candidate, suspects: frozenset[str]) -> Panel:
-    """The switches that there are for a model.
+    """Return the switches of a target for a model.
 
     Raises:
         UsageError: The target has no switches.
@@ -110,12 +110,12 @@ def make_panel(session: Session, target: TargetSettings, base: Candidate, suspec
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
     switches = target.target.switches(target, Looked(trace, operators, suspects))
     if not switches:
-        raise UnsuitableModelError(f"{target.target.title} has nothing that can be turned, as it is set up.")
+        raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
     return Panel(switches, base, target)
 
 
 def suspected_operators(session: Session) -> frozenset[str]:
-    """The operators of the nodes that the failure's message speaks of, and of those around them."""
+    """Return the operators of the nodes in the failure's message, and of their neighbours."""
     network, ledger = session.subject.network, session.prober.ledger
     outcome = ledger.outcome(session.subject.original.key)
     if outcome is None or not ledger.is_broken:
@@ -127,15 +127,15 @@ def suspected_operators(session: Session) -> frozenset[str]:
 
 
 def search_switches(session: Session, panel: Panel, most: int | None = None) -> Alternatives | None:
-    """Find the fewest switches that make the model pass, and what else does.
+    """Find the fewest switches that fix the model, and alternatives.
 
-    What is done to the model one by one comes first, then options, then both together; what turns a whole kind at once
-    is an answer only where nothing less is.
+    Passes about single nodes come first, then options, then both together; switches of a whole kind are an answer only if
+    nothing smaller is.
 
     Args:
-        session: Whose model it is.
+        session: The model's session.
         panel: The switches.
-        most: How many questions may be asked, if that is limited; ``None`` is given back if they are not enough.
+        most: The largest number of questions; ``None`` is returned if they are not enough.
     """
     weights = {unit: switch.weight for unit, switch in enumerate(panel.switches)}
     passes, options, spares, wholes = map(panel.of, (Tier.PASS, Tier.OPTION, Tier.SPARE, Tier.WHOLE))
@@ -167,13 +167,13 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
 
 
 def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[IssueCause]:
-    """Find the fewest switches that make the whole model pass, put them into the result and print them.
+    """Find the fewest switches that fix the whole model, put them into the result and print them.
 
     Args:
         session: The model, which fails.
         check: Its check.
-        case: A minimal case of it, which is asked about first, because it is quicker. Where no answer makes the whole model pass,
-            that is asked about too, unless each probe is a build.
+        case: A minimal case, which is searched first, because it is quicker. If no answer fixes the whole model, that is
+            searched too, unless each probe is a build.
 
     Returns:
         Each answer in a sentence, with the lines of code that set the target so; or why there is none.
@@ -183,7 +183,7 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
         BudgetSpent: No more probes may be made.
     """
     target, original, result = check.target, session.subject.original, session.result
-    assert target is not None, "the options ask for one"
+    assert target is not None, "the options require one"
     result.extra |= {"cause": [], "cause_detail": None}
     costly = case is not None and target.target.compiles
     details: list[dict[str, Any]] = []
@@ -191,15 +191,17 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
         if base is case:
             settings = replace(base.target or target, keep=base.keep or target.keep, held=base.held or target.held)
             operators = frozenset(node.op_type for node in all_nodes(base.proto))
-            base = replace(base, title="the minimal case")  # noqa: PLW2901 - the same under another name
+            base = replace(base, title="the minimal case")  # noqa: PLW2901 - with another title
         else:
             settings, operators = target, suspected_operators(session)
         panel = make_panel(session, settings, base, operators)
-        if case is not None:  # whether it is precision is a step of its own
+        if case is not None:  # precision has a step of its own
             panel = replace(panel, switches=[each for each in panel.switches if each.kind != "precision"])
         found = search_switches(session, panel, _MOST_COSTLY if costly else None)
         if found is None:
-            session.console.say(f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` goes on")
+            session.console.say(
+                f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
+            )
             return []
         details.append(_confirm(session, panel, replace(panel, base=original, target=target), found))
         if any(entry["whole"] for entry in details[-1]["alternatives"]):
@@ -208,11 +210,11 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     confirmed = [entry for entry in detail["alternatives"] if entry["whole"]]
     result.extra["cause"] = [entry["switches"] for entry in confirmed or detail["alternatives"]]
     result.extra["cause_detail"] = detail
-    return _tell(session, detail)
+    return _print(session, detail)
 
 
 def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives) -> dict[str, Any]:
-    """Confirm what was found about ``panel`` on the ``whole`` model; returns ``cause_detail``, the fewest switches first."""
+    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first."""
     prober, entries, doubts = session.prober, list[dict[str, Any]](), list[str]()
     for units in found.found:
         passes = whole.base is panel.base or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
@@ -243,80 +245,70 @@ def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives) 
     }
 
 
-def _tell(session: Session, detail: dict[str, Any]) -> list[IssueCause]:
-    """Print the answers, or why there is none; returns them in sentences."""
+def _print(session: Session, detail: dict[str, Any]) -> list[IssueCause]:
+    """Print the answers, or why there is none; return them in sentences."""
     console = session.console
     if not detail["alternatives"]:
-        none = f"none of the {detail['switches']} switches of {detail['target']} makes it pass, nor do those of a kind together"
+        none = (
+            f"none of the {detail['switches']} switches of {detail['target']} fixes it, nor do all of a kind together"
+        )
         why = "; ".join(detail["doubted"]) or none
         console.answer(f"No cause among the switches: {why}.")
         return [(f"{why[0].upper()}{why[1:]}.", ())]
-    said = [(describe_alternative(entry), entry["code"] or ()) for entry in detail["alternatives"]]
-    for place, ((sentence, code), entry) in enumerate(zip(said, detail["alternatives"], strict=True)):
-        console.answer(("Or: " if place else "What does it: ") + sentence)
+    answers = [(describe_alternative(entry), entry["code"] or ()) for entry in detail["alternatives"]]
+    for place, ((sentence, code), entry) in enumerate(zip(answers, detail["alternatives"], strict=True)):
+        console.answer(("Or: " if place else "Cause: ") + sentence)
         for line in code:
             console.answer(f"  {line}")
         if code and session.subject.lower_ir:
             console.answer(f"  ({session.subject.lower_ir})")
         console.answer(f"  as options: {shlex.join(entry['options'])}")
     if not detail["complete"]:
-        console.answer("  There are more: these are the first that were found.")
-    return said
-
-
-def find_cause(session: Session, check: CheckSettings, search: Search) -> Result:
-    """The command: which switches make the whole model pass?
-
-    Raises:
-        DoesNotReproduce: The model passes.
-        UsageError: The target has no switches, or the check cannot be told of them.
-        BudgetSpent: No more probes may be made.
-    """
-    subject, console, result = session.subject, session.console, session.result
-    result.extra |= {"cause": [], "cause_detail": None}
-    console.step(f"1. Does it fail as it is set up ({len(subject.network.nodes)} nodes)?")
-    record = session.probe_original(search)
-    console.say(f"  yes: {record.reason}")
-    console.step("2. Which of the target's switches make it pass?")
-    ((sentence, _), *_) = explain(session, check)
-    result.status, result.minimality = "found", "1-minimal"
-    if not result.extra["cause"]:
-        result.status, result.minimality = "inconclusive", "unproven"
-        result.why = f"{sentence[0].lower()}{sentence[1:-1]}"
-    return result
+        console.answer("  There are more: the search ended after these.")
+    return answers
 
 
 def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[IssueCause]:
-    """A step of a diagnosis: the same, about the minimal case first.
-
-    An error is said, and does not end the diagnosis: the failure itself was found before.
-    """
-    session.console.step("Which pass, option or tactic of the target does it?")
+    """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
+    session.console.step("Which pass, option or tactic of the target is the cause?")
     try:
         return explain(session, check, case)
     except BudgetSpent as error:
-        session.console.say(f"  {error} `{session.command('cause', check)}` does it.")
+        session.console.say(f"  {error} To continue: {session.command('cause', check)}")
     except BisectError as error:
-        session.console.say(f"  not known: {error}")
+        session.console.say(f"  unknown: {error}")
     return []
 
 
 def describe_alternative(entry: dict[str, Any]) -> str:
-    """One of the answers, in a sentence."""
+    """Return an answer in a sentence."""
     where = "it passes" if entry["whole"] else "the minimal case passes, the whole model does not"
     seen = f" ({entry['seen']})" if entry["seen"] else ""
     return f"{' and '.join(entry['switches'])}: with {entry['turned']}, {where}{seen}."
 
 
 def run(call: Call) -> Result:
-    """Find which switches of the target make the model pass.
+    """Find the switches of the target that fix the model.
 
     Raises:
-        UsageError: An option is wrong, or the check cannot be given switches of the target.
+        BudgetSpent: No more probes may be made.
+        DoesNotReproduce: The model passes.
+        UsageError: An option is wrong, the target has no switches, or the check cannot use them.
         UnavailableError: The target or the reference cannot run the model.
     """
     check = call.check(call[Target].required())
     call.open(check)
-    check = told_of_switches(check)
+    check = switchable(check)
     with call.subject(check.timeout) as subject, call.investigated(subject, check) as session:
-        return find_cause(session, check, call[Search])
+        console, result = session.console, session.result
+        result.extra |= {"cause": [], "cause_detail": None}
+        console.step(f"1. Does it fail with these settings ({len(subject.network.nodes)} nodes)?")
+        record = session.probe_original(call[Search])
+        console.say(f"  yes: {record.reason}")
+        console.step("2. Which of the target's switches fix it?")
+        ((sentence, _), *_) = explain(session, check)
+        result.status, result.minimality = "found", "1-minimal"
+        if not result.extra["cause"]:
+            result.status, result.minimality = "inconclusive", "unproven"
+            result.why = f"{sentence[0].lower()}{sentence[1:-1]}"
+        return result

@@ -1,4 +1,4 @@
-"""The table of commands: the options of each, and the function that does it.
+"""The table of commands: the options of each, and the function that runs it.
 
 The command line, the Python function and ``docs/reference.md`` are derived from it. A package adds a command by an entry point
 of the group ``bisect_trt.commands``, which has the command's name and is a :class:`Command`; and an oracle by one of the group
@@ -31,7 +31,7 @@ class Command:
 
     Attributes:
         groups: Its options, as groups; the first is its own, and the docstring of that is its help and its examples.
-        function: The function that does it, as ``module:name``; it is imported when the command runs.
+        function: The function that runs it, as ``module:name``; it is imported when the command runs.
         output: The file in the run's folder for what a Python call finds, where none is named; ``None`` if it writes none.
         panel: The heading above it in the list of commands.
     """
@@ -49,7 +49,7 @@ class Command:
 
     @property
     def help(self) -> str:
-        """What it does, in a sentence or two."""
+        """Its description, in a sentence or two."""
         return " ".join((self.groups[0].__doc__ or "").partition("Examples:")[0].split())
 
     @property

@@ -1,4 +1,4 @@
-"""What is on this machine, and what is missing for which target."""
+"""``doctor``: the versions and devices of this machine or of places, and what each target lacks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from bisect_trt.worker.process import module_command, run_to_end
 from bisect_trt.worker.protocol import About, Failed, Look
 
 TIMEOUT_SECONDS = 120.0
-"""TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
+"""TensorRT alone takes 10 s to start; a driver may hang."""
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
 def run(call: Call) -> Result:
-    """Print versions and devices of this machine or of some places, and what is missing for which target.
+    """Print versions and devices of this machine or of some places, and what each target lacks.
 
     Raises:
         UnavailableError: A place cannot be used.
@@ -65,18 +65,19 @@ def run(call: Call) -> Result:
 
 
 def look_there(folder: Path, places: Sequence[Place], console: Console, result: Result) -> Result:
-    """Say what there is in places, and which targets run there; what ``doctor --on`` prints.
+    """Print the versions of places and the targets that run there; the output of ``doctor --on``.
 
     Args:
-        folder: Where the log of the workers goes.
+        folder: The folder for the log of the workers.
         places: The places.
-        console: Who is told.
-        result: Gets ``places``: of each what it says of itself, and under ``targets`` why one cannot be used there or ``None``.
+        console: Prints them.
+        result: Gets ``places``: each with its description, and ``targets``: why a target cannot run there, or ``None``.
 
     Raises:
-        UnavailableError: A place is not there.
+        UnavailableError: A place does not exist.
     """
-    packages, found = (*dict.fromkeys([*_all_packages(), "numpy"]),), []
+    names = [package.name for plugin in selectable() for package in plugin.packages]
+    packages, found = (*dict.fromkeys([*names, "numpy"]),), []
     with WorkerPool(folder, places=places) as workers:
         for place in dict.fromkeys(places):
             reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
@@ -86,8 +87,8 @@ def look_there(folder: Path, places: Sequence[Place], console: Console, result: 
                 f"--{plugin.name}": _missing(workers, plugin.name, place) for plugin in selectable() if plugin.sent
             }
             found.append({**reply.to_json(), "said": reply.describe(), "targets": targets})
-            for name, value in reply.table().items():
-                console.answer(f"{name}: {place.said if name == 'place' else value}")
+            for key, value in reply.table().items():
+                console.answer(f"{key}: {place.said if key == 'place' else value}")
             console.answer(f"host: {reply.found['host']}; interpreter: {reply.found['executable']}")
             for target, missing in targets.items():
                 console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
@@ -97,7 +98,7 @@ def look_there(folder: Path, places: Sequence[Place], console: Console, result: 
 
 
 def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
-    """Why a target cannot be used in a place; ``None`` if it can."""
+    """Return why a target cannot be used in a place; ``None`` if it can."""
     try:
         reply = workers.ask(About(TargetSettings(target)), place=place)
     except BisectError as error:
@@ -105,14 +106,10 @@ def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
     return reply.message if isinstance(reply, Failed) else None
 
 
-def _all_packages() -> list[str]:
-    return [package.name for plugin in selectable() for package in plugin.packages]
-
-
 def _is_shown(name: str) -> bool:
     try:
         return find(name).selectable
-    except UnavailableError:  # its row says why
+    except UnavailableError:  # its row shows why
         return True
 
 
@@ -130,25 +127,25 @@ def examine(name: str, folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def look_inside() -> None:
-    """Write what a target finds on this machine, and why the rest does not exist: ``TARGET FILE``.
+    """Write the rows that a target finds on this machine, and why others are missing, to ``FILE``; argv is ``TARGET FILE``.
 
-    It runs in a process of its own, so that a library that crashes is a finding.
+    It runs in a process of its own, so that the crash of a library is reported.
     """
     found: dict[str, str] = {}
     missing = None
     name, file = sys.argv[1:]
     try:
-        found.update(find(name).look(TargetSettings(name)))  # what comes before an error stays
+        found.update(find(name).look(TargetSettings(name)))  # rows before an error are kept
     except UnavailableError as error:
         missing = str(error)
     except Exception as error:
         missing = f"{type(error).__name__}: {error}."
     Path(file).write_text(json.dumps([found, missing]))
-    os._exit(0)  # some libraries crash when they are taken down
+    os._exit(0)  # some libraries crash at exit
 
 
 def ask_nvidia_smi() -> Sequence[str]:
-    """Name, driver and memory of each GPU as the driver's own tool gives them; nothing without it."""
+    """Return name, driver and memory of each GPU from ``nvidia-smi``; nothing if that is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()

@@ -86,7 +86,7 @@ class _Reduction:
         try:
             series.search(prober, lambda ask: [ask(number) for number in range(1, len(samples) + 1)])
         finally:
-            seen = sorted(series.told(prober).items())
+            seen = sorted(series.verdicts(prober).items())
             found["each"] = [
                 {"sample": number, **each, "shapes": _shapes(samples[number - 1])} for number, each in seen
             ]

@@ -41,15 +41,15 @@ from bisect_trt.search.oracle import (
 from bisect_trt.search.strategy import minimise
 from bisect_trt.worker.protocol import LOST, Failed
 
-Told = TypeVar("Told")
+Done = TypeVar("Done")
 FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
-"""What a search ends with where all units together pass."""
+"""The result of a search where all units together pass."""
 
 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
-    """The original fails, and the same model of all its units passes: no piece of it can be searched."""
+    """The original fails, and the model rebuilt of all its units passes, so it cannot be cut."""
 
-    code, remedy = "BT3003", "Take what differs out of the model, or repeat the check to see how often it fails."
+    code, remedy = "BT3003", "Remove the difference from the model, or repeat the check to see how often it fails."
 
 
 class _Lost(Exception):  # noqa: N818 - never leaves this module
@@ -58,12 +58,12 @@ class _Lost(Exception):  # noqa: N818 - never leaves this module
 
 @dataclass(frozen=True)
 class Case:
-    """What a search for the smallest failing candidate ended with.
+    """The smallest failing candidate that a search found.
 
     Attributes:
-        minimum: Its units, and whether that is proven.
-        held: Whether it fails only with the target held to its low precision; see ``Candidate``.
-        outputs: What it gives back, where that is not all that something outside it reads.
+        minimum: Its units, and whether they are proven to be minimal.
+        held: Whether it fails only if the target must use its low precision; see ``Candidate``.
+        outputs: Its outputs; ``None`` for all tensors that something outside reads.
     """
 
     minimum: Minimum
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Session:
-    """What a command receives: the opened model, the console, the result to fill in and, for a search, the prober.
+    """The opened model of a command, the console, the result to fill in and, for a search, the prober.
 
     Attributes:
         subject: The model, its reference activations and its candidates.
@@ -95,29 +95,23 @@ class Session:
 
     @property
     def place_words(self) -> list[str]:
-        """The options that name the places where the target runs."""
+        """The options ``--on`` of the places where the target runs."""
         return [word for place in self.subject.workers.places for word in ("--on", place.said)]
 
     def command(self, name: str, check: CheckSettings) -> str:
-        """The command line that does ``name`` with the same model, target and data."""
+        """Return the command line that runs the command ``name`` with the same model, target and data."""
         settings, target = self.subject.settings, check.target
-        words = [
-            "bisect-trt",
-            name,
-            str(settings.path),
-            *(target.flags() if target is not None else ()),
-            *self.place_words,
-        ]
-        return shlex.join([*words, *written(settings.data), *written(check.tolerance)])
+        words = ["bisect-trt", name, str(settings.path), *(target.flags() if target is not None else ())]
+        return shlex.join([*words, *self.place_words, *written(settings.data), *written(check.tolerance)])
 
     @property
     def unreferenced(self) -> bool:
-        """Whether a check of the user's judges a model that the reference cannot run: it goes on without golden values."""
+        """Whether the user's check runs without golden values, because the reference cannot run the model."""
         reference = None if isinstance(self.prober.runner.check, BuiltinCheck) else self.subject.reference
         return reference is not None and (reference.refused is not None or bool(reference.missing))
 
     def probe_original(self, search: Search, candidate: Candidate | None = None) -> Record:
-        """Probe the original model, or what stands for it; with ``--repeat``, measure how often it fails.
+        """Probe the original model, or its substitute; with ``--repeat``, measure how often it fails.
 
         Raises:
             DoesNotReproduce: It never fails.
@@ -136,13 +130,13 @@ class Session:
             }
         if flakiness.passes_needed > 1:
             self.console.say(
-                f"  it fails in {flakiness.failures} of {flakiness.runs} runs, so a candidate counts as passing after "
-                f"{flakiness.passes_needed} passes in a row ({flakiness.confidence:.0%} confidence over all)"
+                f"  it fails in {flakiness.failures} of {flakiness.runs} runs, so a candidate passes after "
+                f"{flakiness.passes_needed} passes in a row ({flakiness.confidence:.0%} confidence for the whole search)"
             )
         return record
 
     def outcome(self, record: Record) -> Outcome:
-        """What the check said in a probe."""
+        """Return the outcome of a probe."""
         outcome = self.prober.ledger.outcome(record.key)
         assert outcome is not None, "it was probed"
         return outcome
@@ -155,7 +149,7 @@ class Session:
         searched: Sequence[int] | None = None,
         passing: int = 0,
     ) -> Minimum:
-        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
+        """Reduce the model, or some of its units; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
         algorithm = partial(
             minimise,
@@ -172,12 +166,12 @@ class Session:
         return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything))
 
     def confirmed(self, oracle: Transcript, minimum: Minimum, complete: Completion | None = None) -> Minimum:
-        """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.
+        """Return a minimum confirmed for checks that may be flaky; the answers of a user at a prompt are not repeated.
 
         Args:
-            oracle: The oracle that the algorithm asked.
-            minimum: What the algorithm found.
-            complete: Adds to a set what cannot be left out while the rest is in it; for units if not given.
+            oracle: The oracle of the search.
+            minimum: The result of the search.
+            complete: Adds to a set the units that cannot be removed while it is kept; by default for nodes.
         """
         if isinstance(self.prober.runner.check, PromptCheck):
             return minimum
@@ -185,28 +179,26 @@ class Session:
         return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness)
 
     def found(self, minimum: Minimum) -> Minimum:
-        """What :meth:`minimise` ended with.
+        """Return the result of :meth:`minimise`.
 
         Raises:
-            RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt, or comes and goes.
+            RebuiltPasses: The failure disappears when the model is rebuilt, or is flaky.
         """
         if minimum is not FAILURE_LOST:
             return self.doubted(minimum)
         subject = self.subject
-        was, now = (
-            subject.original.proto.graph,
-            subject.cut(subject.units.with_weights(subject.units.everything)).proto.graph,
-        )
+        was = subject.original.proto.graph
+        now = subject.cut(subject.units.with_weights(subject.units.everything)).proto.graph
         parts = ("node", "initializer", "input", "output")
         if all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts) and self._passes_now():
             raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
         raise RebuiltPasses(
-            "Re-serializing the model makes the failure disappear, so it cannot be cut. Look for what gets lost: unused nodes "
-            "and weights, metadata, the order of nodes; or run `bisect-trt sanitize` and see whether its model still fails."
+            "Re-serializing the model makes the failure disappear, so it cannot be cut. Unused nodes and weights, metadata and "
+            "the order of nodes may be lost; check whether the model that `bisect-trt sanitize` writes still fails."
         )
 
     def _passes_now(self) -> bool:
-        """Whether the original, which failed, passes when it is asked again; a rate that was measured, or a user, is believed."""
+        """Whether the original, which failed, passes in another probe; not probed with a measured rate or a prompt."""
         if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
             return False
         with suppress(BudgetSpent):
@@ -214,27 +206,27 @@ class Session:
         return False
 
     def settle(self, case: Case) -> Candidate:
-        """A case as a candidate, from here on with the values of the input sample on which it fails."""
+        """Return a case as a candidate, with the values of the input sample on which it fails."""
         candidate = self.subject.cut(case.minimum.units, held=case.held, outputs=case.outputs)
         outcome = self.prober.ledger.outcome(candidate.key)
         if outcome is None or outcome.sample is None:
             return candidate
-        self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
+        self.console.say(f"  it fails on sample {outcome.sample}; the next steps use that sample")
         return replace(candidate, sample=outcome.sample)
 
     def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
-        """An answer that was written, read back, and did not fail as it had."""
+        """Return the minimum as unproven, because the written model did not fail as before."""
         why = f"the final re-check disagreed: {record.reason}"
         flakiness = self.prober.runner.flakiness
         if record.verdict is Verdict.PASS and not self.prober.measured:
-            why = f"{why}; {FLAKY.format('it failed, and did not when it was read back')}"
+            why = f"{why}; {FLAKY.format('it failed before it was written and read back')}"
         elif record.verdict is Verdict.PASS and flakiness.is_steady:
             runs = f"{flakiness.runs} of {flakiness.runs} runs"
             why = f"the check is flaky: the original failed in {runs}, the answer fails less often; {why}"
         return replace(minimum, proven=False, why=why)
 
     def conclude(self, minimum: Minimum) -> None:
-        """Put into the result what was found, and how sure that is."""
+        """Put the status and the minimality of an answer into the result."""
         result = self.result
         result.status = "found"
         result.minimality, result.why = self._proof(minimum)
@@ -242,12 +234,12 @@ class Session:
             result.extra["pairs_tried"] = True
 
     def failure(self, minimum: Minimum, culprits: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
-        """What the result says of one failure among several: its nodes, whether that is proven, the model."""
+        """Return one failure among several for the result: its nodes, their minimality, the model."""
         minimality, why = self._proof(minimum)
         return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
 
     def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
-        """``1-minimal`` or ``unproven``, and what is to be said of it."""
+        """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.runner.flakiness
         if not minimum.proven:
             return "unproven", minimum.why
@@ -261,17 +253,17 @@ class Session:
         self.result.extra["flaky"]["reached"] = round(confidence, 6)
         why = (
             f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
-            f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
+            f"confidence: each of {passed} passing candidates passed {flakiness.passes_needed} times"
         )
         return "unproven", why
 
     def doubted(self, minimum: Minimum) -> Minimum:
-        """Not proven, where without a unit the model breaks in the way of the original after all, but for the words."""
+        """Return the minimum as unproven if the model without a unit fails like the original, with another message."""
         akin = [identity for identity in self.prober.ledger.akin if identity.units in minimum.refused]
         if not minimum.proven or not akin:
             return minimum
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
-        why = f"without {len(akin)} of its units, whether it is the same failure is not known: it {record.reason}"
+        why = f"without {len(akin)} of its units it may be the same failure: it {record.reason}"
         return replace(minimum, proven=False, why=why)
 
     def score_whole(self, candidate: Candidate) -> None:
@@ -302,10 +294,10 @@ class Session:
         if found is not None:
             self.result.extra.setdefault("metric", dict(found))
 
-    def until_done(self, story: Callable[[], Told]) -> Told:
-        """Tell a story to its end, from the start again where the user takes an answer back.
+    def until_done(self, story: Callable[[], Done]) -> Done:
+        """Return the result of a function; run it again where the user takes an answer back.
 
-        What was answered before is remembered, so starting over comes back to it.
+        Earlier answers are remembered, so the function reaches the same question again.
         """
         while True:
             try:
@@ -316,12 +308,12 @@ class Session:
 
     @property
     def best(self) -> Identity | None:
-        """The smallest candidate that was seen to fail so far, if it is smaller than the original."""
+        """The smallest failing candidate so far, if it is smaller than the original."""
         best = self.prober.ledger.best
         return None if best is None or best.key == self.subject.original.key else best
 
     def save_best(self, path: Path) -> None:
-        """Write the best so far, if there is one."""
+        """Write the smallest failing candidate so far, if there is one."""
         subject, best = self.subject, self.best
         if best is None:
             return
@@ -333,13 +325,12 @@ class Session:
 
 
 def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subset) -> Minimum:
-    """Run a search; where nothing fails for as long as a bisection takes, ask about all units together first.
+    """Run a search; if nothing fails during as many questions as a bisection takes, probe all units together.
 
-    A subset that fails shows that the model can be cut. So a search of a failure that survives costs no question more, but where
-    the culprit is the very last unit.
+    A failing subset shows that the model can be cut, so this usually costs no question.
 
     Returns:
-        What the search found; ``FAILURE_LOST`` if all units together pass.
+        The result of the search; ``FAILURE_LOST`` if all units together pass.
     """
     heard: set[Units] = set()
     patience, fails = len(everything).bit_length() + 1, False
@@ -362,7 +353,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
 
 @contextmanager
 def saving_best(save: Callable[[], None]) -> Iterator[None]:
-    """Save the best so far where the work ends early: the budget is spent, or the user stops."""
+    """Save the smallest failing candidate if the budget is spent or the user stops."""
     try:
         yield
     except (BudgetSpent, KeyboardInterrupt):

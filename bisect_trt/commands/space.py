@@ -1,7 +1,7 @@
-"""Spaces: the units that a command searches, and the candidate that some of them make.
+"""Spaces: the units that a command searches, and the candidate of a subset of them.
 
-A command declares its space and hands a strategy of :mod:`bisect_trt.search` to it; probing, memory, speculation and what is
-known when the budget is spent are the same for all of them.
+A command declares its space and passes a strategy of :mod:`bisect_trt.search` to it. Probing, caching, speculation and budgets
+are the same for all spaces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Unit = TypeVar("Unit", bound=Hashable)
 
 @dataclass(frozen=True)
 class Space:
-    """Numbered units, and the candidate that a subset of them makes.
+    """Numbered units, and the candidate of a subset of them.
 
     Attributes:
-        build: Makes the candidate of a subset.
+        build: Returns the candidate of a subset.
     """
 
     build: Callable[[Subset], Candidate]
@@ -40,12 +40,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Series(Generic[Unit]):
-    """Units that are probed one by one, each a candidate of its own: sizes, samples, releases, runs.
+    """Units that are probed one at a time, each a candidate of its own: sizes, samples, releases, runs.
 
     Attributes:
-        build: Makes the candidate of a unit.
-        refuse: Returns why a unit cannot be probed at all; such a unit is ``UNRESOLVED`` and costs no probe.
-        apart: Whether each unit may fail in a way of its own, rather than as the first one does.
+        build: Returns the candidate of a unit.
+        refuse: Returns why a unit cannot be probed; such a unit is ``UNRESOLVED`` and costs no probe.
+        apart: Whether each unit may fail in its own way, rather than like the first failure.
     """
 
     build: Callable[[Unit], Candidate]
@@ -59,7 +59,7 @@ class Series(Generic[Unit]):
         """Run a strategy that asks about one unit at a time.
 
         Raises:
-            BudgetSpent: No more probes may be made; :meth:`seen` has what is known.
+            BudgetSpent: No more probes may be made; :meth:`seen` has the verdicts so far.
         """
 
         def built(subset: Subset) -> Candidate:
@@ -92,21 +92,20 @@ class Series(Generic[Unit]):
         return prober.probe(self._built(unit)).verdict
 
     def seen(self, prober: Prober) -> dict[Unit, Record]:
-        """The last record of each unit that was probed, in the order in which they were; complete at any time."""
+        """Return the last record of each probed unit, in the order of the probes."""
         records = {record.key: record for record in prober.ledger.records}
         return {unit: records[key] for unit, key in self._keys.items() if key in records}
 
-    def told(self, prober: Prober) -> dict[Unit, dict[str, Any]]:
-        """The ``verdict``, ``reason`` and ``signature`` of each unit, as plain values; what was refused has no signature."""
-        seen = self.seen(prober)
-        told = {unit: _told(Verdict.UNRESOLVED, why) for unit, why in self._refused.items() if why is not None}
-        return told | {unit: _told(record.verdict, record.reason, record.signature) for unit, record in seen.items()}
+    def verdicts(self, prober: Prober) -> dict[Unit, dict[str, Any]]:
+        """Return ``verdict``, ``reason`` and ``signature`` of each unit as plain values; refused units have no signature."""
+        refused = {unit: (Verdict.UNRESOLVED, why, None) for unit, why in self._refused.items() if why is not None}
+        seen = {unit: (each.verdict, each.reason, each.signature) for unit, each in self.seen(prober).items()}
+        return {
+            unit: {"verdict": verdict.value, "reason": reason, "signature": signature}
+            for unit, (verdict, reason, signature) in {**refused, **seen}.items()
+        }
 
     def _built(self, unit: Unit) -> Candidate:
         candidate = self.build(unit)
         self._keys[unit] = candidate.key
         return candidate
-
-
-def _told(verdict: Verdict, reason: str, signature: str | None = None) -> dict[str, Any]:
-    return {"verdict": verdict.value, "reason": reason, "signature": signature}

@@ -1,7 +1,4 @@
-"""The model under investigation, with everything a workflow needs to take it apart.
-
-It is long because it is one class, most of it short answers that are worked out once.
-"""
+"""The model of a run: its graph, its inputs, the reference activations, and the candidates cut from it."""
 
 from __future__ import annotations
 
@@ -51,9 +48,9 @@ if TYPE_CHECKING:
 
 
 _KNOWN_IR = 10
-"""Every ONNX Runtime that the reference may be takes this IR version: 1.18 does."""
+"""The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
 _MADE = ("infos", "units", "patterns", "constants", "original")
-"""What is made of the network when first asked for."""
+"""The cached properties that depend on the network."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +94,17 @@ class Subject:
     """A model, its reference activations, and the candidates that can be cut from it.
 
     Attributes:
-        settings: What the user said of it.
+        settings: The model's path and input data.
         network: Its graph, with fixed input shapes.
         workspace: The run's folder.
         workers: Processes that run models.
         models: Runs models in them.
-        samples: The values fed to it, one or more sets.
-        seen: What there is in those places, as far as they were asked.
+        samples: The input values, one or more samples.
+        seen: The packages and devices of each place that was examined.
         declared: The shapes that its file gives the inputs, by name.
-        truth: The graph whose run is the reference: the model's own, unless that is not what is right.
-        console: Who is told what is noticed on the way.
-        ir_version: That of the ``file`` and that which is ``written``, where these differ.
+        truth: The graph that the reference runs: the model's own, unless ``precision --reference`` gives another.
+        console: Prints warnings.
+        ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these differ.
         freed: The dimensions that candidates keep free, where the failure needs that.
     """
 
@@ -128,12 +125,12 @@ class Subject:
         """Read the model and make its inputs.
 
         Args:
-            settings: What the user said of it.
+            settings: The model's path and input data.
             workspace: The run's folder.
-            console: Who is told what is noticed on the way.
+            console: Prints warnings.
             fresh_process: Whether each probe gets a worker process of its own.
-            timeout: Seconds that any run of it may take, but at least 30; as by default if not said.
-            target: What the reference is for, where that makes a difference.
+            timeout: Seconds that any run of it may take, but at least 30; the default of workers if ``None``.
+            target: The target, where the reference depends on it.
             places: Where targets run; none for this machine.
 
         Raises:
@@ -142,7 +139,7 @@ class Subject:
         """
         self.settings = settings
         self.workspace = workspace
-        workspace.clear()  # a session that was killed took nothing away
+        workspace.clear()  # a killed run leaves files
         self.console = console
         self.workers = WorkerPool(
             workspace.folder,
@@ -154,10 +151,6 @@ class Subject:
             bring=workspace.weights.bring,
         )
         self.models = Models(workspace, self.workers, target)
-        self._open(settings)
-
-    def _open(self, settings: ModelSettings) -> None:
-        """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.data.external_data_dir)
         self._lower_version(proto)
         self.workspace.weights.refer(proto, settings.path, settings.weights)
@@ -171,7 +164,7 @@ class Subject:
         self._about: dict[TargetSettings, Lowering] = {}
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
-        """Write the lowest IR version that a model needs into it, where a runtime may refuse its own."""
+        """Give a model the lowest IR version that it needs, where a runtime may refuse its own."""
         own, needed = proto.ir_version, needed_ir_version(proto)
         if needed == own or not (self.settings.older or own > _KNOWN_IR):
             return
@@ -179,19 +172,19 @@ class Subject:
         proto.ir_version = needed
         self.ir_version = {"file": own, "written": needed}
         self.console.warn(
-            f"older runtimes refuse the model's IR version {own}, and it needs {needed}: it is run as {needed}, and so is all "
-            "that is written of it; the file stays as it is"
+            f"older runtimes refuse the model's IR version {own}, and it only needs {needed}: models are run and written with "
+            f"{needed}; the file is not changed"
         )
 
     def say_sizes(self) -> None:
-        """Warn of free dimensions that were taken as 1."""
+        """Warn about free dimensions that were set to 1."""
         for name, shape in self._taken.items():
             self.console.warn(
-                f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
+                f"the input '{name}' has free dimensions; {list(shape)} is used (--input-shapes sets them)"
             )
 
     def _fix_shapes(self) -> list[Sample]:
-        """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
+        """Fix the shapes of the inputs, and return their values; given values determine free shapes."""
         data, most = self.settings.data, self.settings.most
         shapes = dict(data.input_shapes)
         samples = None
@@ -215,7 +208,7 @@ class Subject:
             return make_inputs(infos, data, most)
         if self.settings.any_shapes:
             return samples
-        # Shapes are fixed for a whole run, so all samples have to have those of the first.
+        # Shapes are fixed for a run, so all samples must have the shapes of the first.
         return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
 
     def __enter__(self) -> Subject:
@@ -225,10 +218,10 @@ class Subject:
         self.close()
 
     def about(self, target: TargetSettings) -> Lowering | Failed:
-        """How a target lowers models, which is asked once; or how it fails when it starts.
+        """Return the way in which a target lowers models, or its failure to start; the worker is asked once.
 
         Raises:
-            UnavailableError: It is not there.
+            UnavailableError: It is not installed.
             UsageError: It has no such option.
         """
         if target not in self._about:
@@ -239,13 +232,13 @@ class Subject:
         return self._about[target]
 
     def free(self, freed: Freed) -> None:
-        """Keep these dimensions free in all candidates from here on."""
+        """Keep these dimensions free in all later candidates."""
         self.freed, self.network = freed, freed.network
         for made in _MADE:
             self.__dict__.pop(made, None)
 
     def other(self, path: Path, reference: Reference) -> Subject:
-        """The same question of another model that was made of this one: what is fed and what is right stay what they are.
+        """Return the subject of a model derived from this one, with the same inputs and expected outputs.
 
         Args:
             path: The other model, with the inputs and outputs of this one.
@@ -263,83 +256,80 @@ class Subject:
         return made
 
     def close(self) -> None:
-        """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
+        """End the workers, and remove the activations and the candidate at the fixed path."""
         self.workers.close()
         self.workspace.close()
 
     @cached_property
     def sha256(self) -> str:
-        """Of the model's file."""
+        """SHA-256 of the model's file."""
         return sha256_of(self.settings.path)
 
     @cached_property
     def swap_limit(self) -> int:
-        """Bytes of weights and tensors past which every tensor is computed slice by slice."""
+        """Bytes of weights and tensors above which tensors are computed slice by slice."""
         return swap_limit(self.settings.data.array_swap_mb)
 
     @cached_property
     def reference(self) -> Reference:
-        """What every tensor should be; computed when first asked for."""
+        """The expected values of every tensor; computed when first used."""
         first, *more = (
             Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
             for number, sample in enumerate(self.samples, 1)
         )
         for reference in more:
             first.add(reference)
-        self._warn_of_missing(first)
-        return first
-
-    def _warn_of_missing(self, reference: Reference) -> None:
-        if reference.refused is not None:
+        if first.refused is not None:
             self.console.warn(
-                f"ONNX Runtime cannot run this model: {reference.refused}. No tensor has reference values, so only what "
-                "starts at the graph's inputs is cut."
+                f"ONNX Runtime cannot run this model: {first.refused}. No tensor has reference values, so only candidates "
+                "that start at the graph's inputs are cut."
             )
-        for index, why in reference.missing.items():
+        for index, why in first.missing.items():
             self.console.warn(
                 f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
-                "reference values, so nothing that would need them is cut."
+                "reference values, so no candidate starts at them."
             )
+        return first
 
     @property
     def lower_ir(self) -> str:
-        """What to do before the user's own file is given to a runtime that what was run here ran on; empty where nothing."""
+        """How to give the file an IR version that older runtimes read; empty if it was not lowered."""
         if self.ir_version is None:
             return ""
         file, written = self.ir_version["file"], self.ir_version["written"]
         return (
-            f"run with IR version {written}, which is all that the model needs; older releases refuse the file's {file}: save it "
-            f"with model.ir_version = {written} first"
+            f"run with IR version {written}; older releases refuse the file's {file}, so save it with model.ir_version = "
+            f"{written} first"
         )
 
     @property
     def renaming(self) -> str:
-        """What to do where nodes share a name, a sentence with a space before it; empty where none do."""
+        """The command that renames nodes with the same name, a sentence after a space; empty if names are unique."""
         if not share_names(self.network.proto):
             return ""
         path = self.settings.path
         command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-named.onnx"])
-        return f" `{command}` gives each node a name of its own."
+        return f" `{command}` gives each node a unique name."
 
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Type and shape of tensors: as they ran, else as shape inference says."""
+        """Types and shapes of tensors: from the reference run, else from shape inference."""
         known: Mapping[str, TensorInfo] = ChainMap(cast("Any", self.reference.infos), cast("Any", self.network.infos))
         return known if self.freed is None else self.freed.infos(known)
 
     @cached_property
     def units(self) -> NetworkUnits:
-        """What searches keep or drop."""
+        """The units that searches keep or drop."""
         return NetworkUnits(self.network, self.reference.infos, self.infos, self.reference.lost)
 
     @cached_property
     def patterns(self) -> Patterns:
-        """What belongs together."""
+        """Groups of units that belong together."""
         return Patterns(self.network, self.units.searched)
 
     @cached_property
     def constants(self) -> Constants:
-        """Values of weights that nodes make."""
+        """Values of weights that nodes compute."""
         return Constants(self.network, self.units, self.models)
 
     @cached_property
@@ -351,12 +341,12 @@ class Subject:
         return original if self.freed is None else self.freed.dress(original)
 
     def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
-        """The candidate made of some units.
+        """Return the candidate that consists of some units.
 
         Args:
             units: The units.
-            held: Whether the target is to be held to its low precision.
-            outputs: What it gives back, where that is not all that something outside reads.
+            held: Whether the target must use its low precision.
+            outputs: Its outputs; by default all tensors that something outside reads.
         """
         bare = self.units.bare(units)
         piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
@@ -365,26 +355,26 @@ class Subject:
         return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
-        """The values of some of a candidate's inputs or outputs, where known."""
+        """Return the known values of some of a candidate's inputs or outputs."""
         if candidate.values is not None:
             return {name: candidate.values[name] for name in names if name in candidate.values}
         return [self.reference, *self.reference.more][candidate.sample - 1].select(names)
 
     def marked(self, names: Iterable[str]) -> onnx.ModelProto:
-        """The model with these tensors as its outputs."""
+        """Return the model with these tensors as its outputs."""
         return mark_outputs(self.network, list(names), self.infos)
 
     def describe_searched(self, units: Iterable[int]) -> list[dict[str, Any]]:
-        """The nodes of some units for the result, without those that only make weights: name, operator, outputs."""
+        """Return the nodes of some units for the result, without nodes that only compute weights."""
         order = (self.network.order[unit] for unit in sorted(units))
         return self.describe_nodes(index for index in order if not self.network.constant[index])
 
     def describe_nodes(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
-        """Nodes for the result: name, operator, outputs, and the module that each comes from, where its file says so."""
+        """Return nodes for the result: name, operator, outputs, and the PyTorch module, if the file records it."""
         return [self.network.plain(index) for index in nodes]
 
     def record(self, result: Result, prober: Prober | None = None) -> None:
-        """Put what is known of the model and of the probes into a result."""
+        """Put the model and the counts of probes into a result."""
         result.model = {
             "path": str(self.settings.path),
             "sha256": self.sha256,

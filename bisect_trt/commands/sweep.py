@@ -323,7 +323,7 @@ def _symbol(subject: Subject, name: str, axis: int) -> str | None:
 
 def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, Any]:
     """Put what was seen into the result; returns that."""
-    known = series.told(session.prober)
+    known = series.verdicts(session.prober)
     seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
     smallest, number = smallest_failing(seen), prod(len(each.sizes) for each in sized.swept)
     every = [_dimension(sized, place, seen) for place in range(len(sized.swept))] if seen else []

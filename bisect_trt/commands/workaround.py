@@ -1,4 +1,4 @@
-"""``workaround``: find the minimal case as a diagnosis does, and look for all ways around it."""
+"""``workaround``: find the minimal case like ``diagnose``, and search all workarounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.diagnose import DiagnoseSettings, describe_answer, find_case, tell_modules
 from bisect_trt.commands.minimal_case import by_blame
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.workarounds import add_precision, rewritten, tell, work_around
+from bisect_trt.commands.workarounds import add_precision, print_ways, rewritten, work_around
 from bisect_trt.mixed_precision.fix import MIXED, find_fix
 from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
@@ -21,7 +21,7 @@ from bisect_trt.targets.options import Target
 
 
 def find_workaround(session: Session, check: CheckSettings, search: Search, output: Path) -> Result:
-    """The command: where does it fail, whose fault is that, and what makes the whole model pass?
+    """Find the minimal case, attribute the failure, and search what fixes the whole model.
 
     Raises:
         DoesNotReproduce: The target does not differ from the reference.
@@ -31,7 +31,7 @@ def find_workaround(session: Session, check: CheckSettings, search: Search, outp
     """
     console, result = session.console, session.result
     folder, target = output.parent, check.target
-    assert target is not None, "the options ask for one"
+    assert target is not None, "the options require one"
     result.extra["workarounds"] = []
     settings = DiagnoseSettings(check, search, folder, Diagnose(session.subject.settings.path))
     case, suspected = find_case(session, settings)
@@ -46,24 +46,24 @@ def find_workaround(session: Session, check: CheckSettings, search: Search, outp
     tell_modules(session.subject.network, blamed, console)
     console.answer(fault.sentence)
     why = None
-    if fault.is_targets or fault.whose == "rounding":  # another form may keep what this one loses
+    if fault.is_targets or fault.whose == "rounding":  # another form may lose less
         if fault.whose != "precision":
             name_cause(session, check, answer)
-        console.step("5. What makes the whole model pass: barriers, another form of the culprit?")
+        console.step("5. Which workaround makes the whole model pass: barriers, another form of the culprit?")
         work_around(session, case, fault, output)
         find_fix(session, check, search, answer, folder)
         add_precision(result)
-        tell(result, console)
+        print_ways(result, console)
         passes = any(way["passes"] for way in result.extra["workarounds"])
-        why = None if passes else "no way around it was found"
+        why = None if passes else "no workaround was found"
     else:
-        console.answer("The target is not wrong, so there is nothing to work around.")
+        console.answer("The target is not wrong, so no workaround is needed.")
     session.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))
     return result
 
 
 def run(call: Call) -> Result:
-    """Find what makes the whole model pass.
+    """Find a workaround for the whole model.
 
     Raises:
         UsageError: An option is wrong, or the model cannot be written.

@@ -1,4 +1,4 @@
-"""What makes the whole model pass with the least loss: a switch, fusion barriers, an equivalent form, layers in fp32.
+"""Workarounds: switches, fusion barriers, an equivalent form, layers in fp32, each with the least loss.
 
 Each is written, read back and confirmed on the whole model before it is recommended.
 """
@@ -38,35 +38,35 @@ from bisect_trt.tensors.comparison import to_plain
 
 PATCHED = "patched.onnx"
 FRESH_INPUTS = 20
-"""The number of fresh inputs that a patched model has to pass on."""
+"""The number of fresh inputs on which a patched model is confirmed."""
 _MOST, _IN_A_DIAGNOSIS = 24, 8
-"""So many questions are asked for each way, and in a diagnosis; the command that goes on is said."""
+"""The largest number of questions for each kind of workaround, in the command and in a diagnosis."""
 _SHOWN = 3
 _MOST_BARRIERS = 20
-"""More barriers than that are no answer."""
+"""The largest number of barriers in an answer."""
 _MOST_SWITCHES = 3
 Change = Callable[[Network], onnx.ModelProto]
-"""Makes the patched form of a model, of the search's or of the user's file: their nodes are the same."""
+"""Returns a patched model; it is applied to the searched model and to the user's file, which have the same nodes."""
 
 
 def rewritten(output: Path) -> Path:
-    """Where a second patched model goes."""
+    """Return the path of a second patched model."""
     return output.with_name(f"{output.stem}-rewrite{output.suffix}")
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way around a failure, and what was seen of it.
+    """A workaround, and its confirmation.
 
     Attributes:
         kind: ``switch``, ``barrier``, ``rewrite`` or ``precision``.
-        what: What is done, in words.
-        passes: Whether the whole model passes with it; ``None`` where it was not tried.
-        file: The model to use, where there is one.
-        line: A line to paste, where that is all it takes.
+        what: The change, in words.
+        passes: Whether the whole model passes with it; ``None`` if it was not tried.
+        file: The patched model, if there is one.
+        line: Lines of code to paste, for a switch.
         worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
-        why: What was seen, or why nothing was.
-        fresh: The number of fresh inputs that it was run on, and of those that pass.
+        why: The confirmation, or why there is none.
+        fresh: The number of fresh inputs on which it was run, and of those that pass.
     """
 
     kind: str
@@ -86,12 +86,12 @@ class Way:
 
 
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
-    """The whole model in another form; the original's outputs are compared, whatever others it has."""
+    """Return the whole model in another form; only the original's outputs are compared."""
     return replace(session.subject.original, made=model, title=title)
 
 
 def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
-    """A way that passed once in the search, probed as often as it takes for its passing not to be chance."""
+    """Return a workaround that passed once, probed again until chance can be excluded."""
     believed = reconfirm(session.prober, session.subject.original, candidate)
     if not believed.passes:
         return replace(way, passes=False, why=believed.record.reason)
@@ -100,7 +100,7 @@ def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
 
 
 def _held(session: Session, way: Way, candidate: Candidate) -> Way:
-    """A way that passes on the inputs given, run on fresh ones; it passes no more if one of them fails."""
+    """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
     check, fresh = session.prober.runner.check, Fresh(session.subject, FRESH_INPUTS)
     assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
     none = fresh.why_none
@@ -123,9 +123,7 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
 
 
 def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
-    """Write the patched form of the user's file and confirm it as it was read back.
-
-    The file's shapes may be free, so nothing is made of the shapes of one run.
+    """Write the patched form of the user's file, with its free dimensions, and confirm the file that was written.
 
     Raises:
         UsageError: It cannot be written.
@@ -135,7 +133,7 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
     proto = load_model(output)
     subject.workspace.weights.take_in(proto, output.parent)
     shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
-    if subject.freed is not None:  # it fails only while its dimensions are free
+    if subject.freed is not None:  # it fails only with free dimensions
         proto = free_inputs(proto, shapes, forget=False)
     else:
         fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
@@ -150,7 +148,7 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
 
 
 def turn(result: Result) -> list[Way]:
-    """The switches that were found and confirmed for the cause, but for a precision that is left out."""
+    """Return the confirmed switches of the cause, except precisions."""
     detail = result.extra.get("cause_detail")
     entries = [] if detail is None else detail["alternatives"]
     usable = [each for each in entries if any(not name.startswith("precision:") for name in each["switches"])]
@@ -160,21 +158,21 @@ def turn(result: Result) -> list[Way]:
             f"{' and '.join(each['switches'])}, with {each['turned']}",
             each["whole"],
             line="\n".join(each["code"]) if each["code"] else None,
-            why=each["seen"] if each["whole"] else "the minimal case passes with it, and the whole model does not",
+            why=each["seen"] if each["whole"] else "the minimal case passes with it, the whole model does not",
         )
         for each in usable[:_MOST_SWITCHES]
     ]
 
 
 def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool) -> Way:
-    """The fewest fusion barriers: nodes that compute nothing, or else tensors that are outputs too.
+    """Find the fewest fusion barriers: nodes that compute nothing, or tensors that are outputs too.
 
     Args:
         session: The model.
-        nodes: Those of the culprit, whose tensors are looked at first.
-        output: Where the model goes.
-        most: How many questions may be asked.
-        everywhere: Whether to look at all tensors where those of the culprit do not do.
+        nodes: The nodes of the culprit; barriers at their tensors are tried first.
+        output: The path of the patched model.
+        most: The largest number of questions.
+        everywhere: Whether barriers at all tensors are tried next.
     """
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
@@ -195,7 +193,7 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
         inner = [name for name in names if name in network.producer and name not in network.returned]
         for words, some, change in (
             ("a barrier (Max of itself) behind", can, barred),
-            ("as outputs too:", inner, mark),
+            ("additional outputs:", inner, mark),
         ):
             if not some or asked >= most:
                 continue
@@ -211,28 +209,28 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
                 continue
             chosen = [some[place] for place in sorted(minimum.units)]
             return _written(session, Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None), change(chosen), output)
-    return Way("barrier", "barriers around the culprit", False, why="with them it fails too")
+    return Way("barrier", "barriers around the culprit", False, why="it fails with them too")
 
 
 def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool) -> Way:
-    """Equivalent forms of the culprit's nodes, the cheapest first: there, then wherever the pattern is found.
+    """Try equivalent forms of the culprit's nodes, the cheapest first: at the culprit, then everywhere the pattern occurs.
 
-    ``ranged`` are those alone that keep within a precision's range.
+    With ``ranged``, only forms that keep values in the range of the precision are tried.
     """
     subject = session.subject
     view = NetworkView(Network(subject.settings.load()))
     found = {name: matches(view, name) for name in RULES if RULES[name].ranges or not ranged}
     near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
     if not near:
-        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known of these operators")
-    # Where several places are known to be wrong, one of them alone is not tried.
+        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known for these operators")
+    # With several wrong places, a change of one of them cannot be enough.
     several = ranged and len(session.result.extra.get("origins") or ()) > 1
     plans: list[tuple[str, list[Fragment]]] = []
     for name, touching in near.items():
         plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
         plans.append((name, found[name]))
     if len(near) > 1:
-        apart: list[Fragment] = []  # of those that share a node, the first
+        apart: list[Fragment] = []  # the first of those that share a node
         for fragment in (each for name in near for each in found[name]):
             if not any(fragment.matched & other.matched for other in apart):
                 apart.append(fragment)
@@ -255,22 +253,22 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
 def work_around(
     session: Session, case: Case, fault: Fault, output: Path, most: int = _MOST, *, everywhere: bool = True
 ) -> list[Way]:
-    """Look for ways around a failure; they are put into the result.
+    """Search workarounds, and put them into the result.
 
     Args:
         session: The model.
         case: The minimal case.
-        fault: Whose fault the failure is.
-        output: Where the patched model goes.
-        most: How many questions each way may ask.
-        everywhere: Whether barriers are looked for outside of the culprit too, and all ways are tried after one that passes.
+        fault: The attribution of the failure.
+        output: The path of the patched model.
+        most: The largest number of questions for each kind.
+        everywhere: Whether barriers outside the culprit, and all kinds after one that passes, are tried too.
     """
     order = session.subject.network.order
     nodes, ranged = frozenset(order[unit] for unit in case.minimum.units), fault.whose == "precision"
     ways: list[Way] = []
     try:
         if ranged:
-            why = "rounding alone makes the error, so none helps"
+            why = "the error is rounding, so barriers cannot help"
             ways.append(Way("barrier", "behind tensors of the culprit", None, why=why))
         else:
             ways += turn(session.result)
@@ -286,7 +284,7 @@ def work_around(
 
 
 def add_precision(result: Result) -> None:
-    """Add the last way: layers that stay in fp32, as the search for precision found them."""
+    """Add the layers that stay in fp32, found by the search for precision, as a workaround."""
     ways, nodes = result.extra.get("workarounds"), result.extra.get("keep_fp32")
     if ways is None or not nodes or result.artifacts.get("mixed") is None:
         return
@@ -303,21 +301,21 @@ def add_precision(result: Result) -> None:
     ways.append(way.to_json())
 
 
-def tell(result: Result, console: Console) -> None:
-    """Say what was tried, as a table."""
+def print_ways(result: Result, console: Console) -> None:
+    """Print the workarounds as a table."""
     ways = result.extra.get("workarounds") or []
     first = next((way for way in ways if way["passes"]), None)
     if first is None:
-        console.answer("No way around it was found:" if ways else "No way around it was looked for.")
+        console.answer("No workaround was found:" if ways else "No workaround was searched.")
     else:
         where = f" ({first['file']})" if first["file"] else ""
-        console.answer(f"A way around it: {first['what']}{where}.")
+        console.answer(f"Workaround: {first['what']}{where}.")
     if ways:
-        console.table(("kind", "what", "the whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways))
+        console.table(("kind", "what", "whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways))
 
 
 def _row(way: Mapping[str, Any]) -> tuple[str, ...]:
-    verdict = {True: "passes", False: "does not pass", None: "not tried"}[way["passes"]]
+    verdict = {True: "passes", False: "fails", None: "not tried"}[way["passes"]]
     error = in_tolerances(way["worst_error"]) if isinstance(way["worst_error"], float) else ""
     return way["kind"], way["what"], verdict, error, way["file"] or "", way["why"]
 
@@ -325,30 +323,29 @@ def _row(way: Mapping[str, Any]) -> tuple[str, ...]:
 def after_diagnosis(
     session: Session, check: CheckSettings, case: Case, fault: Fault, folder: Path, *, steady: bool
 ) -> None:
-    """The last step of a diagnosis: a few questions, and the command that asks more.
+    """Search workarounds with a few questions, as the last step of a diagnosis; print the command that searches further.
 
-    None where the failure is not ``steady``: a pass may be luck then.
+    Nothing is searched if the failure is not ``steady``, because a pass may be chance.
     """
     console, target, result = session.console, check.target, session.result
     assert target is not None, "a diagnosis has one"
-    console.step("What makes the whole model pass?")
-    why_not = None
-    if not steady:
-        why_not = "what was found passed when it was probed once more, so a pass may be luck"
-    elif target.target.compiles:
-        why_not = f"since each probe is a build; this does: {session.command('workaround', check)}"
-    if why_not is not None:
+    console.step("Which workaround makes the whole model pass?")
+    command, ways = session.command("workaround", check), list[Way]()
+    if not steady or target.target.compiles:
         add_precision(result)
-        console.say(f"  not looked for: {why_not}")
+        why = (
+            f"each probe is a build; to search: {command}"
+            if steady
+            else "the failure is flaky, so a pass may be chance"
+        )
+        console.say(f"  not searched: {why}")
         return
     try:
         ways = work_around(session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
-    except BisectError as error:  # the failure itself was found before
-        console.say(f"  no way around was found: {error}")
-        ways = []
+    except BisectError as error:  # does not end the diagnosis
+        console.say(f"  no workaround was found: {error}")
     add_precision(result)
-    tell(result, console)
+    print_ways(result, console)
     if not any(way.passes for way in ways):
-        command = session.command("workaround", check)
-        console.answer(f"  this looks further: {command}")
+        console.answer(f"  to search further: {command}")
         result.suggest(command)

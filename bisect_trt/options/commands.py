@@ -1,7 +1,4 @@
-"""The options of each command that makes or shows something alone.
-
-The docstring of each group is what its command says of itself.
-"""
+"""The options of the commands about files and runs; the docstring of each group is the help of its command."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from bisect_trt.options.spec import argument, option, switch
 
 
 class Show(str, Enum):
-    """What ``inspect`` shows beside the summary."""
+    """Details that ``inspect`` shows."""
 
     LAYERS = "layers"
     ATTRS = "attrs"
@@ -26,7 +23,7 @@ class Show(str, Enum):
 
 @dataclass(frozen=True)
 class Extract:
-    """Cut a piece out of a model; with input values given, also write what the piece is really fed there.
+    """Cut a piece out of a model; with input values given, also write the values of its inputs.
 
     Examples:
         extract model.onnx -o head.onnx --outputs conv1_out
@@ -47,7 +44,7 @@ class Extract:
 
 @dataclass(frozen=True)
 class Sanitize:
-    """Fold constants and clean a model up; the result is run beside the original, and refused if it differs.
+    """Fold constants and clean a model up, and check that its results are the same.
 
     Examples:
         sanitize model.onnx -o folded.onnx
@@ -85,7 +82,7 @@ class Convert:
     output: Annotated[Path, to_file("Where it goes.")]
     calibration_cache: Annotated[
         Path | None,
-        option(metavar="FILE", help="Ranges for --int8: read if it is there, else written (TensorRT 8.6 to 10)."),
+        option(metavar="FILE", help="Ranges for --int8: read if the file exists, else written (TensorRT 8.6 to 10)."),
     ] = None
     timeout: Annotated[float | None, time_out("the build", "2 hours")] = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
@@ -93,7 +90,7 @@ class Convert:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Show what a model, a TensorRT engine or a file of saved values holds.
+    """Show the contents of a model, a TensorRT engine or a file of saved values.
 
     Examples:
         inspect model.onnx --show layers
@@ -101,24 +98,25 @@ class Inspect:
     """
 
     file_kind: Annotated[
-        str | None, argument("The kind of the file; by its suffix if left out.", metavar="model|engine|data|tactics")
+        str | None, argument("The kind of the file; default by its suffix.", metavar="model|engine|data|tactics")
     ] = None
     path: Annotated[
-        Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
+        Path | None,
+        argument("An ONNX model, a TensorRT engine, saved values, or the choices of a build.", metavar="FILE"),
     ] = None
     show: Annotated[
         list[Show],
         option(help="Layers, their attributes (attrs), weights (names and shapes); of data, values."),
     ] = field(default_factory=list)
     num_items: Annotated[
-        int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
+        int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show at each end; -1 for all.")
     ] = 3
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too; - for standard output.")] = None
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts.
+    """Show the choices of bad builds that good builds did not make: tactics, precisions, formats and fusions.
 
     Examples:
         diff .bisect-trt/repeat-model
@@ -142,7 +140,7 @@ class Diff:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target.
+    """Print versions, providers, GPUs, driver, CUDA and TensorRT of this machine, and what each target lacks.
 
     Examples:
         doctor
@@ -156,7 +154,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again.
+    """Resume a run that was interrupted by Ctrl-C, kill -9 or a reboot. Known verdicts are not probed again.
 
     Examples:
         resume
@@ -168,7 +166,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Show every probe of a run with its reason, or one with its candidate, its command and its output.
+    """Show all probes of a run with their reasons, or one probe with its candidate, command and output.
 
     Examples:
         log
@@ -176,12 +174,12 @@ class LogOptions:
     """
 
     run: RunFolder = None
-    number: Annotated[int | None, argument("One probe, in full.")] = None
+    number: Annotated[int | None, argument("The number of a probe to show in full.")] = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """Make a run's report.html again, from its result.json and nothing else.
+    """Write the report.html of a run again, from its result.json.
 
     Examples:
         report
@@ -189,14 +187,14 @@ class Report:
     """
 
     run: Annotated[
-        Path | None, argument("The run's folder, under .bisect-trt, or a result.json; the newest run if left out.")
+        Path | None, argument("The run's folder, under .bisect-trt, or a result.json; default the newest run.")
     ] = None
     output: Annotated[Path | None, to_file("Where the page goes; default report.html beside the result.")] = None
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Show a run in a browser, while it runs and after: view.html in its folder, written again until the run ends.
+    """Show a run in a browser while it runs: view.html in its folder, updated until the run ends.
 
     Examples:
         view
@@ -204,4 +202,4 @@ class ViewOptions:
     """
 
     run: RunFolder = None
-    no_browser: Annotated[bool, switch("Write the page, and open no browser.")] = False
+    no_browser: Annotated[bool, switch("Write the page without opening a browser.")] = False

@@ -1,4 +1,4 @@
-"""How far a target may be off, and how that is measured."""
+"""Options of the comparison with the reference, and of metrics."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ErrorStat(str, Enum):
 
 
 class Algorithm(str, Enum):
-    """How two tensors are compared (Polygraphy's ``--compare``)."""
+    """Method of comparing two tensors (Polygraphy's ``--compare``)."""
 
     SIMPLE = "simple"
     """By the error of each element."""
     INDICES = "indices"
-    """As lists of indices, such as TopK makes: by how many places each is away from where it should be."""
+    """As lists of indices, such as those of TopK: by the distance of each to its expected position."""
 
 
 PerOutput = dict[str, float]
-"""A number for each output, by name; that of the name ``''`` for all others."""
+"""A number for each output by name; the name ``''`` means all others."""
 
 
 def threshold(unit: str, help: str, low: float = 0, high: float = float("inf")) -> Option:  # noqa: A002 - as in Typer
@@ -50,7 +50,7 @@ class CompareOptions:
     atol: Annotated[
         PerOutput,
         threshold(
-            "TOL", "Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16, or of fp16 itself, 1% of it."
+            "TOL", "Absolute tolerance; default 1e-5 or 2e-4 of the RMS of each tensor, 1% of the RMS with fp16."
         ),
     ] = field(default_factory=dict)
     rtol: Annotated[PerOutput, threshold("TOL", "Relative tolerance; default 1e-5, with --fp16 1e-2.")] = field(
@@ -63,10 +63,10 @@ class CompareOptions:
             help="elemwise (the default), max, mean, median or quantile.",
         ),
     ] = field(default_factory=dict)
-    error_quantile: Annotated[
-        PerOutput, threshold("Q", "Which quantile of the errors to check; default 0.99.", 0, 1)
-    ] = field(default_factory=dict)
-    infinities_compare_equal: Annotated[bool, switch("The same Inf on both sides is no error.")] = False
+    error_quantile: Annotated[PerOutput, threshold("Q", "The quantile of the errors to check; default 0.99.", 0, 1)] = (
+        field(default_factory=dict)
+    )
+    infinities_compare_equal: Annotated[bool, switch("Equal infinities on both sides match.")] = False
     validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
     compare_as: Annotated[
         Algorithm,
@@ -74,7 +74,7 @@ class CompareOptions:
     ] = Algorithm.SIMPLE
     index_tolerance: Annotated[
         dict[str, int],
-        threshold("N", "For --compare indices: how many places one may be away."),
+        threshold("N", "For --compare indices: the largest distance of an index."),
     ] = field(default_factory=dict)
     postprocess: Annotated[
         dict[str, TopK],
@@ -89,16 +89,16 @@ class CompareOptions:
     ] = None
 
     def check(self) -> None:
-        """Make sure that the options fit each other.
+        """Check that the options fit each other.
 
         Raises:
             UsageError: ``--index-tolerance`` is given without ``--compare indices``.
         """
         if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
-            raise MissingOptionError("--index-tolerance says how to compare indices; add --compare indices.")
+            raise MissingOptionError("--index-tolerance needs --compare indices; add it.")
 
     def other_ways(self) -> list[str]:
-        """The options by which outputs are compared in another way than as they are, number by number."""
+        """The given options by which outputs are not compared number by number."""
         given = {
             f"--compare {self.compare_as.value}": self.compare_as is not Algorithm.SIMPLE,
             "--postprocess": bool(self.postprocess),
@@ -107,24 +107,24 @@ class CompareOptions:
         return [flag for flag, wanted in given.items() if wanted]
 
     def require_numbers(self) -> None:
-        """Make sure that outputs are compared as they are, number by number.
+        """Check that outputs are compared number by number.
 
         Raises:
             UsageError: They are not.
         """
         for flag in self.other_ways():
             raise ConflictError(
-                f"{flag} is for outputs, and `diagnose` compares every tensor inside; use it with `run` or `reduce`."
+                f"{flag} applies to outputs, and `diagnose` compares all inner tensors; use `run` or `reduce`."
             )
 
 
 @dataclass(frozen=True)
 class Drop:
-    """How much worse than the reference's own number one may be.
+    """The largest difference to the score of the reference.
 
     Attributes:
-        size: From 0 up, in the metric's own unit, or in percent.
-        relative: Whether it is percent of that number.
+        size: From 0 up, in the unit of the metric, or in percent.
+        relative: Whether it is in percent of the reference's score.
     """
 
     size: float
@@ -134,12 +134,12 @@ class Drop:
         return f"{self.size!r}%" if self.relative else repr(self.size)
 
     def of(self, reference: float) -> float:
-        """The drop from a number, in its unit."""
+        """Return the drop from a score, in its unit."""
         return self.size / 100 * abs(reference) if self.relative else self.size
 
 
 def drop(value: Any) -> Drop:  # noqa: ANN401 - whatever was given
-    """``0.5%`` of the reference's number, or ``0.005`` absolute."""
+    """Read ``0.5%`` of the reference's score, or ``0.005`` absolute."""
     if isinstance(value, Drop):
         return value
     relative = isinstance(value, str) and value.endswith("%")
@@ -148,7 +148,7 @@ def drop(value: Any) -> Drop:  # noqa: ANN401 - whatever was given
     except (TypeError, ValueError, OverflowError):
         size = math.nan
     if isinstance(value, bool) or not 0 <= size <= 1e300:
-        raise ValueError("a number from 0 up, such as 0.005, or a part of the reference's, such as 0.5%")
+        raise ValueError("a number from 0 up, such as 0.005 or 0.5%")
     return Drop(size, relative)
 
 
@@ -160,26 +160,29 @@ class MetricOptions:
         str | None,
         option(
             metavar="NAME|FILE[:FUNC]",
-            help="What the outputs on the set are worth, not how far each is off: top-1 (top-K), cosine, psnr or "
-            "snr, each with :OUTPUT if need be; or a Python file with a metric(outputs, reference, labels).",
+            help="Score of the outputs on the whole set, instead of tolerances: top-1 (top-K), cosine or psnr, each with :OUTPUT "
+            "if needed; or a Python file with a metric(outputs, reference, labels).",
         ),
     ] = None
     max_drop: Annotated[
         Drop | None,
         option(
-            metavar="DROP", help="How much worse than the reference's it may be: 0.5% of that, or 0.005.", read=drop
+            metavar="DROP",
+            help="Largest difference to the reference's score: relative (0.5%) or absolute (0.005).",
+            read=drop,
         ),
     ] = None
     min: Annotated[
-        float | None, option(metavar="VALUE", help="What it has to be at least; more is better.", min=-1e300, max=1e300)
+        float | None, option(metavar="VALUE", help="Lower bound of the score; larger is better.", min=-1e300, max=1e300)
     ] = None
     max: Annotated[
-        float | None, option(metavar="VALUE", help="What it may be at most; less is better.", min=-1e300, max=1e300)
+        float | None,
+        option(metavar="VALUE", help="Upper bound of the score; smaller is better.", min=-1e300, max=1e300),
     ] = None
-    lower_is_better: Annotated[bool, switch("A smaller number of the FILE's metric is better.")] = False
+    lower_is_better: Annotated[bool, switch("A smaller score of the file's metric is better.")] = False
 
     def check(self, *, bounded: bool) -> None:
-        """Make sure that the options fit each other.
+        """Check that the options fit each other.
 
         Raises:
             UsageError: They do not.
@@ -189,31 +192,28 @@ class MetricOptions:
         if self.metric is None:
             beside = given[0] if given else "--lower-is-better" if self.lower_is_better else None
             if beside is not None:
-                raise MissingOptionError(f"{beside} is about a metric, and there is none; add --metric.")
+                raise MissingOptionError(f"{beside} needs a metric; add --metric.")
             return
         if len(given) > 1:
-            raise ConflictError(f"{given[0]} and {given[1]} both say how good the metric has to be; give one.")
+            raise ConflictError(f"{given[0]} conflicts with {given[1]}; give one bound.")
         if bounded and not given:
-            raise MissingOptionError(
-                "--metric needs to know what is too bad: add --max-drop 0.5%, or --min or --max with the number itself."
-            )
+            raise MissingOptionError("--metric needs a bound: add --max-drop 0.5%, --min or --max.")
 
     def bound(self, reference: float, *, lower_is_better: bool) -> float | None:
-        """What a candidate has to reach; ``None`` if nothing was said.
+        """Return the bound of the score; ``None`` if none was given.
 
         Raises:
-            UsageError: It is said for a metric of the other direction, or as a part of nothing.
+            UsageError: It is for a metric of the other direction, or relative to 0.
         """
         if self.min is not None and lower_is_better:
-            raise ConflictError(f"--min {self.min:g}: of this metric less is better; say --max.")
+            raise ConflictError(f"--min {self.min:g}: a smaller score is better; use --max.")
         if self.max is not None and not lower_is_better:
-            raise ConflictError(f"--max {self.max:g}: of this metric more is better; say --min, or --lower-is-better.")
+            raise ConflictError(f"--max {self.max:g}: a larger score is better; use --min, or add --lower-is-better.")
         if self.max_drop is None:
             return self.max if lower_is_better else self.min
         if self.max_drop.relative and not reference:
             raise UnsuitableModelError(
-                f"--max-drop {self.max_drop}: the reference's own number is 0, of which there are no parts; give an absolute "
-                "drop, such as 0.01."
+                f"--max-drop {self.max_drop}: the reference's score is 0; give an absolute drop, such as 0.01."
             )
         size = self.max_drop.of(reference)
         found = reference + size if lower_is_better else reference - size

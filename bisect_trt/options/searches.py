@@ -1,7 +1,4 @@
-"""The options of each command that searches alone: of ``diagnose``, ``cause``, ``reduce``, ``repeat`` and so on.
-
-The docstring of each group is what its command says of itself.
-"""
+"""The options of the commands that search or compare; the docstring of each group is the help of its command."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from bisect_trt.options.spec import argument, option, switch
 from bisect_trt.search.oracle import Mode
 
 FRESH_SAMPLES = 200
-"""None of so many failing says with 95% certainty that under 1.5% of all fail."""
+"""If none of 200 samples fails, less than 1.5% of all fail, with 95% confidence."""
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with.
+    """Find out why the target is wrong, and write a reproducer. Start with this command.
 
     Examples:
         diagnose model.onnx --trt --fp16
@@ -43,7 +40,7 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class Workaround:
-    """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32.
+    """Write a model that passes, with the least loss: fusion barriers, another form of the culprit, layers in fp32.
 
     Examples:
         workaround model.onnx --trt -o patched.onnx
@@ -58,7 +55,7 @@ class Workaround:
 
 @dataclass(frozen=True)
 class Cause:
-    """Find which pass, option or tactic of the target does it: the fewest switches that, turned, make the model pass.
+    """Find the pass, option or tactic that is the cause: the fewest switches of the target that fix the model.
 
     Examples:
         cause model.onnx --onnxrt
@@ -95,16 +92,16 @@ class Reduce:
 
     @property
     def inputs(self) -> Path:
-        """Where the values of the reduced model's inputs go."""
+        """The file for the inputs of the reduced model."""
         return self.output.with_suffix(".inputs.npz")
 
     @property
     def golden(self) -> Path:
-        """Where the reference's values of its outputs go."""
+        """The file for its outputs on the reference."""
         return self.output.with_suffix(".golden.npz")
 
     def of_another(self, number: int) -> Reduce:
-        """The same, with the files of another failure."""
+        """Return the options with the files of another failure."""
         output = self.output.with_name(f"{self.output.stem}-{number}{self.output.suffix}")
         return replace(self, output=output, min_good=None)
 
@@ -190,7 +187,7 @@ class PrecisionOptions:
 
 @dataclass(frozen=True)
 class Releases:
-    """Find the release of the target in which a failure appeared, and the one in which it went.
+    """Find the release of the target in which a failure appeared, and the one in which it was fixed.
 
     Examples:
         releases model.onnx --onnxrt
@@ -203,23 +200,25 @@ class Releases:
     ] = ""
     to: Annotated[
         str,
-        option(metavar="VERSION", help="The newest, with all that begin like it; default the newest for this Python."),
+        option(
+            metavar="VERSION",
+            help="The newest release, with all that begin with it; default the newest for this Python.",
+        ),
     ] = ""
-    find_all: Annotated[bool, option("--all", help="Ask every release and print the table, instead of bisecting.")] = (
-        False
-    )
-    package: Annotated[
-        str | None, option(metavar="NAME", help="The package whose releases are meant, for a --check command.")
-    ] = None
+    find_all: Annotated[
+        bool, option("--all", help="Probe every release and print the table, instead of bisecting.")
+    ] = False
+    package: Annotated[str | None, option(metavar="NAME", help="The package to probe with a --check command.")] = None
     beside: Annotated[
-        list[str], option("--with", metavar="PACKAGE", help="Install this too in each environment, as pip takes it.")
+        list[str],
+        option("--with", metavar="PACKAGE", help="Another package to install in each environment, as pip takes it."),
     ] = field(default_factory=list)
 
 
 RUNS = 10
-"""How often ``repeat`` builds where nothing is said."""
+"""The default number of builds of ``repeat``."""
 MOST_RUNS = 1000
-"""The same where it is to go on until something has been seen."""
+"""The default largest number of builds with ``--until``."""
 
 
 def until(value: Any) -> str | int:  # noqa: ANN401 - whatever was given
@@ -238,7 +237,7 @@ def until(value: Any) -> str | int:  # noqa: ANN401 - whatever was given
 
 @dataclass(frozen=True)
 class Repeat:
-    """Build a model again and again: how often does it fail, and what do the bad builds choose that the good ones do not?
+    """Build or run a model repeatedly: how often it fails, and which choices of the bad builds are the reason.
 
     Examples:
         repeat model.onnx --trt --fp16 -n 20
@@ -249,7 +248,7 @@ class Repeat:
     number: Annotated[
         int | None,
         option(
-            "-n", "--number", metavar="N", min=1, help="Builds or runs, 10 unless said; with --until at most so many."
+            "-n", "--number", metavar="N", min=1, help="Builds or runs; default 10. With --until, the largest number."
         ),
     ] = None
     until: Annotated[
@@ -260,13 +259,13 @@ class Repeat:
             read=until,
         ),
     ] = None
-    same_engine: Annotated[bool, switch("Build once, and run that again and again in one context.")] = False
+    same_engine: Annotated[bool, switch("Build once, and run that build repeatedly in one context.")] = False
 
     def limits(self) -> tuple[int, str | None]:
-        """How many at most, and what to wait for.
+        """Return the largest number, and the verdicts to wait for.
 
         Raises:
-            UsageError: Both are said as numbers.
+            UsageError: ``-n`` and ``--until`` are both numbers.
         """
         if self.until is not None and str(self.until).isdecimal():
             if self.number is not None:
@@ -304,20 +303,20 @@ class Sweep:
         list[tuple[str, tuple[Sizes, ...]]],
         option(
             metavar="NAME:[D,...]",
-            help="An input and its sizes: 1..64 is a range, 1..64:8 one with a step, {1,2,7} a list; dimensions of one name "
-            "(n=1..64) have one size.",
+            help="An input and its sizes: 1..64 is a range, 1..64:8 a range with a step, {1,2,7} a list; dimensions of one name "
+            "(n=1..64) have the same size.",
             read=swept_shape,
         ),
     ] = field(default_factory=list)
     tries: Annotated[
         int,
-        option(metavar="N", min=2, max=100_000, help="How many sizes are tried at most; all, if there are no more."),
+        option(metavar="N", min=2, max=100_000, help="The largest number of sizes to probe."),
     ] = 64
 
 
 @dataclass(frozen=True)
 class Layerwise:
-    """Compare every tensor on the target with the reference's, and name the first that goes wrong.
+    """Compare every tensor with the reference, and name the first that is wrong.
 
     Examples:
         layerwise model.onnx --trt --fp16
@@ -326,19 +325,19 @@ class Layerwise:
 
     model: Model
     timeout: Annotated[float | None, time_out("the target")] = None
-    isolate: Annotated[bool, switch("Show each layer's own error too: fed the reference's values.")] = False
+    isolate: Annotated[bool, switch("Also show the error of each layer alone, with inputs from the reference.")] = False
 
 
 @dataclass(frozen=True)
 class Run:
-    """Compare a target with the reference, or with saved results, or saved results alone.
+    """Compare a target with the reference or with saved results, or saved results with each other.
 
     Examples:
         run model.onnx --trt --atol 1e-3
         run --load-outputs before.npz after.npz
     """
 
-    model: Annotated[Path | None, argument("The ONNX model; none to compare saved results alone.")] = None
+    model: Annotated[Path | None, argument("The ONNX model; none to compare saved results.")] = None
 
 
 @dataclass(frozen=True)
@@ -356,7 +355,7 @@ class RunOptions:
         list[str],
         option(
             metavar="TENSOR",
-            help="Tensors to leave out, by name, glob or op:TYPE.",
+            help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
     save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
@@ -371,7 +370,7 @@ class RunOptions:
         list[Path],
         option(
             metavar="FILE",
-            help="Compare with these outputs, not with the reference's; two or more without a model and a target: "
-            "compare them with the last.",
+            help="Compare with these outputs instead of the reference; two or more files without a model are compared with the "
+            "last.",
         ),
     ] = field(default_factory=list)

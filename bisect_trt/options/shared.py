@@ -19,7 +19,7 @@ Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[
     bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
 ]
-RunFolder = Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")]
+RunFolder = Annotated[Path | None, argument("The run's folder, under .bisect-trt; default the newest.")]
 
 
 def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Option:
@@ -49,10 +49,10 @@ class General:
 
     json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.", metavar="FILE")] = None
     report: Annotated[
-        Path | None, option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
+        Path | None, option(help="Write report.html here too; the run's folder has one.", metavar="FILE")
     ] = None
     junit: Annotated[
-        Path | None, option(help="Write the result as JUnit XML too, a test case an output.", metavar="FILE")
+        Path | None, option(help="Write the result as JUnit XML too, a test case for each output.", metavar="FILE")
     ] = None
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
@@ -71,8 +71,8 @@ class CheckOptions:
         list[str],
         option(
             metavar="CMD...",
-            help="Command that exits with 0 where a candidate passes; takes all that follows, so it is last. {model}, {inputs}, "
-            "{golden} and {dir} become the candidate's paths, {shapes} its inputs' shapes (x:5x3,y:5).",
+            help="Command that exits with 0 if a candidate passes; takes all words that follow, so put it last. {model}, "
+            "{inputs}, {golden} and {dir} become the candidate's paths, {shapes} the shapes of its inputs (x:5x3,y:5).",
         ),
     ] = field(default_factory=list)
     fail_regex: Annotated[
@@ -86,15 +86,15 @@ class CheckOptions:
     )
     timeout: Annotated[
         float | None,
-        seconds("Time one candidate may take; default any for a command, else 10 minutes, 2 hours on TensorRT."),
+        seconds("Time one candidate may take; default unlimited for a command, else 10 minutes, 2 hours on TensorRT."),
     ] = None
     candidate: Annotated[Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.")] = None
     artifacts: Annotated[
-        list[Path], option(metavar="FILE", help="Files a check leaves, sorted into good/ and bad/.")
+        list[Path], option(metavar="FILE", help="Files that a check writes, sorted into good/ and bad/.")
     ] = field(default_factory=list)
-    artifacts_dir: Annotated[
-        Path, option("--artifacts-dir", metavar="DIR", help="Where --artifacts are sorted to.")
-    ] = Path("artifacts")
+    artifacts_dir: Annotated[Path, option("--artifacts-dir", metavar="DIR", help="The folder for --artifacts.")] = Path(
+        "artifacts"
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Data:
     ] = field(default_factory=dict)
     seed: Annotated[int, option(help="Seed of random values.")] = 1
     iterations: Annotated[
-        int | None, option(metavar="N", min=1, help="Samples of random values, or of the script at most.")
+        int | None, option(metavar="N", min=1, help="Samples of random values, or the largest number from the script.")
     ] = None
     load_inputs: Annotated[
         list[Path], option(metavar="FILE", help="Input values by tensor name: .npz, or Polygraphy's .json.")
@@ -126,22 +126,22 @@ class Data:
     ] = None
     external_data_dir: Annotated[
         Path | None,
-        option(metavar="DIR", help="Where the files of the model's weights lie; default the model's folder."),
+        option(metavar="DIR", help="The folder of the files of the model's weights; default the model's folder."),
     ] = None
     array_swap_mb: Annotated[
         int | None,
         option(
             metavar="MIB",
             min=0,
-            help="Past so much of weights and tensors, compute every tensor slice by slice, on the disk in between; "
-            "default an eighth of the free memory, at most 1024.",
+            help="Above this size of weights and tensors, compute tensors slice by slice through the disk; default an eighth "
+            "of the free memory, at most 1024.",
         ),
     ] = None
     memory_limit: Annotated[
         int | None,
         option(
             metavar="SIZE",
-            help="Memory that one probe, with all that it starts, may hold, such as 8G; it is ended past that.",
+            help="Memory that one probe and its processes may use, such as 8G; above that it is ended.",
             read=size,
         ),
     ] = None
@@ -157,7 +157,8 @@ class Search:
     """Search."""
 
     workers: Annotated[
-        int | None, option(metavar="N", min=1, help="Probes at a time; default one a GPU, or else one a core.")
+        int | None,
+        option(metavar="N", min=1, help="Probes at a time; default one for each GPU, else one for each core."),
     ] = None
     repeat: Annotated[
         int | None, option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
@@ -174,7 +175,7 @@ class Search:
 class Plots:
     """Plots of the errors, drawn with matplotlib (extra: plots)."""
 
-    save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Where the errors of each output are.")] = None
+    save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Heat maps of the errors of each output.")] = None
     save_error_metrics_plot: Annotated[
         Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.")
     ] = None

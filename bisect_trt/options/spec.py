@@ -1,4 +1,4 @@
-"""How an option is declared, as the annotation of a dataclass field, and how a group of options is made from values.
+"""Options declared as annotations of dataclass fields, and the groups of options made from values.
 
 Words of a command line and Python objects are read and checked by the same functions.
 """

@@ -1,8 +1,8 @@
-"""The check by a metric: what the model's outputs on a whole set of samples are worth, the candidate on the target.
+"""The check by a metric: the score of a model's outputs on a whole set of samples, with the candidate on the target.
 
-A candidate that is a piece of the model has no such outputs. Of each sample the reference makes what the piece is fed, the
-target runs the piece, and the reference makes the outputs of what that made: so a piece is as bad as the whole model would
-be, were the piece all of it that runs on the target.
+A candidate that is a piece of the model has no such outputs. For each sample the reference computes the inputs of the piece, the
+target runs the piece, and the reference computes the model's outputs from the result. The score is that of a model in which only
+the piece runs on the target.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from bisect_trt.worker.protocol import Failed, Score, Scored, Scoring
 
 SIGNATURE = "metric"
 Rest = Callable[[onnx.ModelProto], "tuple[onnx.ModelProto | None, onnx.ModelProto | None]"]
-"""What makes what a piece is fed, and what makes the outputs of what it makes; each ``None`` where nothing is missing."""
+"""Returns the parts of the model before and after a piece; ``None`` for an empty part."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What is measured, and against what.
+    """A metric on a set of samples, and its bound.
 
     Attributes:
         metric: The metric.
-        asked: What the user called it.
+        asked: The metric as the user gave it.
         data: The set.
-        reference: The reference's own number.
-        bound: What it must reach; ``None`` to measure alone.
-        runtime: The reference's, to run what a piece of a model is not.
+        reference: The score of the reference.
+        bound: The bound of the score; ``None`` to measure only.
+        runtime: The runtime of the reference, which runs the parts of the model around a piece.
     """
 
     metric: Metric
@@ -50,7 +50,7 @@ class Scale:
     runtime: TargetSettings | None = None
 
     def scoring(self) -> Scoring:
-        """By what a worker scores."""
+        """The settings by which a worker scores."""
         return Scoring(self.data.folder, self.asked, self.metric.lower_is_better, self.bound)
 
     def describe(self, measured: Scored) -> str:
@@ -58,11 +58,11 @@ class Scale:
         said = f"{self.metric.name} is {self.metric.say(measured.value)}"
         if self.bound is not None:
             side = "at most" if self.metric.lower_is_better else "at least"
-            said += f", {'' if measured.passed else 'and must be '}{side} {self.metric.say(self.bound)}"
+            said += f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
         return f"{said} (of all {self.data.count} samples)"
 
     def to_json(self, measured: Scored) -> dict[str, Any]:
-        """What the result has of it."""
+        """Return a score for the result."""
         return {
             "name": self.metric.name,
             "reference": _plain(self.reference),
@@ -81,12 +81,12 @@ def _plain(value: float) -> float | str:
 
 @dataclass(frozen=True)
 class MetricCheck:
-    """Says good or bad by a metric.
+    """Decides by a metric whether a candidate fails.
 
     Attributes:
-        runs: How candidates are run on the target.
-        scale: What is measured.
-        rest: What runs of a piece what it is not.
+        runs: Runs candidates on the target.
+        scale: The metric and its bound.
+        rest: Returns the parts of the model around a piece.
     """
 
     runs: BuiltinCheck
@@ -96,12 +96,12 @@ class MetricCheck:
 
     @property
     def target(self) -> TargetSettings:
-        """The runtime under suspicion."""
+        """The runtime under test."""
         return self.runs.target
 
     @property
     def engine_cache(self) -> EngineCache | None:
-        """Where the engines of candidates that pass stay, if any shall."""
+        """The cache of the engines of passing candidates, if they are kept."""
         return self.runs.engine_cache
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
@@ -143,7 +143,7 @@ class MetricCheck:
         return self.runs.workers.ask(request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
 
     def _rest(self, files: CandidateFiles) -> tuple[Path | None, Path | None]:
-        """The models beside a piece; they lie beside it, where the file of its weights is."""
+        """Write the models around a piece beside it, where the file of its weights is."""
         models = self.rest(onnx.load(str(files.model), load_external_data=False))
         paths: list[Path | None] = []
         for name, model in zip(("before", "after"), models, strict=True):

@@ -103,10 +103,10 @@ def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
 def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnnxRuntimeTarget, "switches", Target.switches)  # as of a target that says nothing of its own
     model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
-    with pytest.raises(UsageError, match="ONNX Runtime has nothing that can be turned, as it is set up"):
+    with pytest.raises(UsageError, match="ONNX Runtime has no switches with these settings"):
         bisect_trt.cause(model, run=tmp_path / "run")
 
 
 def test_a_check_that_is_not_told_of_switches_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be told what of ONNX Runtime is turned"):
+    with pytest.raises(UsageError, match="cannot use changed switches of ONNX Runtime"):
         bisect_trt.cause(overflowing(tmp_path / "m.onnx"), check="true", run=tmp_path / "run")

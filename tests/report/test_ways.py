@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bisect_trt.commands.workarounds import Way, tell
+from bisect_trt.commands.workarounds import Way, print_ways
 from bisect_trt.report.console import QuietConsole
 from bisect_trt.report.page import macro
 from bisect_trt.report.result import Result
@@ -34,8 +34,8 @@ def test_each_way_has_its_row() -> None:
 def test_the_first_that_passes_is_recommended() -> None:
     found, console = Result("workaround", "found"), QuietConsole()
     found.extra |= result()
-    tell(found, console)
-    assert console.transcript.answers[0] == "A way around it: optimizer:A<b> turned."
+    print_ways(found, console)
+    assert console.transcript.answers[0] == "Workaround: optimizer:A<b> turned."
     assert len(console.transcript.answers) == 2 + len(found.extra["workarounds"])
 
 
