@@ -61,13 +61,13 @@ _TYPES = {
     "int4": {"int4"},
     "fp4": {"fp4"},
 }
-"""Names of types in the layers of engines, by precision; layers with none of them (integers, masks) are not counted."""
+"""Names of types in the layers of engines, by precision; other layers (integers, masks) are not counted."""
 _LITTLE = 0.5
 """Below this share of layers in a requested precision, the difference is printed."""
 
 
 def run(call: Call) -> Result:
-    """Compare a target with the reference, or with saved results, or saved results alone.
+    """Compare a target with the reference or with saved results, or saved results with each other.
 
     Raises:
         UsageError: An option is wrong, or a file cannot be written.
@@ -94,36 +94,36 @@ def run(call: Call) -> Result:
         if options.save_inputs is not None:
             save_samples(options.save_inputs, session.subject.samples)
         runs = [run for path in options.load_outputs for run in load_runs(path)]
-        comparing = _Comparing(session, target, tolerance, options, call[Plots], names, runs)
         against = ", ".join(run.name for run in runs) or "the reference"
         session.console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
-        comparing.compare()
-        return comparing.table.conclude()
+        table = Table(session.console, session.result, call[Plots])
+        compare_target(session, target, tolerance, options, names, runs, table)
+        return table.conclude()
 
 
 def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
     """Parse and build the model, and report the precisions of its layers; nothing is run."""
     subject, console, result = session.subject, session.console, session.result
-    console.step(f"{target.describe()}: does it parse and build?")
+    console.step(f"{target.describe()}: parse and build")
     inputs = subject.models.feed("inputs", subject.samples[0])
     model = subject.models.write("built", subject.network.proto)
     reply = subject.workers.ask(Compare(target, model, (Sample(inputs, inputs),), tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
         result.status, result.why = "not_reproduced", reply.message
-        console.answer(f"It does not: {reply.message}.")
+        console.answer(f"It does not build: {reply.message}.")
         return result
     audit = audit_precision(target, reply.layers)
     result.status, result.minimality = "found", "1-minimal"
     result.extra["layers"], result.extra["precision_audit"] = list(reply.layers), audit
-    console.answer(f"It does: {audit['sentence']}")
+    console.answer(f"It builds: {audit['sentence']}")
     return result
 
 
 def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compare the requested precisions with those of the layers, as ``RuntimeSession.layers`` has them.
+    """Compare the requested precisions with the precisions of the layers in ``RuntimeSession.layers``.
 
     Returns:
-        The precisions requested (``asked``), the layers in each (``counts``) and in any (``total``), and a ``sentence``.
+        The requested precisions (``asked``), the layers in each (``counts``) and in any (``total``), and a ``sentence``.
     """
     kinds = [{name for name, types in _TYPES.items() if types & {*(each.get("precisions") or ())}} for each in layers]
     counts, total = Counter(name for each in kinds for name in each), sum(map(bool, kinds))
@@ -134,25 +134,23 @@ def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]])
     if missed and total:
         most, number = counts.most_common(1)[0]
         sentence = (
-            f"{' and '.join(missed)} {'was' if len(missed) == 1 else 'were'} requested, and {number} of {total} layers run in "
-            f"{most}. A strongly typed network takes types from the graph, so write them into it: `bisect-trt convert` adds "
-            "Casts for fp16 and bf16; int8 and fp8 need Q/DQ nodes."
+            f"{' and '.join(missed)} {'was' if len(missed) == 1 else 'were'} requested, but {number} of {total} layers run in "
+            f"{most}. A strongly typed network takes its types from the graph: `bisect-trt convert` adds Casts for fp16 and "
+            "bf16; int8 and fp8 need Q/DQ nodes."
         )
     return {"asked": asked, "counts": dict(counts), "total": total, "sentence": sentence}
 
 
 def _compare_saved(call: Call) -> Result:
-    """Compare each saved run with the last one, which stands for the reference.
+    """Compare each saved run with the last one, as the reference.
 
     Raises:
         UsageError: There are not two runs to compare, they do not fit each other, or an option needs a model.
     """
     options, console = call[RunOptions], call.console
     if call[Target].settings(engines=True) is not None or not options.load_outputs:
-        raise MissingOptionError(
-            "there is no model to run; name one, or two saved results with --load-outputs and no target."
-        )
-    why = "needs a model; name one, or drop it."
+        raise MissingOptionError("no model to run; give one, or two saved results with --load-outputs and no target.")
+    why = "needs a model; give one, or drop the option."
     refuse_options(options, _NEED_A_MODEL, why)
     if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
         raise ConflictError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
@@ -161,8 +159,7 @@ def _compare_saved(call: Call) -> Result:
     *runs, right = [run for path in options.load_outputs for run in load_runs(path)]
     if not runs:
         raise MissingOptionError(
-            f"{right.name} is one saved result, and comparing takes two; name another after --load-outputs, or a model "
-            "and a target to run it on."
+            f"{right.name} is the only saved result; give another after --load-outputs, or a model and a target."
         )
     table = Table(console, call.result, call[Plots])
     for run in runs:
@@ -184,7 +181,7 @@ def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
     """Check that none of some options was given.
 
     Raises:
-        UsageError: One was; its message is the option and ``why``.
+        UsageError: One was given; the message is the option and ``why``.
     """
     if given := [name for name in changed(options) if name in names]:
         raise ConflictError(f"--{given[0].replace('_', '-')} {why}")
@@ -209,11 +206,11 @@ class Table:
     def add(
         self, comparisons: Sequence[TensorComparison], samples: Sequence[tuple[Values, Values]], prefix: str = ""
     ) -> None:
-        """Print a line for each output, with details of those that do not match (with ``-v`` of all); draw the plots.
+        """Print a line for each output, with details if it does not match or with ``-v``; draw the plots.
 
         Args:
             comparisons: One for each output and sample.
-            samples: The outputs of the target and of the reference for each sample, to draw; none where nothing is drawn.
+            samples: The outputs of the target and of the reference for each sample, to draw; empty if nothing is drawn.
             prefix: Begins each line.
         """
         self.comparisons += comparisons
@@ -226,8 +223,8 @@ class Table:
             if comparison.reference_nonfinite:
                 self.console.warn(
                     f"{prefix}{sample}'{comparison.name}' is NaN or Inf in {comparison.reference_nonfinite} of "
-                    f"{comparison.total} elements of the reference; --infinities-compare-equal lets the same Inf match, "
-                    "nothing NaN"
+                    f"{comparison.total} elements of the reference; with --infinities-compare-equal equal infinities match, "
+                    "NaN never does"
                 )
             types = comparison.target_dtype, comparison.reference_dtype
             if None not in types and types[0] != types[1]:
@@ -245,7 +242,7 @@ class Table:
 
 
 def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console) -> list[str]:
-    """Return the wanted outputs that a saved sample has; warns of the others.
+    """Return the wanted outputs that a saved sample has; warn about the others.
 
     Raises:
         UsageError: It has none of them.
@@ -258,103 +255,73 @@ def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], co
     return shared
 
 
-class _Comparing:
-    """Compares a target with one or several references: saved runs, or the outputs of the reference."""
+def compare_target(
+    session: Session,
+    target: TargetSettings,
+    tolerance: ToleranceOptions,
+    options: RunOptions,
+    names: Sequence[str],
+    runs: Sequence[SavedRun],
+    table: Table,
+) -> None:
+    """Compare outputs of a target with saved runs, or with the reference if there are none; write the requested files."""
+    subject, console, numbers = session.subject, session.console, range(1, len(session.subject.samples) + 1)
+    scratch, models = subject.workspace.scratch, subject.models
 
-    def __init__(
-        self,
-        session: Session,
-        target: TargetSettings,
-        tolerance: ToleranceOptions,
-        options: RunOptions,
-        plots: Plots,
-        names: Sequence[str],
-        runs: Sequence[SavedRun],
-    ) -> None:
-        """Write the model, the inputs, and the values to compare with."""
-        self._subject, self._console, self._names = session.subject, session.console, names
-        self._target, self._tolerance, self._options = target, tolerance, options
-        self.table = Table(session.console, session.result, plots)
-        subject = session.subject
-        count = len(subject.samples)
-        self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
-        self._inputs = [subject.models.feed(f"inputs-{n}", sample) for n, sample in enumerate(subject.samples, 1)]
-        self._outputs = [subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, count + 1)]
-        self._golden: list[tuple[str, list[Path]]] = []
-        """The name of each reference in front of a line, and a file for each sample."""
-        for place, run in enumerate(runs):
-            same_samples(run, count, "the target runs")
-            files = [subject.workspace.scratch(f"golden-{place}-{number}.npz") for number in range(1, count + 1)]
-            for file, sample in zip(files, run.samples, strict=True):
-                save_npz(file, Selected(sample, same_outputs(run.name, sample, names, session.console)))
-            self._golden.append((f"{run.name}: " if len(runs) > 1 else "", files))
-        if not runs:
-            files = [subject.workspace.scratch(f"golden-{number}.npz") for number in range(1, count + 1)]
-            for inputs, file in zip(self._inputs, files, strict=True):
-                self._answered(subject.models.collect(self._model, inputs, file), "reference")
-            self._golden.append(("", files))
-        self._saved = bool(runs)
-
-    def compare(self) -> None:
-        """Compare the target's outputs, and write the requested files."""
-        options, target = self._options, self._target
-        if options.save_onnx is not None:
-            self._save_model(target, options.save_onnx)
-        for prefix, golden in self._golden:
-            reply = self._answered(self._subject.workers.ask(self._request(golden), options.timeout), "target")
-            left_out = {name: why for name, why in reply.skipped.items() if name in self._names}
-            for name, why in left_out.items():
-                self._console.warn(f"'{name}' is not compared: {why}")
-            if left_out and not reply.comparisons:
-                raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
-            pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(self._outputs, golden, strict=True) if a.exists()]
-            self.table.add(reply.comparisons, pairs, prefix)
-        if options.save_outputs is not None:
-            saved = [NpzFile(path) for path in self._outputs if path.exists()]
-            save_samples(options.save_outputs, saved, target.describe())
-        if not self._saved and all(comparison.passed for comparison in self.table.comparisons):
-            self._compare_free()
-
-    def _compare_free(self) -> None:
-        """Compare with the free dimensions of the file, and show the comparisons instead if one does not match."""
-        subject = self._subject
-        free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
-        if not free or self._target.target.compiles:
-            return
-        freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
-        model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
-        reply = subject.workers.ask(self._request(self._golden[0][1], model), self._options.timeout)
-        if isinstance(reply, Failed) or all(comparison.passed for comparison in reply.comparisons):
-            return
-        self._console.say("  that is with its shapes fixed; with its dimensions free, as in its file:")
-        self.table.comparisons.clear()
-        self.table.add(reply.comparisons, [])
-        self.table.result.extra["free_dimensions"] = True
-
-    def _request(self, golden: Sequence[Path], model: Path | None = None) -> Compare:
-        return Compare(
-            self._target,
-            model or self._model,
-            tuple(map(Sample, self._inputs, golden)),
-            self._tolerance,
-            tuple(self._names),
-            every=True,
-            details=True,
-            save_outputs=tuple(self._outputs),
-        )
-
-    def _save_model(self, target: TargetSettings, path: Path) -> None:
-        """Write the model that the target runs: with the compared outputs, and lowered where Casts lower it."""
-        lowered = self._answered(self._subject.models.lowered(self._model, target), "target")
-        model = onnx.load(str(self._model), load_external_data=False) if lowered is None else lowered
-        save_model(model, self._subject.workspace.weights.folder_of(model), path)
-        self.table.result.artifacts["onnx"] = str(path)
-
-    def _answered(self, reply: T | Failed, role: str) -> T:
+    def answered(reply: T | Failed, role: str = "target") -> T:
         if isinstance(reply, Failed):
-            path, fix = self._subject.settings.path, self._subject.renaming
-            raise ModelRefusedError(f"the {role} cannot run {path}: {reply.message}.{fix}")
+            raise ModelRefusedError(
+                f"the {role} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}"
+            )
         return reply
+
+    model = models.write("compared", mark_outputs(subject.network, names, {}))
+    inputs = [models.feed(f"inputs-{number}", sample) for number, sample in zip(numbers, subject.samples, strict=True)]
+    outputs = [scratch(f"outputs-{number}.npz") for number in numbers]
+    against: list[tuple[str, list[Path]]] = []  # the prefix of each reference's lines, and a file for each sample
+    for place, run in enumerate(runs):
+        same_samples(run, len(numbers), "the target runs")
+        files = [scratch(f"golden-{place}-{number}.npz") for number in numbers]
+        for file, sample in zip(files, run.samples, strict=True):
+            save_npz(file, Selected(sample, same_outputs(run.name, sample, names, console)))
+        against.append((f"{run.name}: " if len(runs) > 1 else "", files))
+    if not runs:
+        files = [scratch(f"golden-{number}.npz") for number in numbers]
+        for fed, file in zip(inputs, files, strict=True):
+            answered(models.collect(model, fed, file), "reference")
+        against.append(("", files))
+    if options.save_onnx is not None:
+        lowered = answered(models.lowered(model, target))
+        written = onnx.load(str(model), load_external_data=False) if lowered is None else lowered
+        save_model(written, subject.workspace.weights.folder_of(written), options.save_onnx)
+        session.result.artifacts["onnx"] = str(options.save_onnx)
+
+    def request(golden: Sequence[Path], model: Path) -> Compare:
+        samples, saved = tuple(map(Sample, inputs, golden)), tuple(outputs)
+        return Compare(target, model, samples, tolerance, tuple(names), every=True, details=True, save_outputs=saved)
+
+    for prefix, golden in against:
+        reply = answered(subject.workers.ask(request(golden, model), options.timeout))
+        skipped = {name: why for name, why in reply.skipped.items() if name in names}
+        for name, why in skipped.items():
+            console.warn(f"'{name}' is not compared: {why}")
+        if skipped and not reply.comparisons:
+            raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
+        pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(outputs, golden, strict=True) if a.exists()]
+        table.add(reply.comparisons, pairs, prefix)
+    if options.save_outputs is not None:
+        save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
+    free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
+    if runs or not free or target.target.compiles or not all(each.passed for each in table.comparisons):
+        return
+    freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
+    model = models.write("compared-free", mark_outputs(freed, names, {}))
+    other = subject.workers.ask(request(against[0][1], model), options.timeout)
+    if not isinstance(other, Failed) and not all(comparison.passed for comparison in other.comparisons):
+        console.say("  These results are with fixed shapes. With the free dimensions of the file:")
+        table.comparisons.clear()
+        table.add(other.comparisons, [])
+        session.result.extra["free_dimensions"] = True
 
 
 def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()) -> list[str]:
@@ -362,9 +329,9 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
 
     Args:
         network: The model.
-        wanted: Names and globs of tensors, or ``op:TYPE`` for the outputs of operators of a type; ``mark all`` for every
-            tensor; without any, the graph's outputs.
-        excluded: The same of those to leave out.
+        wanted: Names and globs of tensors, or ``op:TYPE`` for the outputs of operators of a type; ``mark all`` for all
+            tensors; by default the graph's outputs.
+        excluded: Tensors to exclude, in the same form.
 
     Raises:
         UsageError: A name or glob matches no tensor, or none is left.
@@ -372,7 +339,7 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
     every = list(dict.fromkeys([*network.computed, *network.outputs]))
     chosen = every if " ".join(wanted) == MARK_ALL else network.outputs
     if wanted and chosen is not every:
-        # A weight that a node makes can be named too.
+        # A weight that a node computes can be named too.
         known = [*every, *(name for name in network.producer if name not in every)]
         chosen = _matching("--onnx-outputs", wanted, known, network)
     gone = set(_matching("--onnx-exclude-outputs", excluded, chosen, network))
@@ -383,7 +350,7 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
 
 
 def _matching(option: str, patterns: Sequence[str], known: Iterable[str], network: Network) -> list[str]:
-    """Return the tensors that names, globs and types match; a name that looks like a glob is found by itself."""
+    """Return the tensors that names, globs and types match; a name with glob characters matches itself."""
 
     def fits(name: str, pattern: str) -> bool:
         if not pattern.startswith(OPERATOR):
@@ -399,7 +366,7 @@ def _matching(option: str, patterns: Sequence[str], known: Iterable[str], networ
             operators = sorted({f"{OPERATOR}{node.op_type}" for node in network.nodes})
             close = get_close_matches(pattern, operators if pattern.startswith(OPERATOR) else known)
             raise UnknownNameError(
-                f"{option}: the model makes no tensor '{pattern}', or it is not among those to compare (all of them: "
+                f"{option}: the model makes no tensor '{pattern}', or it is not compared (to compare all tensors: "
                 f"--onnx-outputs mark all).{f' Close to it: {quoted(close)}.' if close else ''}"
             )
         found.update(dict.fromkeys(names))

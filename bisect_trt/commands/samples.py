@@ -1,7 +1,7 @@
 """``samples``: which of many inputs fail, and the smallest input that still fails.
 
-The space is first the samples, then the places along each free dimension, then parts of the inputs, from slices to elements. A
-part that is left out is zero; a set is 1-minimal if no remaining place and no remaining element can be left out.
+The space is first the samples, then the positions along each free dimension, then parts of the inputs, from slices to elements.
+A removed part is zero; the answer is 1-minimal if no remaining position and no remaining element can be removed.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Symbols = Mapping[str, Sequence[tuple[str, int]]]
 
 @dataclass
 class _Reduction:
-    """The smallest values that were seen to fail.
+    """The reduction of an input.
 
     Attributes:
         session: The model.
-        fed: The whole model fed any values.
+        fed: Builds the candidate of any input values.
         target: The target of the built-in check.
-        values: The smallest input that was seen to fail.
-        left: The number of questions left.
+        values: The smallest failing input so far.
+        left: The number of remaining questions.
     """
 
     session: Session
@@ -74,7 +74,7 @@ class _Reduction:
         return self.session.prober.probe(self.candidate(values, title), again=again).verdict
 
     def probe_each(self) -> dict[str, Any]:
-        """Probe every sample; returns what the result has of them, however this ends."""
+        """Probe every sample; return their field of the result, which is filled in however this ends."""
         samples, prober = self.session.subject.samples, self.session.prober
         series: Series[int] = Series(
             lambda number: self.candidate(samples[number - 1], f"sample {number}"),
@@ -95,7 +95,7 @@ class _Reduction:
         return found
 
     def run(self, symbols: Symbols) -> None:
-        """Leave out places along the free dimensions, then elements, and both again if places can be left out then.
+        """Remove positions along the free dimensions, then elements, and both again if more positions can be removed.
 
         Raises:
             BudgetSpent: No more probes may be made.
@@ -107,7 +107,7 @@ class _Reduction:
             self._zero()
 
     def _shorten(self, symbols: Symbols) -> bool:
-        """Leave out places along each free dimension; returns whether any went."""
+        """Remove positions along each free dimension; return whether any was removed."""
         before = _shapes(self.values)
         for symbol, places in symbols.items():
             values = self.values
@@ -120,11 +120,11 @@ class _Reduction:
                 return made
 
             if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
-                self._keep_fewest(size, build, f"places along {symbol}", least=1)
+                self._keep_fewest(size, build, f"positions along {symbol}", least=1)
         return before != _shapes(self.values)
 
     def _zero(self) -> None:
-        """Make parts zero: whole inputs, then their slices, then slices of those, down to elements."""
+        """Set parts to zero: whole inputs, then their slices, down to elements."""
         depth = max((value.ndim for value in self.values.values()), default=0)
         for level in range(depth + 1):
             values = self.values
@@ -149,7 +149,7 @@ class _Reduction:
     def _keep_fewest(self, count: int, build: Callable[[Subset], Values], what: str, *, least: int = 0) -> None:
         """Keep the fewest units that fail; the smallest failing values are kept, however this ends.
 
-        Probes run one at a time: speculation runs a search again from its start for each, and this one has many units.
+        Probes run one at a time, because speculation would repeat the search from its start for each of many units.
         """
         everything, before = frozenset(range(count)), self.left
 
@@ -165,7 +165,7 @@ class _Reduction:
         found = everything
         try:
             found = minimise(range(count), ask).units
-            if len(found) == 1 > least:  # the last unit may go too
+            if len(found) == 1 > least:  # the last unit may be unnecessary
                 ask(frozenset())
         finally:
             best = min(found, limited.best, key=len)
@@ -175,17 +175,17 @@ class _Reduction:
 
 
 def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
-    """Probe each sample, and make the smallest that fails smaller.
+    """Probe each sample, and reduce the smallest that fails.
 
     Returns:
-        The result; ``samples`` in it has the numbers of those that are ``failing``, ``passing`` and ``unresolved``, the
-        verdict of ``each``, and the ``minimal_input``.
+        The result; its ``samples`` has the numbers of ``failing``, ``passing`` and ``unresolved`` samples, the verdict of
+        ``each``, and the ``minimal_input``.
 
     Raises:
-        BudgetSpent: What was seen until then is in the result, and the smallest input that failed is written.
-        DoesNotReproduce: None fails.
+        BudgetSpent: The verdicts so far are in the result, and the smallest failing input is written.
+        DoesNotReproduce: No sample fails.
         KeyboardInterrupt: As with the budget.
-        UnavailableError: The reference runs none.
+        UnavailableError: The reference runs no sample.
     """
     subject, console, result = session.subject, session.console, session.result
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
@@ -206,10 +206,10 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     # The fewest elements, and of those the fewest that are not zero.
     number = min(failing, key=lambda each: (*_sizes(samples[each - 1]), each))
     story.values = samples[number - 1]
-    console.step(f"Sample {number} is the smallest that fails: what of it is needed?")
+    console.step(f"Sample {number} is the smallest that fails: which parts are needed?")
     outcome, ledger = session.prober.ledger.outcome(story.candidate(story.values, "").key), session.prober.ledger
     assert outcome is not None, "it was probed"
-    ledger.original, ledger.severity = outcome.signature, outcome.severity  # what is left has to fail in this way
+    ledger.original, ledger.severity = outcome.signature, outcome.severity  # the reduced input must fail in this way
     compiles = target is not None and target.target.compiles
     ended: BudgetSpent | KeyboardInterrupt | None = None
     why, steady = None, True
@@ -217,13 +217,13 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         try:
             story.run({} if compiles else free_symbols(subject, None))
         except Enough:
-            why = f"after {MOST_QUESTIONS} questions there may be more to leave out"
+            why = f"stopped after {MOST_QUESTIONS} questions"
         save_npz(output, story.values)
         read = load_npz(output)
         again = (story.probe(read, "the smallest input, read back", again=True) for _ in range(_CONFIRMATIONS))
         steady = all(verdict is Verdict.FAIL for verdict in again)
         if not steady:
-            why = "the failure comes and goes: the input that failed passed when probed again; `bisect-trt repeat` says how often"
+            why = "the failure is flaky: the input passed when probed again; `bisect-trt repeat` measures how often"
     except (BudgetSpent, KeyboardInterrupt) as error:
         why, ended = str(error) or "it was interrupted", error
     save_npz(output, story.values)
@@ -236,7 +236,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
 def _deliver(
     story: _Reduction, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool
 ) -> None:
-    """Print what is left of a sample, whether that is proven, and the command that shows the failure."""
+    """Print the reduced sample, its minimality, and the command that shows the failure."""
     session, values, target = story.session, story.values, check.target
     console, result = session.console, session.result
     result.status, result.minimality, result.why = "found", "1-minimal" if why is None else "unproven", why
@@ -263,17 +263,17 @@ def _deliver(
         "questions": MOST_QUESTIONS - story.left,
     }
     shapes = ", ".join(f"'{name}' {shape}" for name, shape in _shapes(values).items())
-    left = f"of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes}"
+    left = f"sample {number}, {len(kept)} of {before} nonzero elements, {shapes}"
     console.answer(f"{output}: {left} ({result.minimality}).")
     if kept:
         console.table(("input", "index", "value"), [[*each.values()] for each in kept], _SHOWN)
     if why:
         console.answer(f"  {why}")
-    console.answer(f"To see {'it fail' if steady else 'how often it fails'}: {command}")
+    console.answer(f"To {'reproduce it' if steady else 'measure how often it fails'}: {command}")
 
 
 def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which elements are neither zero nor an empty string; -0.0 is not zero, since kernels distinguish them."""
+    """Return a mask of elements that are neither zero nor an empty string; -0.0 is not zero, as kernels distinguish it."""
     if is_string(value.dtype):
         return np.asarray(value != "", bool)
     used = value.astype(bool)
@@ -281,7 +281,7 @@ def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _sizes(values: Values) -> tuple[int, int]:
-    """The number of elements, and of those that are not zero."""
+    """Return the number of elements, and of nonzero elements."""
     return sum(value.size for value in values.values()), sum(int(is_nonzero(value).sum()) for value in values.values())
 
 
@@ -290,12 +290,12 @@ def _shapes(values: Values) -> dict[str, list[int]]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type
-    """As JSON has it, which has no NaN."""
+    """Return a value for JSON, which has no NaN."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def run(call: Call) -> Result:
-    """Find which of many inputs fail, and the smallest of them.
+    """Find which of many inputs fail, and reduce the smallest of them.
 
     Raises:
         UsageError: An option is wrong, or the smallest input cannot be written.

@@ -1,6 +1,6 @@
 """``sweep``: the sizes of the inputs at which the target fails.
 
-The space is the grid of sizes, the strategy that of :mod:`bisect_trt.search.sizes`.
+The space is the grid of sizes, the strategy is :func:`~bisect_trt.search.sizes.sweep_points`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from bisect_trt.tensors.npz import save_npz
 
 FAILING = "failing-inputs.npz"
 _MOST_REFUSED = 128
-"""The largest number of sizes that the reference is run at to find one that it accepts."""
+"""The largest number of sizes at which the reference is tried until it runs."""
 _MOST_ROWS = 40
 _SHOWN = 12
 
@@ -60,12 +60,12 @@ def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
     """Check the option before the model is read.
 
     Raises:
-        UsageError: No dimension has several sizes, an input is named twice, or its shape is ``fixed`` elsewhere.
+        UsageError: No dimension has several sizes, an input is given twice, or its shape is also in ``fixed``.
     """
     if not any(len(each.sizes) > 1 for _, shape in shapes for each in shape):
         raise MissingOptionError(
-            "there is nothing to sweep: give an input with the sizes of a dimension, such as --shapes "
-            "'x:[1..64,3,224,224]'; `bisect-trt inspect model FILE` lists the inputs."
+            "no dimension to sweep: give an input with several sizes, such as --shapes 'x:[1..64,3,224,224]'; "
+            "`bisect-trt inspect model FILE` lists the inputs."
         )
     names = [name for name, _ in shapes]
     for name in names:
@@ -74,7 +74,7 @@ def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
 
 
 def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> dict[str, tuple[int, ...]]:
-    """The shapes to open the model with: the smallest sizes in the target's profile; none where values are given."""
+    """Return the shapes to open the model with: the smallest sizes in the target's profile; none if values are given."""
     if model.data.given:
         return {}
     profile, found = {} if target is None else target.target.profile(target), {}
@@ -92,9 +92,9 @@ class Dimension:
     """A swept dimension.
 
     Attributes:
-        name: The name in the option or in the model; else the input with the number of the axis.
+        name: The name in the option or in the model; else the input and the axis.
         sizes: In ascending order.
-        places: Each input that has it, with the number of the axis.
+        places: The inputs that have it, each with the axis.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Sized:
 
     Attributes:
         swept: The dimensions.
-        target: The target with a profile of all sizes; ``None`` where the user's check judges.
+        target: The target with a profile of all sizes; ``None`` if the user's check decides.
     """
 
     def __init__(self, session: Session, swept: Sequence[Dimension], check: CheckSettings) -> None:
-        """Free the dimensions, and build one engine for all sizes where the target makes engines."""
+        """Free the dimensions, and build one engine for all sizes if the target makes engines."""
         subject, asked = session.subject, check.target
         self.swept, self._session, self._asked = swept, session, asked
         self._base = {name: value.shape for name, value in subject.samples[0].items()}
@@ -138,7 +138,7 @@ class Sized:
                 session.console.say("  the build fails, so each size gets its own engine")
 
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
-        """The shapes of all inputs at a point."""
+        """Return the shapes of all inputs at a point."""
         sizes = {place: size for each, size in zip(self.swept, point, strict=True) for place in each.places}
         return {
             name: tuple(sizes.get((name, axis), size) for axis, size in enumerate(shape))
@@ -146,15 +146,15 @@ class Sized:
         }
 
     def sizes(self, point: Point) -> dict[str, int]:
-        """The sizes of a point, by dimension."""
+        """Return the sizes of a point, by dimension."""
         return {each.name: size for each, size in zip(self.swept, point, strict=True)}
 
     def title(self, point: Point) -> str:
-        """The same in words."""
+        """Return a point in words."""
         return ", ".join(f"{name}={size}" for name, size in self.sizes(point).items())
 
     def file(self) -> Path:
-        """A model file that takes every size: the user's own, or a copy with the swept dimensions free.
+        """Return a model file for all sizes: the user's own, or a copy with the swept dimensions free.
 
         Raises:
             UsageError: It cannot be written.
@@ -167,7 +167,7 @@ class Sized:
         return path
 
     def inputs(self, point: Point) -> Values:
-        """The values at a point: the user's, repeated or cut off, else random ones as for ``--input-shapes``."""
+        """Return the values at a point: the user's, repeated or cut off, else random values."""
         subject = self._session.subject
         data, shapes = subject.settings.data, self.shapes(point)
         if data.given:
@@ -176,7 +176,7 @@ class Sized:
         return make_inputs([TensorInfo(info.name, info.dtype, shapes[info.name]) for info in infos], data)[0]
 
     def refused(self, point: Point) -> str | None:
-        """Returns why a point has no verdict: the reference does not run it, or it is outside the user's profile."""
+        """Return why a point has no verdict: the reference does not run it, or it is outside the user's profile."""
         if point not in self._refused:
             try:
                 if self._asked is not None:
@@ -187,13 +187,13 @@ class Sized:
         return self._refused[point]
 
     def candidate(self, point: Point) -> Candidate:
-        """The model at a point that was not refused, its dimensions free."""
+        """Return the candidate of a point that was not refused, with free dimensions."""
         target = None if self._engine is not None or self.target == self._asked else self.target
         values = self.inputs(point)
         return self._fed.candidate(values, self.title(point), fixed=False, engine=self._engine, target=target)
 
     def below(self, point: Point) -> list[Point]:
-        """The points with the next smaller size of one dimension that the reference runs."""
+        """Return the points with the next smaller size of one dimension that the reference runs."""
         found: list[Point] = []
         for place, (each, size) in enumerate(zip(self.swept, point, strict=True)):
             smaller = reversed(each.sizes[: each.sizes.index(size)])
@@ -203,10 +203,10 @@ class Sized:
 
 
 def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> Result:
-    """Test sizes, and report which fail.
+    """Probe sizes, and report which fail.
 
     Returns:
-        The result; ``sweep`` in it has the ``dimensions`` with their ``intervals``, the ``map`` of all tested points, and the
+        The result; its ``sweep`` has the ``dimensions`` with their ``intervals``, the ``map`` of all probed points, and the
         ``smallest_failing``.
 
     Raises:
@@ -219,7 +219,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     axes, number = [each.sizes for each in swept], prod(len(each.sizes) for each in swept)
     by = "the check" if check.target is None else "the target"
     grid = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
-    console.step(f"At which of {grid} does {by} fail? {min(tries, number)} of {number} are tried")
+    console.step(f"At which of {grid} does {by} fail? {min(tries, number)} of {number} are probed")
     sized = Sized(session, swept, check)
     series: Series[Point] = Series(sized.candidate, sized.refused, apart=True)
 
@@ -244,7 +244,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     console.answer(f"It fails {answer['said']}")
     for each in answer["dimensions"]:
         at = "".join(f", {name} {size}" for name, size in each["at"].items())
-        rows = [(row["verdict"], _span(row), f"{len(row['tried'])} tried") for row in each["intervals"]]
+        rows = [(row["verdict"], _span(row), f"{len(row['tried'])} probed") for row in each["intervals"]]
         console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
     _conclude(session, check, sized, smallest, seen)
     return session.result
@@ -253,15 +253,19 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
 def _conclude(
     session: Session, check: CheckSettings, sized: Sized, smallest: Point, seen: Mapping[Point, Verdict]
 ) -> None:
-    """Check that the smallest failing point is proven, write its values, and print the next command."""
+    """Confirm the smallest failing point, write its values, and print the next command."""
     console, result, path = session.console, session.result, session.subject.workspace.folder / FAILING
-    below = sized.below(smallest)
+    below, changed = sized.below(smallest), None
     unsure = next((point for point in below if seen.get(point) is not Verdict.PASS), None)
     if unsure is not None:
-        result.why = f"the next smaller size, {sized.title(unsure)}, was not seen to pass"
-    changed = _changed(session, sized, [smallest, smallest, *(point for point in below if point in seen)], seen)
-    if changed is not None:
-        result.why = f"the failure comes and goes: {changed}, so that it is not of a size alone"
+        result.why = f"the next smaller size, {sized.title(unsure)}, did not pass"
+    for point in (smallest, smallest, *(point for point in below if point in seen)):
+        with suppress(BudgetSpent):
+            now = session.prober.probe(sized.candidate(point), again=True).verdict
+            if now is not seen[point]:
+                changed = f"{sized.title(point)} was {seen[point].value} and, probed again, {now.value}"
+                result.why = f"the failure is flaky and does not depend on the size alone: {changed}"
+                break
     result.status, result.minimality = "found", "1-minimal" if result.why is None else "unproven"
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
@@ -269,24 +273,14 @@ def _conclude(
     command = command_on(session, check, name, sized.file(), sized.target, path)
     result.extra["sweep"]["command"] = command
     console.answer(f"The smallest that fails is {sized.title(smallest)}. Its inputs: {path}")
-    console.answer(f"To {'find out why' if changed is None else 'see how often'}: {command}")
-
-
-def _changed(session: Session, sized: Sized, points: Sequence[Point], seen: Mapping[Point, Verdict]) -> str | None:
-    """Test points once more; returns the first with another verdict, in words."""
-    for point in points:
-        with suppress(BudgetSpent):
-            now = session.prober.probe(sized.candidate(point), again=True).verdict
-            if now is not seen[point]:
-                return f"{sized.title(point)} was {seen[point].value} and, tried again, {now.value}"
-    return None
+    console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {command}")
 
 
 def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
-    """The swept dimensions; those of one name, the user's or the model's, are one.
+    """Return the swept dimensions; dimensions with the same name, the user's or the model's, are one.
 
     Raises:
-        UsageError: There is no such input, it has another rank, or one dimension has different sizes in two places.
+        UsageError: An input does not exist or has another rank, or a dimension has different sizes in two places.
     """
     base = {name: value.shape for name, value in subject.samples[0].items()}
     sizes: dict[str, tuple[int, ...]] = {}
@@ -306,7 +300,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
                 continue
             if sizes.setdefault(called, each.sizes) != each.sizes:
                 raise ValueRefusedError(
-                    f"--shapes: the dimension '{called}' has other sizes in '{name}' than before; give the same."
+                    f"--shapes: the dimension '{called}' has other sizes in '{name}' than before; give the same sizes."
                 )
             places.setdefault(called, []).append((name, axis))
     everywhere = [(name, axis) for name, shape in base.items() for axis in range(len(shape))]
@@ -316,19 +310,19 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
 
 
 def _symbol(subject: Subject, name: str, axis: int) -> str | None:
-    """The name of a free dimension of an input in the model's file."""
+    """Return the name of a free dimension of an input in the model's file."""
     dim = subject.declared.get(name, (None,) * (axis + 1))[axis]
     return dim if isinstance(dim, str) else None
 
 
 def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, Any]:
-    """Put what was seen into the result; returns that."""
+    """Put the probed sizes into the result; return that field."""
     known = series.verdicts(session.prober)
     seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
     smallest, number = smallest_failing(seen), prod(len(each.sizes) for each in sized.swept)
     every = [_dimension(sized, place, seen) for place in range(len(sized.swept))] if seen else []
-    tried = f"tried {len(seen)} of {number} sizes"
-    tried += "" if len(seen) == number else "; nothing is known of a size that was not tried"
+    tried = f"{len(seen)} of {number} sizes were probed"
+    tried += "" if len(seen) == number else "; other sizes are unknown"
     failing = "" if smallest is None else f"{'; '.join(map(_sentence, every))}: "
     answer = session.result.extra["sweep"] = {
         "dimensions": every,
@@ -355,14 +349,14 @@ def _span(row: Mapping[str, Any]) -> str:
 
 
 def _sentence(dimension: Mapping[str, Any]) -> str:
-    """The failing sizes of a dimension, in words."""
+    """Return the failing sizes of a dimension in words."""
     rows = [_span(row) for row in dimension["intervals"] if row["verdict"] == Verdict.FAIL.value]
     at = ", ".join(f"{name}={size}" for name, size in dimension["at"].items())
     return f"at {first_few(rows, _SHOWN)} of {dimension['name']}{f' (with {at})' if at else ''}"
 
 
 def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
-    """The verdicts along one dimension, the others at the point where it fails and most sizes were tested."""
+    """Return the verdicts along one dimension, with the others where it fails and most sizes were probed."""
     lines: dict[Point, dict[int, Verdict]] = {}
     for point, verdict in sorted(seen.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
@@ -379,7 +373,7 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
 
 
 def run(call: Call) -> Result:
-    """Find the sizes at which the target goes wrong.
+    """Find the sizes at which the target fails.
 
     Raises:
         UsageError: An option is wrong, or the shapes do not fit the model.

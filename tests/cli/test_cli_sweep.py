@@ -78,7 +78,7 @@ def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
     argv = ["--unsteady", "--fault", "once:seen", "--shapes", "x:[1..4,8]"]
     status, result, _ = unsteady(here, "sweep", model, *argv)
     assert (status, result["minimality"]) == (3, "unproven")
-    assert "n=1 was FAIL and, tried again, PASS" in result["why"]
+    assert "n=1 was FAIL and, probed again, PASS" in result["why"]
     assert shlex.split(result["sweep"]["command"])[:2] == ["bisect-trt", "repeat"]
 
 
@@ -166,7 +166,7 @@ def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: Comm
     assert [each["fail"] for each in found["dimensions"]] == [[3, 4, 5, 6], [1, 2, 3, 4]]
     ran = cli("sweep", model, "--onnxrt", "--shapes", "x:[1..3,2,8]", "--json", "s.json")
     assert ran.status == 1
-    assert "fails at none of the sizes: tried 3 of 3 sizes." in ran.err + ran.out
+    assert "fails at none of the sizes: 3 of 3 sizes were probed." in ran.err + ran.out
 
 
 def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Pa
     assert (least["kept"], least["minimality"], found["minimality"]) == (1, "1-minimal", "1-minimal")
     assert least["elements_kept"] == [{"input": "ids", "index": [0, 0], "value": GUILTY}]
     # What it says shows the failure does.
-    assert f"To see it fail: {least['command']}" in ran.out
+    assert f"To reproduce it: {least['command']}" in ran.out
     assert cli(*shlex.split(least["command"])[1:]).status == 1
 
 
@@ -114,7 +114,7 @@ def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Pa
     least = read_json(Path("r.json"))["samples"]["minimal_input"]
     assert "the failure comes and goes" in least["why"]
     assert least["command"].startswith("bisect-trt repeat")
-    assert f"To see how often it fails: {least['command']}" in ran.out
+    assert f"To measure how often it fails: {least['command']}" in ran.out
 
 
 def joined(dtype: int, *inputs: str) -> Path:
