@@ -232,6 +232,11 @@ class Table:
         if samples:
             draw_plots(self.plots, comparisons, samples, self.console, self.result)
 
+    @property
+    def passed(self) -> bool:
+        """Whether all outputs match."""
+        return all(comparison.passed for comparison in self.comparisons)
+
     def conclude(self) -> Result:
         """Print how many match, and return the result."""
         self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
@@ -265,43 +270,26 @@ def compare_target(
     table: Table,
 ) -> None:
     """Compare outputs of a target with saved runs, or with the reference if there are none; write the requested files."""
-    subject, console, numbers = session.subject, session.console, range(1, len(session.subject.samples) + 1)
-    scratch, models = subject.workspace.scratch, subject.models
-
-    def answered(reply: T | Failed, role: str = "target") -> T:
-        if isinstance(reply, Failed):
-            raise ModelRefusedError(
-                f"the {role} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}"
-            )
-        return reply
-
+    subject, console = session.subject, session.console
+    numbers, models = range(1, len(subject.samples) + 1), subject.models
     model = models.write("compared", mark_outputs(subject.network, names, {}))
     inputs = [models.feed(f"inputs-{number}", sample) for number, sample in zip(numbers, subject.samples, strict=True)]
-    outputs = [scratch(f"outputs-{number}.npz") for number in numbers]
-    against: list[tuple[str, list[Path]]] = []  # the prefix of each reference's lines, and a file for each sample
-    for place, run in enumerate(runs):
-        same_samples(run, len(numbers), "the target runs")
-        files = [scratch(f"golden-{place}-{number}.npz") for number in numbers]
-        for file, sample in zip(files, run.samples, strict=True):
-            save_npz(file, Selected(sample, same_outputs(run.name, sample, names, console)))
-        against.append((f"{run.name}: " if len(runs) > 1 else "", files))
+    outputs = [subject.workspace.scratch(f"outputs-{number}.npz") for number in numbers]
+    against = [_golden(session, runs, place, names) for place in range(len(runs))]
     if not runs:
-        files = [scratch(f"golden-{number}.npz") for number in numbers]
+        files = [subject.workspace.scratch(f"golden-{number}.npz") for number in numbers]
         for fed, file in zip(inputs, files, strict=True):
-            answered(models.collect(model, fed, file), "reference")
+            _answered(session, models.collect(model, fed, file), "reference")
         against.append(("", files))
     if options.save_onnx is not None:
-        lowered = answered(models.lowered(model, target))
-        written = onnx.load(str(model), load_external_data=False) if lowered is None else lowered
-        save_model(written, subject.workspace.weights.folder_of(written), options.save_onnx)
-        session.result.artifacts["onnx"] = str(options.save_onnx)
+        _save_lowered(session, model, target, options.save_onnx)
 
     def request(golden: Sequence[Path], model: Path) -> Compare:
         samples, saved = tuple(map(Sample, inputs, golden)), tuple(outputs)
         return Compare(target, model, samples, tolerance, tuple(names), every=True, details=True, save_outputs=saved)
 
     for prefix, golden in against:
-        reply = answered(subject.workers.ask(request(golden, model), options.timeout))
+        reply = _answered(session, subject.workers.ask(request(golden, model), options.timeout))
         skipped = {name: why for name, why in reply.skipped.items() if name in names}
         for name, why in skipped.items():
             console.warn(f"'{name}' is not compared: {why}")
@@ -310,9 +298,10 @@ def compare_target(
         pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(outputs, golden, strict=True) if a.exists()]
         table.add(reply.comparisons, pairs, prefix)
     if options.save_outputs is not None:
-        save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
+        kept = [NpzFile(path) for path in outputs if path.exists()]
+        save_samples(options.save_outputs, kept, target.describe())
     free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
-    if runs or not free or target.target.compiles or not all(each.passed for each in table.comparisons):
+    if runs or not free or target.target.compiles or not table.passed:
         return
     freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
     model = models.write("compared-free", mark_outputs(freed, names, {}))
@@ -322,6 +311,31 @@ def compare_target(
         table.comparisons.clear()
         table.add(other.comparisons, [])
         session.result.extra["free_dimensions"] = True
+
+
+def _golden(session: Session, runs: Sequence[SavedRun], place: int, names: Sequence[str]) -> tuple[str, list[Path]]:
+    """Write the outputs of a saved run for the worker; return the prefix of its lines, and a file for each sample."""
+    run, files = runs[place], list[Path]()
+    same_samples(run, len(session.subject.samples), "the target runs")
+    for number, sample in enumerate(run.samples, 1):
+        files.append(session.subject.workspace.scratch(f"golden-{place}-{number}.npz"))
+        save_npz(files[-1], Selected(sample, same_outputs(run.name, sample, names, session.console)))
+    return f"{run.name}: " if len(runs) > 1 else "", files
+
+
+def _save_lowered(session: Session, model: Path, target: TargetSettings, path: Path) -> None:
+    """Write the model that the target runs: with the compared outputs, and lowered if Casts lower it."""
+    lowered = _answered(session, session.subject.models.lowered(model, target))
+    written = onnx.load(str(model), load_external_data=False) if lowered is None else lowered
+    save_model(written, session.subject.workspace.weights.folder_of(written), path)
+    session.result.artifacts["onnx"] = str(path)
+
+
+def _answered(session: Session, reply: T | Failed, role: str = "target") -> T:
+    if isinstance(reply, Failed):
+        subject = session.subject
+        raise ModelRefusedError(f"the {role} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}")
+    return reply
 
 
 def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()) -> list[str]:
