@@ -144,7 +144,7 @@ def _written(result: Result, **files: Path) -> Result:
 
 def _as_in_file(subject: Subject) -> Network:
     """Return the network whose inputs have the free dimensions of the file."""
-    if all(isinstance(dim, int) for shape in subject.declared.values() for dim in shape):
+    if not subject.has_free_dimensions:
         return subject.network
     return Network(free_inputs(subject.network.proto, subject.declared))
 

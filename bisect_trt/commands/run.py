@@ -300,8 +300,7 @@ def compare_target(
     if options.save_outputs is not None:
         kept = [NpzFile(path) for path in outputs if path.exists()]
         save_samples(options.save_outputs, kept, target.describe())
-    free = any(not isinstance(dim, int) for shape in subject.declared.values() for dim in shape)
-    if runs or not free or target.target.compiles or not table.passed:
+    if runs or not subject.has_free_dimensions or target.target.compiles or not table.passed:
         return
     freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
     model = models.write("compared-free", mark_outputs(freed, names, {}))

@@ -265,6 +265,11 @@ class Subject:
         """SHA-256 of the model's file."""
         return sha256_of(self.settings.path)
 
+    @property
+    def has_free_dimensions(self) -> bool:
+        """Whether the file leaves dimensions of its inputs free."""
+        return any(not isinstance(dim, int) for shape in self.declared.values() for dim in shape)
+
     @cached_property
     def swap_limit(self) -> int:
         """Bytes of weights and tensors above which tensors are computed slice by slice."""
