@@ -28,7 +28,7 @@ from bisect_trt.worker.protocol import Failed, Look
 
 RUN_FILE = "run.json"
 CALL_FILE = "call.json"
-"""The same in the folder of a run that was started from Python."""
+"""Its name in the folder of a run that was started from Python."""
 PLACES_FILE = "places.json"
 """In a run's folder: the packages and devices of its places."""
 

@@ -1,4 +1,4 @@
-"""Choices of builds: ``diff``, which compares those of good and of bad builds, and the proof that some make a build bad.
+"""Choices of builds: ``diff``, which compares good and bad builds, and the proof that some make a build bad.
 
 For the proof, the choices of a bad build are the units of a search. A candidate is the model with the bad build's choices in the
 subset pinned, and a good build's for the others, so chance has no part in it, and choices that fail only together are found.

@@ -169,7 +169,7 @@ class Call:
 
         Args:
             check: The check, if the command has one.
-            files: Files that the run depends on, beside those of shared options.
+            files: Files that the run depends on, beside the files of shared options.
             input_shapes: Shapes of inputs, in addition to ``--input-shapes``.
 
         Returns:

@@ -56,7 +56,7 @@ _FEW = 30
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """What decides whether a candidate fails.
+    """The settings of a check, which decides whether a candidate fails.
 
     Attributes:
         options: The options of the check; ``timeout`` also applies to the built-in comparison.
@@ -327,7 +327,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -
         return splice(network, between(network, tuple(inputs), tuple(outputs)), subject.infos, nothing_stored).proto
 
     def rest(piece: onnx.ModelProto) -> tuple[onnx.ModelProto | None, onnx.ModelProto | None]:
-        """Return the parts of the model before and after a piece of it."""
+        """Return the parts of the model before and after a piece."""
         weights = {entry.name for entry in piece.graph.initializer}
         fed = [value.name for value in piece.graph.input if value.name not in weights]
         made = [value.name for value in piece.graph.output]

@@ -1,4 +1,4 @@
-"""``convert`` and ``extract``: write a model in lower precision, its engine, or a piece of it."""
+"""``convert`` and ``extract``: write a model in lower precision, its engine, or a piece of a model."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
 
 
 def extract_run(call: Call) -> Result:
-    """Write a piece of the model, and the values of its inputs where those of the model's are given.
+    """Write a piece of the model, and the values of its inputs if the model's input values are given.
 
     Raises:
         UsageError: A name is no tensor of the model, or the piece cannot be written.
@@ -102,7 +102,7 @@ def extract_run(call: Call) -> Result:
     """
     own, data = call[Extract], call[Data]
     values, sized = own.output.with_suffix(".inputs.npz") if data.given else None, bool(data.input_shapes)
-    fixed = sized or values is not None  # else the sizes of the piece's inputs are free where the model's are
+    fixed = sized or values is not None  # else the piece's inputs keep free dimensions
     call.may_write(own.output, *([values] if values is not None else []), overwrite=own.overwrite)
     call.open()
     call.model = replace(call.model, stays_free=not fixed)
@@ -112,7 +112,7 @@ def extract_run(call: Call) -> Result:
         infos = network.infos
         starts, ends = _tensors(own.inputs, network), _tensors(own.outputs, network)
         piece, inputs = extract(network, starts, ends, infos)
-        # The input of a valid model has a type; a run knows those that shape inference does not find.
+        # The inputs of a valid model have types; a run finds those that shape inference does not.
         if values is not None or any(_unknown(infos.get(name), sized=sized) for name in inputs):
             if not fixed:
                 subject.say_sizes()
@@ -120,8 +120,8 @@ def extract_run(call: Call) -> Result:
             unknown = [name for name in inputs if name not in subject.reference.infos]
             if unknown:
                 raise ModelRefusedError(
-                    f"the values of '{unknown[0]}' are not known, because ONNX Runtime cannot run what comes before it; "
-                    "start the piece elsewhere."
+                    f"the values of '{unknown[0]}' are unknown, because ONNX Runtime cannot run the nodes before it; start the "
+                    "piece elsewhere."
                 )
         save_model(piece, subject.workspace.weights.folder_of(piece), own.output)
         names = [value.name for value in piece.graph.output]
@@ -143,14 +143,14 @@ def _written(result: Result, **files: Path) -> Result:
 
 
 def _as_in_file(subject: Subject) -> Network:
-    """Return the network whose inputs have the free dimensions of the file."""
+    """Return the network with the free dimensions of the file."""
     if not subject.has_free_dimensions:
         return subject.network
     return Network(free_inputs(subject.network.proto, subject.declared))
 
 
 def _unknown(info: TensorInfo | None, *, sized: bool) -> bool:
-    """Return whether only a run shows the type and shape of an input."""
+    """Return whether the type or shape of an input can only be found by a run."""
     return info is None or info.shape is None or (sized and not info.is_static)
 
 

@@ -96,12 +96,10 @@ def read_words(word: str | None, path: Path | None) -> tuple[FileKind, Path]:
     """
     kinds = [kind.value for kind in FileKind]
     if word is None or (path is None and word in kinds and not Path(word).exists()):
-        raise MissingOptionError(f"there is no file to inspect as {word}; name one.")
+        raise MissingOptionError(f"no file to inspect as {word}; name one.")
     if path is not None:
         if word not in kinds:
-            raise MissingOptionError(
-                f"there is nothing to inspect as '{word}'; write {', '.join(kinds)}, or the file alone."
-            )
+            raise MissingOptionError(f"'{word}' is no kind of file; use {', '.join(kinds)}, or the file alone.")
         return FileKind(word), path
     file = Path(word)
     known = FileKind.DATA if file.is_dir() else _SUFFIXES.get(file.suffix.lower())
@@ -164,7 +162,7 @@ def _describe_tensor(name: str, infos: Infos) -> dict[str, Any]:
 
 
 def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool) -> list[dict[str, Any]]:
-    """Return nodes with those of their branches and loop bodies."""
+    """Return nodes, with the nodes of their branches and loop bodies."""
     layers = []
     for node in nodes:
         layer: dict[str, Any] = {

@@ -73,7 +73,7 @@ class ReleaseCheck:
         subject: The model.
         target: The runtime, if one is compared.
         failure: The failure to look for, if it is known.
-        newest: Whether this is the newest release, whose missing operators cannot be explained by its age.
+        newest: Whether this is the newest release, so that age is no explanation for a missing operator.
     """
 
     check: BuiltinCheck | CommandCheck

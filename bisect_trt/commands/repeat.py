@@ -64,7 +64,7 @@ class Repetition:
         until: The verdicts to wait for: ``good``, ``bad`` or ``both``.
         folder: The folder for the files of builds.
         confidence: The confidence of the interval of the rate.
-        same_engine: Whether one build runs again and again.
+        same_engine: Whether one build runs repeatedly.
         engine: That build, where the target makes engines.
         known: The choices of all builds seen.
     """
@@ -80,7 +80,7 @@ class Repetition:
 
     @property
     def what(self) -> str:
-        """What is repeated, in the singular."""
+        """``run`` or ``build``."""
         return "run" if self.target is None or self.same_engine else "build"
 
     def candidate(self, number: int) -> Candidate:
@@ -281,7 +281,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> None:
 
 
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
-    """Build the engine that runs again and again; ``None`` where the target makes no engines, or the build fails."""
+    """Build the engine for repeated runs; ``None`` where the target makes no engines, or the build fails."""
     subject, original = session.subject, session.subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
     if not target.target.engines:
@@ -292,7 +292,7 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
 
 
 def run(call: Call) -> Result:
-    """Build or run a model again and again.
+    """Build or run a model repeatedly.
 
     Raises:
         UsageError: An option is wrong.

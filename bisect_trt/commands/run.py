@@ -232,6 +232,14 @@ class Table:
         if samples:
             draw_plots(self.plots, comparisons, samples, self.console, self.result)
 
+    def replace_if_failed(self, comparisons: Sequence[TensorComparison]) -> None:
+        """Show the comparisons of the model with free dimensions instead, if one of them does not match."""
+        if any(not comparison.passed for comparison in comparisons):
+            self.console.say("  These results are with fixed shapes. With the free dimensions of the file:")
+            self.comparisons.clear()
+            self.add(comparisons, [])
+            self.result.extra["free_dimensions"] = True
+
     @property
     def passed(self) -> bool:
         """Whether all outputs match."""
@@ -290,26 +298,20 @@ def compare_target(
 
     for prefix, golden in against:
         reply = _answered(session, subject.workers.ask(request(golden, model), options.timeout))
-        skipped = {name: why for name, why in reply.skipped.items() if name in names}
-        for name, why in skipped.items():
-            console.warn(f"'{name}' is not compared: {why}")
+        for name in (skipped := [name for name in names if name in reply.skipped]):
+            console.warn(f"'{name}' is not compared: {reply.skipped[name]}")
         if skipped and not reply.comparisons:
             raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
         pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(outputs, golden, strict=True) if a.exists()]
         table.add(reply.comparisons, pairs, prefix)
+    kept = [NpzFile(path) for path in outputs if path.exists()]
     if options.save_outputs is not None:
-        kept = [NpzFile(path) for path in outputs if path.exists()]
         save_samples(options.save_outputs, kept, target.describe())
-    if runs or not subject.has_free_dimensions or target.target.compiles or not table.passed:
-        return
-    freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
-    model = models.write("compared-free", mark_outputs(freed, names, {}))
-    other = subject.workers.ask(request(against[0][1], model), options.timeout)
-    if not isinstance(other, Failed) and not all(comparison.passed for comparison in other.comparisons):
-        console.say("  These results are with fixed shapes. With the free dimensions of the file:")
-        table.comparisons.clear()
-        table.add(other.comparisons, [])
-        session.result.extra["free_dimensions"] = True
+    if not runs and subject.has_free_dimensions and not target.target.compiles and table.passed:
+        freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
+        model = models.write("compared-free", mark_outputs(freed, names, {}))
+        other = subject.workers.ask(request(against[0][1], model), options.timeout)
+        table.replace_if_failed(() if isinstance(other, Failed) else other.comparisons)
 
 
 def _golden(session: Session, runs: Sequence[SavedRun], place: int, names: Sequence[str]) -> tuple[str, list[Path]]:

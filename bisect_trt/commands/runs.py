@@ -27,25 +27,25 @@ from bisect_trt.report.text import Json, plural
 from bisect_trt.tensors.npz import replacing
 
 VIEW_FILE = "view.html"
-"""In a run's folder: the page of ``view``."""
+"""The page of ``view`` in a run's folder."""
 _CUT = " units"
-"""In the title of a candidate that the whole model was cut down to, and of no other."""
+"""A part of the titles of candidates that were cut from the whole model, and of no others."""
 _LATE_S = 1.0
-"""Seconds by which the journal is newer than the result of a resumed run."""
+"""Seconds by which the journal of a resumed run is newer than its result."""
 _SHOWN = 100
 """Probes in the table."""
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run, read from its folder while it works or after.
+    """A run, read from its folder while it is running or later.
 
     Attributes:
         folder: The run's folder.
-        binding: What it is bound to.
+        binding: Its command line, working directory and files.
         words: The command line, or the Python call.
-        probes: The verdicts, in the order in which the search asked.
-        running: The probes that never ended.
+        probes: The verdicts, in the order of the questions.
+        running: The probes without an outcome.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class EarlierRun:
         """Read a run's folder.
 
         Raises:
-            UnavailableError: It is no run's folder.
+            UnavailableError: It is not the folder of a run.
         """
         called = (folder / CALL_FILE).exists()
         binding = Binding.read(folder, CALL_FILE if called else RUN_FILE)
@@ -80,7 +80,7 @@ class EarlierRun:
 
     @cached_property
     def result(self) -> Json | None:
-        """The result; ``None`` while the run is at work, also after it was resumed."""
+        """The result; ``None`` while the run is running, also after it was resumed."""
         file, journal = self.folder / RESULT_FILE, self.folder / JOURNAL
         if not file.exists() or (journal.exists() and journal.stat().st_mtime > file.stat().st_mtime + _LATE_S):
             return None
@@ -95,7 +95,7 @@ class EarlierRun:
         if cut:
             best = min(cut, key=lambda probe: probe["size"])
             return f"{best['title']} still fail{'s' if best['size'] == 1 else ''}"
-        return f"{plural(len(self.probes), 'probe')} done" if self.probes else "nothing is known yet"
+        return f"{plural(len(self.probes), 'probe')} done" if self.probes else "no probe is done yet"
 
     def page(self) -> str:
         """Return the page of the run: its state and its newest probes."""
@@ -111,14 +111,14 @@ class EarlierRun:
 
 
 def newest_run(file: str = RUN_FILE) -> Path:
-    """Return the folder of the run that was started last from the working directory, and print it.
+    """Return the folder of the newest run in the working directory, and print it.
 
     Raises:
-        UnavailableError: There is none.
+        UnavailableError: There is no run.
     """
     folders = [path.parent for path in Path(RUNS_FOLDER).glob(f"*/{file}")]
     if not folders:
-        raise RunFolderError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
+        raise RunFolderError(f"there is no run under {RUNS_FOLDER} here; name the folder of a run.")
     newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
     Console().answer(f"the newest run: {newest}")
     return newest
@@ -158,7 +158,7 @@ def _show_probe(run: EarlierRun, number: int, console: Console) -> None:
         raise UnknownNameError(f"{run.folder} has no probe {number}; it has {len(run.probes)}.")
     folder = run.folder / "candidates" / str(entry["key"])[:KEY_LENGTH]
     inside = folder / "model.onnx"
-    model = inside if inside.exists() else folder.with_suffix(".onnx")  # where it shares a file of weights with others
+    model = inside if inside.exists() else folder.with_suffix(".onnx")  # with a shared file of weights
     console.answer(f"probe {number}: {entry['verdict']}, {entry['reason']}")
     console.answer(f"candidate: {model} ({entry['title']})")
     console.answer(f"inputs: {folder / 'inputs.npz'}")
@@ -191,7 +191,7 @@ def report(call: Call) -> Result:
 
 
 def view(call: Call) -> Result:
-    """Write the page of a run into its folder, again and again until the run ends, and open it in the browser.
+    """Write the page of a run into its folder, update it until the run ends, and open it in the browser.
 
     Raises:
         UnavailableError: There is no such run.
@@ -219,7 +219,7 @@ def view(call: Call) -> Result:
 
 
 def resume(call: Call) -> Result:
-    """Go to the directory of a run that was interrupted; its command line is in ``words``, its folder in ``folder``.
+    """Change to the directory of an interrupted run; the call gets its command line as ``words`` and its ``folder``.
 
     Raises:
         UnavailableError: There is no such run, or its directory is gone.
@@ -230,6 +230,8 @@ def resume(call: Call) -> Result:
     try:
         os.chdir(binding.cwd)
     except OSError as error:
-        raise RunFolderError(f"the run was started in {binding.cwd}, which is gone: {error.strerror}.") from error
+        raise RunFolderError(
+            f"the run was started in {binding.cwd}, which does not exist: {error.strerror}."
+        ) from error
     call.words = binding.argv
     return call.result

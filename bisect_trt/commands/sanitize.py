@@ -33,7 +33,7 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed, Sample
 
 FOLD_LIMIT_BYTES = 16 << 20
-"""Larger values are not folded; the default of graphsurgeon and of ``polygraphy surgeon sanitize``."""
+"""Larger values are not folded, as by default in graphsurgeon and ``polygraphy surgeon sanitize``."""
 _LINES = {
     "shaped_inputs": "input shapes fixed: {shaped_inputs}",
     "folded_nodes": "{folded_nodes} node(s) folded into {stored_tensors} value(s), {stored_bytes} bytes",
@@ -48,11 +48,11 @@ _LINES = {
 
 
 def sanitize(session: Session, options: Sanitize) -> Result:
-    """Write the sanitized model, if its results are those of the original.
+    """Write the sanitized model, if its results are equal to the original's.
 
     Args:
         session: The original, with the input shapes of the sanitized model; its result gets ``changes``.
-        options: What to do.
+        options: The steps to apply.
 
     Raises:
         BisectError: The results differ, so nothing is written.
@@ -109,7 +109,7 @@ def _fold(model: onnx.ModelProto, subject: Subject, changes: dict[str, Any], *, 
 
 
 def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
-    """Return the values to store; what is too large or cannot be computed stays computed by the model."""
+    """Return the values to store; values that are too large or cannot be computed remain nodes."""
     network = folding.network
     known: dict[str, onnx.TensorProto] = {}
     while missing := [name for name in folding.stored() if name not in known]:

@@ -298,7 +298,7 @@ class Subject:
 
     @property
     def lower_ir(self) -> str:
-        """How to give the file an IR version that older runtimes read; empty if it was not lowered."""
+        """The change of the IR version that older runtimes need, in words; empty if it was not lowered."""
         if self.ir_version is None:
             return ""
         file, written = self.ir_version["file"], self.ir_version["written"]

@@ -31,7 +31,7 @@ class Algorithm(str, Enum):
     SIMPLE = "simple"
     """By the error of each element."""
     INDICES = "indices"
-    """As lists of indices, such as those of TopK: by the distance of each to its expected position."""
+    """As lists of indices, such as the outputs of TopK: by the distance of each to its expected position."""
 
 
 PerOutput = dict[str, float]

@@ -1,7 +1,7 @@
 """The check by a metric: the score of a model's outputs on a whole set of samples, with the candidate on the target.
 
 A candidate that is a piece of the model has no such outputs. For each sample the reference computes the inputs of the piece, the
-target runs the piece, and the reference computes the model's outputs from the result. The score is that of a model in which only
+target runs the piece, and the reference computes the model's outputs from the result. So it is the score of a model in which only
 the piece runs on the target.
 """
 
