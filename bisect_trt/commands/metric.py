@@ -1,6 +1,6 @@
 """``run`` and ``diagnose`` with ``--metric``: score the whole set, and find the layers that lower the metric.
 
-A piece of a model has no metric, so ``diagnose`` writes the command that scores the whole model instead of a script.
+A piece of a model has no metric, so ``diagnose`` prints the command that scores the whole model instead of a script.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bisect_trt.commands.preflight import advised
 from bisect_trt.commands.reduce import deliver, find_minimum, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.errors import ModelRefusedError, OutputFileError
+from bisect_trt.errors import ModelRefusedError
 from bisect_trt.mixed_precision.fix import MIXED, find_fix
 from bisect_trt.options.compare import MetricOptions
 from bisect_trt.options.searches import Reduce
@@ -22,13 +22,12 @@ from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.reproducer import ISSUE, MODEL, pack
-from bisect_trt.report.result import Result, environment
-from bisect_trt.report.text import block, code, plain, prose, table
+from bisect_trt.report.reproducer import MODEL, pack
+from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Oracle, Subset, about_units
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.protocol import Failed, Score, Scored
+from bisect_trt.worker.protocol import Failed, Score
 
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import DiagnoseSettings
@@ -131,49 +130,12 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     find_fix(session, check, settings.search, answer, settings.output)
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
-    if settings.own.anonymise:
-        console.warn("--anonymise: no ISSUE.md is written, because it would name the metric and the nodes")
-        return result
     assert check.metric is not None
     assert check.target is not None
-    issue = settings.output / ISSUE
-    try:
-        issue.write_text(_issue(session, check.metric, check.target), "utf-8")
-    except OSError as error:
-        raise OutputFileError(f"{issue} cannot be written: {error.strerror or error}; make room.") from error
-    console.answer(f"  {issue}: the command that scores the whole model")
+    options = [*check.target.flags(), *session.place_words, *written(subject.settings.data), *written(check.metric)]
+    result.suggest(shlex.join(["bisect-trt", "run", str(subject.settings.path), *options]))
     if settings.archive is not None:
-        files = sorted({issue, *settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
+        files = sorted({*settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
         pack(settings.output, files, settings.archive)
         result.artifacts["archive"] = str(settings.archive)
     return result
-
-
-def _issue(session: Session, asked: MetricOptions, target: TargetSettings) -> str:
-    """Return the text of a bug report: the scores, the command that reproduces them, and the environment."""
-    subject, metric, check = session.subject, session.result.extra["metric"], session.prober.runner.check
-    assert isinstance(check, MetricCheck)
-    whole = check.measure(session.prober.runner.write(subject.original))
-    if isinstance(whole, Scored):
-        metric["whole"] = whole.value
-    say, name, file = check.scale.metric.say, prose(check.scale.metric.name), subject.settings.path
-    reference, seen = say(float(metric["reference"])), say(float(metric.get("whole", metric["candidate"])))
-    bound = f"{'at most' if metric['lower_is_better'] else 'at least'} {say(float(metric['bound']))}"
-    names = [each["name"] or each["outputs"][0] for each in session.result.culprits]
-    given = [*written(subject.settings.data), *written(asked)]
-    words = ["bisect-trt", "run", str(file), *target.flags(), *session.place_words, *given]
-    parts = [
-        f"# {prose(target.target.title)}: {name} drops from {reference} to {seen}",
-        (
-            f"{code(file.name)} (SHA-256 {subject.sha256}) on {prose(target.describe())}: {name} is {seen} on {metric['of']} "
-            f"samples. ONNX Runtime on the CPU without graph optimizations has {reference}; the bound is {bound}."
-        ),
-        f"The layers that lower it are in {code(MODEL)}: {', '.join(map(code, names))}.",
-        (
-            f"This command scores the whole model; its exit status is 1 while {name} misses its bound. It needs bisect-trt, the "
-            "model and the samples, which are not in this folder."
-        ),
-        block(shlex.join(map(plain, words))),
-        table(environment()),
-    ]
-    return "\n\n".join(parts) + "\n"
