@@ -314,11 +314,11 @@ class _Judge:
         """The case draws random numbers."""
         if (node := self._case.drawing) is None:
             return None
-        advice = "make what it draws an input of the model, or give it a seed to have one runtime repeat itself"
+        advice = "make the random values an input of the model, or set a seed, which makes one runtime repeatable"
         if node.op_type == "Dropout":
             advice = "export the model in eval mode (`model.eval()` in PyTorch), or set its training_mode to false"
         sentence = (
-            f"{node.op_type} '{label(node)}' draws random numbers, so two runtimes need not agree: it is no bug of "
+            f"{node.op_type} '{label(node)}' draws random numbers, so two runtimes need not agree. This is not a bug in "
             f"{self._target}. To compare them, {advice}."
         )
         return Fault("random", sentence, {"node": label(node), "op": node.op_type})
@@ -362,9 +362,9 @@ class _Judge:
             floats = (value for value in (*case.inputs.values(), *case.reference.values()) if value.dtype.kind == "f")
             largest = max((float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats), default=0.0)
             if largest > limit and not math.isfinite(alone.severity):
-                what = f"this value: {largest:.5g} is past its largest, {limit:.5g}"
-            advice = "choose another precision there"
-        sentence = f"{low or 'fp32'} cannot hold {what}. It is no bug of {self._target}: {advice}."
+                what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
+            advice = "keep these nodes in a wider precision"
+        sentence = f"{low or 'fp32'} cannot represent {what}. This is not a bug in {self._target}: {advice}."
         return Fault("rounding" if low is None else "precision", sentence, self._figures)
 
     def reference_is_off(self) -> Fault | None:

@@ -241,7 +241,9 @@ def deliver_another(session: Session, settings: DiagnoseSettings, case: Case, nu
 def leave(session: Session, settings: DiagnoseSettings, answer: Delivered, folder: Path) -> Left:
     """Write a folder that shows a failure."""
     check, how = settings.for_answer(answer.candidate), describe_search(session, answer.case.minimum)
-    return leave_reproducer(session, check, answer, how, folder, anonymous=settings.own.anonymise)
+    own = settings.own
+    tracker = own.tracker.value if own.tracker else ""
+    return leave_reproducer(session, check, answer, how, folder, anonymous=own.anonymise, tracker=tracker)
 
 
 def tell_answer(session: Session, answer: Delivered, sentence: str, why: str | None, folder: Path) -> None:

@@ -138,12 +138,19 @@ class Left:
 
 
 def leave_reproducer(
-    session: Session, check: CheckSettings, answer: Delivered, found: str, folder: Path, *, anonymous: bool = False
+    session: Session,
+    check: CheckSettings,
+    answer: Delivered,
+    found: str,
+    folder: Path,
+    *,
+    anonymous: bool = False,
+    tracker: str = "",
 ) -> Left:
     """Write the folder, read its model back, probe that once more, and run the script.
 
     The folder has only the nodes of the answer with their names and weights; if ``anonymous``, not even
-    those, as long as it still fails then. ``found`` describes how it was found.
+    those, as long as it still fails then. ``found`` describes how it was found, ``tracker`` is the form of ``ISSUE.md``.
 
     Returns:
         The folder, to be finished once nothing more is probed.
@@ -185,6 +192,7 @@ def leave_reproducer(
         fault=without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
+        tracker=tracker,
     )
     written, minimum = reproducer.write(folder), answer.case.minimum
     trial = _try_script(session, folder, outcome.seconds)

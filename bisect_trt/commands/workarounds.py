@@ -244,7 +244,9 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
         tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
         candidate = _candidate(session, change(subject.network), tried[-1])
         if session.prober.probe(candidate).verdict is Verdict.PASS:
-            places = first_few([view.network.describe(fragment.anchor) for fragment in some], _SHOWN)
+            anchors = [view.network.describe(fragment.anchor) for fragment in some]
+            few = len(anchors) <= _SHOWN
+            places = first_few(anchors, _SHOWN) if few else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
             words = RULES[name].what if name in RULES else "in other forms"
             return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
     return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")

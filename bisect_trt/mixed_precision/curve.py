@@ -83,11 +83,11 @@ class Point:
 
     def describe(self) -> str:
         """A sentence without its end."""
-        held, count = f"held on {len(self.errors) - self.failed}", len(self.errors)
-        learned = f", {self.learned} of which the set was grown for" if self.learned else ""
+        held, count = f"passes on {len(self.errors) - self.failed}", len(self.errors)
+        learned = f", {self.learned} of them used in the search" if self.learned else ""
         bound = math.ceil(1000 * self.fails_under) / 10  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
         worst = in_tolerances(max(self.errors))
-        return f"{held} of {count} fresh samples{learned} (95% sure that under {bound:.1f}% fail), worst error {worst}"
+        return f"{held} of {count} fresh samples{learned} (failure rate under {bound:.1f}%, 95% confidence), worst error {worst}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the worst error is ``null`` for NaN or Inf."""
@@ -117,7 +117,7 @@ def in_tolerances(error: float) -> str:
     """An error in units of the tolerance, in words."""
     if not math.isfinite(error):
         return "NaN or Inf"
-    return f"{error:.2g} of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
+    return f"{100 * error:.2g}% of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
 
 
 class Fix(Watcher):

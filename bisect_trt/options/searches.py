@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,15 @@ from bisect_trt.search.oracle import Mode
 
 FRESH_SAMPLES = 200
 """If none of 200 samples fails, less than 1.5% of all fail, with 95% confidence."""
+
+
+class Tracker(str, Enum):
+    """Bug trackers with a form of their own for issues."""
+
+    TENSORRT = "tensorrt"
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+    PYTORCH_TENSORRT = "pytorch-tensorrt"
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,9 @@ class Diagnose:
     timeout: Annotated[float | None, time_out("one candidate")] = None
     archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
     anonymise: Annotated[bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")] = False
+    tracker: Annotated[
+        Tracker | None, option(help="Form of ISSUE.md; by default the form of the target's tracker.")
+    ] = None
     find_all: FindAll = False
     releases: Annotated[
         bool, switch("Also find since which release it fails; installs releases from the package index.")

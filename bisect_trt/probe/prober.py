@@ -376,7 +376,7 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
     if isinstance(check, PromptCheck):
         return Confirmation(prober.probe(passing, again=True))
     if not flakiness.is_steady:  # each pass was as many passes, and so is this one
-        seen = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without"
+        seen = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
         return Confirmation(prober.probe(passing, again=True), seen)
     failures, passes = _runs(check, flakiness, ways)
     lost = bool(failures) and _passes_now(prober, failing, failures)
@@ -387,7 +387,7 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
     if record.verdict is Verdict.FAIL:
         record = replace(record, reason=f"it passed, and did not when asked again: {record.reason}")
     known = flakiness.runs + failures
-    return Confirmation(record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without")
+    return Confirmation(record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it")
 
 
 def passes_needed(prober: Prober) -> int:

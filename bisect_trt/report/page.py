@@ -78,9 +78,9 @@ def _error_words(error: Json) -> str:
     text, worst = f": at most {number(error['max_abs'])}", error["worst"]
     text += f", {number(error['ratio'], 3)} of the tolerance" if error["ratio"] != "inf" else ""
     if worst is not None and worst["error"] != 0:
-        text += f"; at {worst['index']} {number(worst['reference'], 7)} became {number(worst['target'], 7)}"
+        text += f"; at {worst['index']} expected {number(worst['reference'], 7)}, got {number(worst['target'], 7)}"
     if error["mismatching"]:
-        text += f"; {error['mismatching']:,} of {error['total']:,} elements off"
+        text += f"; {error['mismatching']:,} of {error['total']:,} elements mismatch"
     if error["atol"] is not None:
         text += f" (atol {number(error['atol'], 3)}, rtol {number(error['rtol'], 3)})"
     return text

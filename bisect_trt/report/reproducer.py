@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import platform
 import re
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +40,8 @@ MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz",
 SCRIPT, FILES, ARCHIVED = "reproduce.py", "files", "reproducer"
 _SHOWN_KINDS, _SHOWN_LINES, _LINE_LENGTH = 3, 40, 400
 _SYMPTOMS = {"signal ": "crash in", "time-out": "time-out in", "nan": "NaN from", "inf": "Inf from"}
-"""Symptoms in titles, by how the signature of the failure begins."""
+"""Symptoms in titles, by the start of the signature of the failure."""
+_CONTAINERS = ("/.dockerenv", "/run/.containerenv")
 _SHARED = (
     *("bisect_trt.errors", "bisect_trt.tensors.info", "bisect_trt.targets.messages"),
     "bisect_trt.targets.reproduce",
@@ -127,6 +130,7 @@ class Reproducer:
         cause: The causes in the target.
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
+        tracker: The bug tracker, the form of which ``ISSUE.md`` has; by default that of the target.
     """
 
     model: onnx.ModelProto
@@ -150,10 +154,24 @@ class Reproducer:
     cause: Sequence[Cause] = ()
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
+    tracker: str = ""
 
-    @property
-    def title(self) -> str:
-        """The runtime, the symptom and the operators, those of the culprits first; no names of the model."""
+    def __post_init__(self) -> None:
+        """Guess the tracker from the target."""
+        guess = self.target.target.title.lower().replace(" ", "").removesuffix("-rtx")
+        object.__setattr__(self, "tracker", self.tracker or guess)
+
+    def facts(self) -> Mapping[str, str]:
+        """Return versions and devices of the machine that the target ran on, for the fields of a tracker; ``""`` if unknown."""
+        here = environment()
+        found = {"onnxruntime": here.get("onnxruntime-gpu", ""), **(self.places[0] if self.places else here)}
+        if not self.places:
+            place = "container" if any(Path(each).exists() for each in _CONTAINERS) else "no container"
+            found |= {"system": platform.system(), "architecture": platform.machine(), "container": place}
+        return defaultdict(str, found)
+
+    def title(self, facts: Mapping[str, str]) -> str:
+        """Return a title in the form of the tracker: runtime, symptom and operators, without names of the model."""
         nodes = self.model.graph.node
         ordered = (nodes[place] for place in dict.fromkeys((*self.blamed, *range(len(nodes)))))
         found = list(
@@ -163,6 +181,9 @@ class Reproducer:
         kinds = ", ".join([*found[:_SHOWN_KINDS], *more]) or "a model without nodes"
         plain = "wrong values from" if self.refusal is None else "refusal of"
         symptom = next((words for begin, words in _SYMPTOMS.items() if self.failure.startswith(begin)), plain)
+        if self.tracker == "tensorrt":
+            what, gpu = symptom.rpartition(" ")[0], f" on GPU {facts['GPU']}" if facts["GPU"] else ""
+            return f"{what} failure of TensorRT {facts['tensorrt'] or '(unknown version)'} when running {kinds}{gpu}"
         return f"{self.target.target.title}: {symptom} {kinds}"
 
     @property
@@ -211,7 +232,9 @@ class Reproducer:
         """Return the text of ``ISSUE.md`` or ``README.md``."""
         failed = [comparison for comparison in self.comparisons if not comparison.passed]
         template = _templates().get_template(file.lower())
-        return template.render(case=self, failed=failed, needs=self.script.needs, graph=describe_graph(self.model))
+        return template.render(
+            case=self, failed=failed, needs=self.script.needs, facts=self.facts(), graph=describe_graph(self.model)
+        )
 
     def write(self, folder: Path) -> list[Path]:
         """Write all files but the model itself and the files that the target reads, which are there already.

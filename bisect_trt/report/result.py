@@ -22,7 +22,18 @@ RESULT_FILE, REPORT_FILE = "result.json", "report.html"
 """In the folder of each run."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
-_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "tensorrt-rtx-cu12-libs", "openvino")
+_PACKAGES = (
+    "onnxruntime-gpu",
+    "onnxruntime",
+    "onnx",
+    "numpy",
+    "tensorrt",
+    "tensorrt-rtx-cu12-libs",
+    "openvino",
+    "torch",
+    "torch-tensorrt",
+)
+_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
@@ -186,7 +197,7 @@ def read_result(path: Path) -> dict[str, Any]:
 @functools.cache
 def environment() -> dict[str, str]:
     """Return versions, processor and GPUs of this machine by name, for a bug report; what is not known is left out."""
-    known = facts([*_PACKAGES, *_CUDA_PACKAGES])
+    known = facts([*_PACKAGES, *_CUDA_PACKAGES, *_CUDNN_PACKAGES])
     packages, gpus = known.get("packages", {}), known.get("GPU", ())
     seen = {
         "bisect-trt": __version__,
@@ -194,6 +205,7 @@ def environment() -> dict[str, str]:
         "Python": known["Python"],
         "platform": known["platform"],
         "CUDA runtime": next((packages[name] for name in _CUDA_PACKAGES if name in packages), ""),
+        "cuDNN": next((packages[name] for name in _CUDNN_PACKAGES if name in packages), ""),
         "CPU": f"{known['CPU']}, {known['cores']} cores",
         "GPU": ", ".join(gpu["name"] for gpu in gpus),
         "NVIDIA driver": next((gpu["driver"] for gpu in gpus), ""),

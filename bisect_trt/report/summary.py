@@ -65,8 +65,8 @@ def headline(result: Json) -> str:
         return str(result["why"] or "The command ended with an error.")
     rows = [row for row in summary(result) if row[0] not in _VERBATIM]
     texts = [text for label in ("Nodes", "Fix", "Since", "Cause") for found, text in rows if found == label]
-    said = next(iter([*texts, *(text for _, text in rows)]), f"The run ended as '{result['status']}'.")
-    return f"Stopped by the user. {said}" if result["status"] == "interrupted" else said
+    answer = next(iter([*texts, *(text for _, text in rows)]), f"The run ended with status '{result['status']}'.")
+    return f"Stopped by the user. {answer}" if result["status"] == "interrupted" else answer
 
 
 def named(node: Json) -> str:
@@ -75,7 +75,7 @@ def named(node: Json) -> str:
 
 
 def grouped(nodes: Sequence[Json]) -> str:
-    """Return nodes in words: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
+    """Return nodes as text: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
     if len(nodes) <= _NAMED:
         return ", ".join(map(named, nodes))
     modules: dict[tuple[str, str], dict[str, None]] = {}
@@ -96,7 +96,7 @@ def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
         return ops
     what = kind or ("LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module")
     which = f"{places[0]} to {places[-1]}" if len(places) > 1 else places[0]
-    return f"{ops} in {plural(len(places), what)} ({which})"
+    return f"{ops} in {plural(len(places), what)}, {which}"
 
 
 def _answers(result: Json) -> list[str]:
@@ -104,7 +104,7 @@ def _answers(result: Json) -> list[str]:
 
 
 def _ending(result: Json, found: Sequence[Row]) -> Iterator[Row]:
-    """Yield why there is no answer, and what to try next."""
+    """Yield the reason for a missing answer, and suggestions."""
     if result["status"] == "error" or not result["why"]:
         return
     why, *steps = str(result["why"]).split("\n")
@@ -115,7 +115,7 @@ def _ending(result: Json, found: Sequence[Row]) -> Iterator[Row]:
 
 
 def _failure(result: Json) -> Iterator[Row]:
-    """Yield what fails."""
+    """Yield the outputs that fail, the largest error first."""
     seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
     failed = sorted((each for each in seen if not each.passed), key=lambda each: -each.severity)
     for each in failed[:_SHOWN]:
@@ -124,7 +124,7 @@ def _failure(result: Json) -> Iterator[Row]:
         if each.details is not None:
             yield "", each.details.describe()
     if len(failed) > _SHOWN:
-        yield "", f"{len(failed) - _SHOWN} more outputs do not match"
+        yield "", f"{plural(len(failed) - _SHOWN, 'more output')} with mismatches"
     if seen:
         yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
         return
@@ -134,7 +134,7 @@ def _failure(result: Json) -> Iterator[Row]:
 
 
 def _nodes(result: Json) -> Iterator[Row]:
-    """Yield which nodes fail."""
+    """Yield the nodes that fail."""
     culprits, origins = result["culprits"], result.get("origins") or ()
     proof = result["minimality"] + (", pairs tried" if result.get("pairs_tried") else "")
     if result["command"] == "layerwise" and origins:
@@ -147,19 +147,20 @@ def _nodes(result: Json) -> Iterator[Row]:
             yield "", line.strip()
     if (free := result.get("dynamic")) and free["needed"]:
         names = ", ".join(f"'{each['name']}'" for each in free["dimensions"])
-        yield "", f"it must be dynamic: {names} stays free in the model; with its shapes fixed it passes"
-    if len(origins) > 1:
-        yield "", f"errors begin in {len(origins)} tensors: {grouped([each['node'] for each in origins])}"
+        yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"
+    known = [each["name"] for each in culprits or [each["node"] for each in origins[:1]]]
+    if others := [each["node"] for each in origins if each["node"]["name"] not in known]:
+        yield "", f"{plural(len(others), 'more node')} with correct inputs and wrong outputs: {grouped(others)}"
     for other in (result.get("failures") or ())[1 : _SHOWN + 1]:
-        yield "", f"another failure: {grouped(other['culprits'])} ({other['minimality']})"
-    if result.get("more_failures"):
-        yield "", "without these nodes the rest still fails (--all finds each failure)"
+        yield "", f"Another failure: {grouped(other['culprits'])} ({other['minimality']})"
+    if result.get("more_failures") and not others:
+        yield "", "The rest of the model fails too; --all finds each failure"
     if culprits and result["why"] and result["status"] == "found":
         yield "", str(result["why"])
 
 
 def _why(result: Json) -> Iterator[Row]:
-    """Yield why it fails, and the command that proves it."""
+    """Yield the reason for the failure, and the command that proves it."""
     if fault := result.get("fault"):
         yield "Why", fault["sentence"]
     elif amplified := result.get("amplified"):
@@ -171,52 +172,51 @@ def _why(result: Json) -> Iterator[Row]:
 
 
 def _cause(result: Json) -> Iterator[Row]:
-    """Yield the switches that make it pass."""
+    """Yield the switches that fix the failure."""
     detail = result.get("cause_detail")
     if not detail:
         return
     for entry in detail["alternatives"][:2]:
-        where = "it passes" if entry["whole"] else "the minimal case passes, the whole model does not"
-        yield (
-            "Cause",
-            f"{' and '.join(entry['switches'])}: with {entry['turned']}, {where}: {' '.join(entry['options'])}",
-        )
+        what = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
+        yield "Cause", f"{' and '.join(entry['switches'])}: {what} passes with {' '.join(entry['options'])}"
     if not detail["alternatives"]:
-        why = "; ".join(detail["doubted"]) or f"none of its {detail['switches']} switches makes it pass"
+        why = (
+            "; ".join(detail["doubted"]) or f"the failure stays with each of the {detail['switches']} switches changed"
+        )
         yield "Cause", f"not found in {detail['target']}: {why}"
 
 
 def _releases(result: Json) -> Iterator[Row]:
-    """Yield since which release it fails."""
+    """Yield the first release that fails, and the first that passes again."""
     failing, package = result.get("failing"), result.get("package")
     if failing and package:
         first, fixed = result["first_failing"], result["first_passing"]
-        since = f"since {first}" if first else f"in {failing[0][0]} already, the oldest that was probed"
+        since = f"since {first}" if first else f"in {failing[0][0]}, the oldest release that was probed"
         yield (
             "Since",
             f"fails {since}; {f'passes in {fixed}' if fixed else f'still fails in {failing[-1][-1]}'} ({package})",
         )
         if fixed:
-            yield "Fix", f"{package} {fixed} or newer"
+            yield "Fix", f"upgrade to {package} {fixed} or later"
 
 
 def _fixes(result: Json) -> Iterator[Row]:
-    """Yield what makes the whole model pass, with its cost and how often it held."""
+    """Yield the models that pass, with their cost and the number of fresh samples that they pass on."""
     kept, file = result.get("keep_fp32"), result["artifacts"].get("mixed")
     if kept is not None and file:
         used = next((str(use["what"]) for use in result.get("uses") or () if use["passed"]), file)
         count, low = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}", result.get("precision") or "low"
-        units = "groups stay in floats" if result.get("groups") and not result.get("ladder") else "nodes stay in fp32"
-        of = f" ({grouped(kept)})" if kept else ""
-        yield "Fix", f"{used}: {count} {units}, the rest in {low}{of}"
+        units = "groups in floats" if result.get("groups") and not result.get("ladder") else "nodes in fp32"
+        of = f": {grouped(kept)}" if kept else ""
+        yield "Fix", f"{used}: {low}, with {count} {units}{of}"
         seen = result.get("validation")
-        yield "", seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}"
-        minimal = result.get("minimal") or ()
-        proof = "1-minimal" if result.get("minimal_proven") else "unproven"
+        yield "", _sentence(seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}")
+        minimal, proven = result.get("minimal") or (), result.get("minimal_proven")
         if len(minimal) < len(kept):
-            yield "", f"{len(minimal)} of them are enough for the given inputs ({proof})"
-        if not result.get("minimal_proven"):
-            yield "", "preliminary: a longer search may need fewer nodes"
+            proof = "1-minimal" if proven else "unproven"
+            yield "", f"The given inputs alone need {len(minimal)} of these {units.partition(' ')[0]} ({proof})"
+        if not proven and result["command"] != "precision":
+            yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
         if result.get("rounding"):
             yield "", result["rounding"]
         times = {name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None}
@@ -224,13 +224,19 @@ def _fixes(result: Json) -> Iterator[Row]:
             yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
     ways = [way for way in result.get("workarounds") or () if way["passes"] and way["kind"] != "precision"]
     for way in ways[:2]:
-        yield "Fix", f"{way['file'] or way['kind']}{f' ({why})' if (why := way['why']) else ''}: {way['what']}"
+        yield "Fix", f"{way['file'] or way['kind']}: {way['what']}"
+        if way["why"]:
+            yield "", _sentence(way["why"])
     if result.get("workarounds") and not ways and not kept:
-        yield "Fix", f"none of {plural(len(result['workarounds']), 'workaround')} passes"
+        yield "Fix", f"not found: {plural(len(result['workarounds']), 'workaround')} tried"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _files(result: Json) -> Iterator[Row]:
-    """Yield what was written where."""
+    """Yield the files that were written."""
     artifacts: dict[str, Any] = result["artifacts"]
     folder = artifacts.get("reproducer")
     inside = [f"{folder}/"] if folder else []
@@ -240,13 +246,13 @@ def _files(result: Json) -> Iterator[Row]:
         yield "Wrote", ", ".join(written)
     if archive := artifacts.get("archive"):
         whose = (result.get("fault") or {}).get("whose")
-        use = "attach it to the bug report" if whose in (None, "target", "unknown") else "no bug report of the target"
+        use = "attach it to the bug report" if whose in (None, "target", "unknown") else "not a bug in the target"
         yield "Wrote", f"{archive} ({use})"
     if report := artifacts.get("report"):
-        run = result["probes"]["run"]
-        cost = f" ({plural(run, 'probe')}, {seconds(result['wall_s'])})" if run else ""
-        path = Path(report)
-        yield "Report", f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}{cost}"
+        path, run = Path(report), result["probes"]["run"]
+        yield "Report", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+        if run:
+            yield "", f"{plural(run, 'probe')} in {seconds(result['wall_s'])}"
 
 
 def _next(result: Json) -> Iterator[Row]:

@@ -106,7 +106,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
         if name not in golden:
             continue
         if name not in outputs:
-            failed, text = True, "the target has no such output"
+            failed, text = True, "the target does not have this output"
         else:
             failed, text = differs(outputs[name], golden[name], float(atol), float(rtol), statistic, step, most)
             if case["validate"] and not failed:
@@ -190,5 +190,5 @@ def differs(
         failed = not (number(absolute) <= atol or number(relative) <= rtol)
     worst = np.unravel_index(np.argmax(np.where(np.isnan(absolute), np.inf, absolute)), golden.shape)
     where, should, is_now = [int(index) for index in worst], golden[worst], target[worst]
-    text = f"{where} should be {should:.7g} and is {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
-    return failed, text + f"{np.count_nonzero(bad)} of {golden.size} elements off)"
+    text = f"{where} expected {should:.7g}, got {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
+    return failed, text + f"{np.count_nonzero(bad)} of {golden.size} elements mismatch)"

@@ -207,15 +207,15 @@ class TensorComparison:
         return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
 
     def describe(self) -> str:
-        """One line of text."""
+        """Return the difference in one line of text."""
         if self.reason is not None:
             return self.reason
         if self.kind is ComparisonKind.MISSING:
-            return "the target has no such output"
+            return "the target does not have this output"
         if self.kind is ComparisonKind.SHAPE:
-            return f"shape {list(self.target_shape or ())} where the reference has {list(self.reference_shape or ())}"
+            return f"expected shape {list(self.reference_shape or ())}, got {list(self.target_shape or ())}"
         if self.kind is ComparisonKind.DTYPE:
-            return f"type {self.target_dtype} where the reference has {self.reference_dtype}"
+            return f"expected type {self.reference_dtype}, got {self.target_dtype}"
         if self.worst is None:
             return "no elements"
         text = f"max error {self.worst.error:.5g}"
@@ -223,8 +223,8 @@ class TensorComparison:
             which = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
             text = f"{self.stat.value}{which} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
         if self.worst.error != 0:
-            text += f" at {self.worst.index}: {_short(self.worst.reference)} became {_short(self.worst.target)}"
-        text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements)"
+            text += f" at {self.worst.index}: expected {_short(self.worst.reference)}, got {_short(self.worst.target)}"
+        text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements mismatch)"
         return f"{text}; {self.describe_ties()}" if self.ties else text
 
     def describe_ties(self) -> str:

@@ -191,6 +191,6 @@ def test_the_summary_names_it(cli: CommandLine) -> None:
     for quiet in ((), ("-q",)):
         ran = cli(*command, *quiet)
         report = read_json(Path("r.json"))["artifacts"]["report"]
-        assert re.search(rf"^Report +{re.escape(report)} ", ran.out, re.MULTILINE)
+        assert re.search(rf"^Report +{re.escape(report)}$", ran.out, re.MULTILINE)
         assert re.search(r"^Wrote +out\.zip \(", ran.out, re.MULTILINE)
     assert re.search(r"^Report +here\.html", cli("run", model, *TARGET, "--report", "here.html").out, re.MULTILINE)

@@ -90,7 +90,7 @@ def test_own_samples_are_what_it_is_held_against(cli: CommandLine, given_sample:
     assert ran.status == 0, ran.out + ran.err
     held = read_json(Path("r.json"))["validation"]
     assert (held["samples"], held["passed"], held["drawn"]) == (4, 4, "from own, more.py:some")
-    assert "held on 4 of 4 fresh samples" in ran.out
+    assert "passes on 4 of 4 fresh samples" in ran.out
 
 
 def test_what_fresh_samples_blame_is_added(cli: CommandLine, given_sample: list[str]) -> None:

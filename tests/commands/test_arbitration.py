@@ -39,7 +39,7 @@ def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None
     fault = fault_of(cli, command, overflowing(Path("model.onnx")), "--fp16")
     assert (fault["whose"], fault["precision"]) == ("precision", "fp16")
     if command == "diagnose":
-        assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** fp16 cannot hold this value")
+        assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** fp16 cannot represent this value")
 
 
 def fused_past_the_largest(path: Path) -> Path:

@@ -61,7 +61,7 @@ def test_what_mends_a_steady_failure_is_believed_and_said_with_its_figures() -> 
     with scratch() as folder, FakeRun(Path(folder), check := Coin(1.0, 0)) as run:
         run.prober.probe(FAILING)
         mended = reconfirm(run.prober, FAILING, build([99]))
-        assert (mended.passes, mended.seen) == (True, "5 of 5 runs pass, 3 of 3 fail without")
+        assert (mended.passes, mended.seen) == (True, "5 of 5 runs pass, 3 of 3 fail without it")
         before = sum(check.ended.values())
         assert reconfirm(run.prober, FAILING, build([99])) == mended
         assert sum(check.ended.values()) == before, "what was asked is remembered, as for a run that goes on"

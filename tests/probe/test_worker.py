@@ -74,7 +74,7 @@ def test_an_output_that_is_missing_is_no_match(compare: Compare, monkeypatch: py
     assert outcome_of_comparisons(served(compare), 0, compare.tolerance).ending is Ending.PASSED
     monkeypatch.setattr(serve, "make_runtime", Forgetful)
     outcome = outcome_of_comparisons(served(compare), 0, compare.tolerance)
-    assert (outcome.ending, outcome.reason) == (Ending.MISMATCHED, "'z': the target has no such output")
+    assert (outcome.ending, outcome.reason) == (Ending.MISMATCHED, "'z': the target does not have this output")
 
 
 def test_what_cannot_be_compared_is_said(compare: Compare) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from dataclasses import replace
 
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.options.compare import ErrorStat
+from bisect_trt.options.searches import Tracker
 from bisect_trt.report.reproducer import ISSUE, Reproducer, Since
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -41,16 +45,29 @@ def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
     found = replace(issue(), since=since)
     page = found.render(ISSUE)
     assert page.startswith("> **Fixed in a newer release.** foo 1.2 passes: upgrade to it or later rather than")
-    assert f"## Releases\n\n{since.sentence}\n" in page
+    assert f"**Have you tried the latest release?** {since.sentence}\n" in page
     page = replace(found, is_bug=False, fault="Too large.").render(ISSUE)
     assert page.startswith("> **Not a bug report.** Too large.")
     assert "Fixed in" not in page
     assert "Fixed in" not in replace(found, since=replace(since, fixed=None)).render(ISSUE)
 
 
-def test_a_title_names_one_operator_or_several() -> None:
-    assert issue().title == "TensorRT: Inf from Add"  # 14 of one kind
-    mixed = issue()
+@pytest.mark.parametrize("tracker", list(Tracker))
+def test_the_issue_has_the_form_of_its_tracker_and_no_blank_field(tracker: Tracker) -> None:
+    page = replace(issue(), tracker=tracker.value, places=[]).render(ISSUE)
+    fields = re.findall(r"^- \*\*(.+?)\*\*: *(.*)$", page, re.MULTILINE)
+    assert len(fields) >= 3, page
+    assert all(value for _, value in fields)
+    assert "Not tried; 'bisect-trt releases'" in page
+    assert len(set(re.findall(r"^## .+$", page, re.MULTILINE))) == len(re.findall(r"^## .+$", page, re.MULTILINE))
+
+
+def test_a_title_has_the_form_of_the_tracker() -> None:
+    known = {"tensorrt": "10.13", "GPU": "H100"}
+    facts: defaultdict[str, str] = defaultdict(str, known)
+    assert issue().title(facts) == "Inf failure of TensorRT 10.13 when running Add on GPU H100"  # 14 of one kind
+    mixed = replace(issue(), tracker="onnxruntime")
     mixed.model.graph.node[3].op_type = "Mul"
-    assert mixed.title == "TensorRT: Inf from Add, Mul"
-    assert issue(refusal="no kernel for Foo").title == "TensorRT: refusal of Add"
+    assert mixed.title(facts) == "TensorRT: Inf from Add, Mul"
+    refused = replace(issue(refusal="no kernel for Foo"), tracker="openvino")
+    assert refused.title(facts) == "TensorRT: refusal of Add"

@@ -89,7 +89,7 @@ def node(op: str, name: str) -> dict[str, object]:
 
 def test_nodes_are_grouped_by_operators_and_modules() -> None:
     norms = [node(op, f"/blocks.{place}/norm/{op}") for place in range(13) for op in ("Pow", "ReduceMean", "Sqrt")]
-    assert grouped(norms) == "Pow, ReduceMean, Sqrt in 13 LayerNorms (/blocks.0/norm to /blocks.12/norm)"
+    assert grouped(norms) == "Pow, ReduceMean, Sqrt in 13 LayerNorms, /blocks.0/norm to /blocks.12/norm"
     assert grouped(norms[:1]) == "Pow '/blocks.0/norm/Pow'"
     assert grouped([node("Add", f"n{place}") for place in range(9)]) == "Add"
 

@@ -151,7 +151,7 @@ def refusal(folder: Path) -> str:
 def test_a_mismatch_is_there_or_gone(tmp_path: Path, runtime: str) -> None:
     doubled(tmp_path, weight=2.5)
     status, out = reproduce(tmp_path, "mismatch", runtime=runtime)
-    assert (status, "MISMATCH y: [0] should be 6 and is 7.5" in out) == (1, True)
+    assert (status, "MISMATCH y: [0] expected 6, got 7.5" in out) == (1, True)
     doubled(tmp_path)
     status, out = reproduce(tmp_path, "mismatch", runtime=runtime)
     assert (status, "match    y" in out) == (0, True)

@@ -190,7 +190,7 @@ def test_an_overflow_reads_as_one() -> None:
     result = compared("sq", reference, target, Tolerance(0.01, 0.01))
     assert result.kind is ComparisonKind.INF
     assert result.describe() == (
-        "max error inf at (0, 17, 3): 810000 became inf (atol 0.01, rtol 0.01; 180 of 37824 elements)"
+        "max error inf at (0, 17, 3): expected 810000, got inf (atol 0.01, rtol 0.01; 180 of 37824 elements mismatch)"
     )
     assert result.to_json()["max_abs"] == "inf"
     assert result.to_json()["worst"]["target"] == "inf"
@@ -221,7 +221,7 @@ def test_what_the_target_loses_is_the_worst_and_no_rounding(lost: float, kind: s
     assert not result.passed
     assert (result.kind.value, result.worst and result.worst.index) == (kind, (40,))
     assert result.severity == math.inf
-    assert f"at (40,): {lost} became" in result.describe()
+    assert f"at (40,): expected {lost}, got" in result.describe()
 
 
 @given(SHAPES)
@@ -248,9 +248,9 @@ def test_tensors_without_elements_match(stat: ErrorStat, dtype: type) -> None:
 def test_what_cannot_be_compared_fails_with_its_reason() -> None:
     numbers, strings = np.zeros((1, 3), np.float32), np.array([["a", "b", "c"]], object)
     for target, kind, text in (
-        (None, ComparisonKind.MISSING, "the target has no such output"),
-        (numbers[0], ComparisonKind.SHAPE, "shape [3] where the reference has [1, 3]"),
-        (strings, ComparisonKind.DTYPE, "type object where the reference has float32"),
+        (None, ComparisonKind.MISSING, "the target does not have this output"),
+        (numbers[0], ComparisonKind.SHAPE, "expected shape [1, 3], got [3]"),
+        (strings, ComparisonKind.DTYPE, "expected type float32, got object"),
     ):
         result = compared("x", numbers, target, TIGHT)
         assert not result.passed
@@ -271,7 +271,7 @@ def test_strings_match_when_equal(values: NDArray[Any], data: st.DataObject, sta
     assert result.mismatching == 1
     assert result.worst is not None
     assert result.worst.index == np.unravel_index(index, values.shape)
-    assert "became" in result.describe()
+    assert "expected" in result.describe()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
