@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from benchmarks.cases import LIGHT_MODELS, computing_nodes, light_model
 from bisect_trt.tensors.compare import compare_tensor
-from bisect_trt.tensors.stats import finite_rms
+from bisect_trt.tensors.info import finite_rms
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -27,9 +27,8 @@ from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import print_tree
-from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
+from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
-from bisect_trt.tensors.stats import count_nonfinite
 from bisect_trt.worker.guard import scratch
 
 Infos = Mapping[str, TensorInfo]

@@ -14,8 +14,7 @@ from bisect_trt.onnxlib.units import neighbourhood
 from bisect_trt.report.charts import plain_number
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import tolerance_ratio
-from bisect_trt.tensors.info import is_string
-from bisect_trt.tensors.stats import tensor_stats
+from bisect_trt.tensors.info import is_string, tensor_stats
 
 MOST_NODES = 150
 _SEARCHES = ("diagnose", "reduce")

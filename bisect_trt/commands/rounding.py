@@ -26,8 +26,7 @@ from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.stats import finite_rms
+from bisect_trt.tensors.info import TensorInfo, finite_rms
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 from bisect_trt.worker.protocol import Failed
 

@@ -40,7 +40,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
-from bisect_trt.tensors.saved import SavedRun, Selected, Values, load_runs, same_samples, save_samples
+from bisect_trt.tensors.saved import SavedRun, Values, load_runs, same_samples, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed, Sample
 
@@ -170,7 +170,7 @@ def _compare_saved(call: Call) -> Result:
         for number, (target, reference) in enumerate(samples, 1):
             shared = same_outputs(run.name, target, same_outputs(right.name, reference, names, console), console)
             tolerance.check_names(shared)
-            seen = compare_all(Selected(reference, shared), target, tolerance, details=True)
+            seen = compare_all(reference, target, tolerance, shared, details=True)
             if len(samples) > 1:
                 seen = [comparison.of_sample(number) for comparison in seen]
             table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
@@ -320,7 +320,8 @@ def _golden(session: Session, runs: Sequence[SavedRun], place: int, names: Seque
     same_samples(run, len(session.subject.samples), "the target runs")
     for number, sample in enumerate(run.samples, 1):
         files.append(session.subject.workspace.scratch(f"golden-{place}-{number}.npz"))
-        save_npz(files[-1], Selected(sample, same_outputs(run.name, sample, names, session.console)))
+        known = same_outputs(run.name, sample, names, session.console)
+        save_npz(files[-1], {name: sample[name] for name in known})
     return f"{run.name}: " if len(runs) > 1 else "", files
 
 

@@ -20,7 +20,7 @@ from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_
 from bisect_trt.onnxlib.shapes import element_type, forget_shapes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.tensors.stats import is_finite
+from bisect_trt.tensors.info import count_nonfinite
 
 MOST_PROBES = 40
 """Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop anywhere."""
@@ -201,7 +201,7 @@ class _Shrinker:
         self.piece = Piece(answer.proto, {name: values[name] for name in order})
         self._sound = is_sound(answer.proto)
         self._golden: Mapping[str, NDArray[Any]] = {name: values[name] for name in answer.outputs if name in values}
-        self._finite = {name for name, value in self._golden.items() if is_finite(value)}
+        self._finite = {name for name, value in self._golden.items() if not any(count_nonfinite(value))}
         self._seen = session.outcome(record).comparisons
 
     def _try(self, piece: Piece, title: str) -> bool:
@@ -231,7 +231,7 @@ class _Shrinker:
         golden = self._session.subject.reference.compute(piece.proto, piece.inputs)
         if golden is None or not all(value.size for value in golden.values()):
             return None
-        if not all(is_finite(golden[name]) for name in self._finite.intersection(golden)):
+        if any(any(count_nonfinite(golden[name])) for name in self._finite.intersection(golden)):
             return None
         return golden if not self._sound or is_sound(with_output_shapes(piece, golden)) else None
 

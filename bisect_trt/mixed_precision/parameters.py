@@ -10,8 +10,8 @@ from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedErr
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.inputs import is_script, split_script
 from bisect_trt.tensors.saved import files_of
-from bisect_trt.tensors.scripts import is_script, split_script
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]

@@ -22,7 +22,7 @@ from bisect_trt.onnxlib.nodes import attribute, bodies
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.probe.reference import Reference
 from bisect_trt.tensors.comparison import ComparisonKind
-from bisect_trt.tensors.stats import blocks
+from bisect_trt.tensors.info import blocks
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 BREAKS = 4.0

@@ -23,9 +23,8 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
-from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
+from bisect_trt.tensors.inputs import Sample, is_script, make_inputs, validate_sample
 from bisect_trt.tensors.npz import load_npz
-from bisect_trt.tensors.scripts import is_script
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed, RunEach
 from bisect_trt.worker.protocol import Sample as SampleFiles

@@ -18,8 +18,7 @@ from bisect_trt.options.shared import Plots
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.info import is_string
-from bisect_trt.tensors.stats import to_float
+from bisect_trt.tensors.info import is_string, to_float
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

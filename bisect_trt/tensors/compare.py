@@ -1,33 +1,30 @@
 """The comparison of a target's outputs with the reference's: element by element, as indices, or by a user's script.
 
-The numbers and the verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the
-reference second (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error
-``|t - r| / |r|`` with 2**-52 in place of a floating-point ``r`` of 0, means accumulated in float32. An error that is
-NaN, also from the same Inf or NaN on both sides, is beyond any tolerance.
+Numbers and verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the reference second
+(``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error ``|t - r| / |r|`` with 2**-52 in
+place of a floating-point ``r`` of 0, means accumulated in float32. An error that is NaN, also from the same Inf or NaN on both
+sides, is beyond any tolerance.
 
-Three deliberate differences, each where Polygraphy's answer is an accident: tensors without elements match whatever the
-statistic (its mean of nothing is NaN), integers far apart never wrap around to a small error, and bfloat16, float8 and
-string tensors can be compared.
+There are three deliberate differences: tensors without elements match whatever the statistic (in Polygraphy their mean is
+NaN), the error of distant integers never wraps around, and bfloat16, float8 and string tensors can be compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.errors import ConflictError, ScriptError, quoted
 from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
-from bisect_trt.tensors.info import is_extension, is_string
-from bisect_trt.tensors.scripts import Outputs, script_attribute, split_script, user_code
-from bisect_trt.tensors.stats import count_nonfinite, finite_rms, tensor_stats
+from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, is_string, tensor_stats
+from bisect_trt.tensors.inputs import NamedOutputs, script_attribute, split_script, user_code
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
     RIPPLE,
@@ -40,8 +37,6 @@ from bisect_trt.tensors.tolerance import (
     of_output,
 )
 
-Array = NDArray[Any]
-
 COMPARE_FUNCTION = "compare_outputs"
 _KIND = "comparison"
 _EPSILON = 2.0**-52
@@ -51,35 +46,39 @@ def compare_all(
     reference: Mapping[str, Array],
     target: Mapping[str, Array],
     options: ToleranceOptions,
+    names: Iterable[str] | None = None,
     *,
     details: bool = False,
     steps: Mapping[str, Step] | None = None,
     lows: Mapping[str, Precision] | None = None,
 ) -> list[TensorComparison]:
-    """Compare every tensor of the reference with the target's of the same name.
+    """Compare tensors of the reference with the target's of the same name.
 
     Args:
-        reference: Name to values; decides the order.
+        reference: Name to values.
         target: Name to values; others than the reference's are ignored.
         options: How to compare, and tolerances by name.
+        names: The tensors to compare, in this order; ``None`` for all of the reference.
         details: Whether to compute :class:`Details` too.
         steps: Steps of quantized tensors, by name.
         lows: The lowest precision that the model itself rounds a tensor to, by name.
 
     Returns:
-        One comparison a tensor, in the reference's order.
+        One comparison a tensor, in order.
 
     Raises:
         UsageError: A postprocessing does not fit an output, or the user's script fails.
     """
+    names = reference if names is None else list(names)
     if options.compare_func_script is not None:
-        return compare_by_script(options.compare_func_script, reference, target)
+        return compare_by_script(options.compare_func_script, {name: reference[name] for name in names}, target)
     comparisons = []
-    for name, values in reference.items():
+    for name in names:
         step, precision = (steps or {}).get(name), coarser(options.precision, (lows or {}).get(name))
-        comparisons.append(
-            compare_tensor(name, values, target.get(name), options, details=details, step=step, precision=precision)
+        found = compare_tensor(
+            name, reference[name], target.get(name), options, details=details, step=step, precision=precision
         )
+        comparisons.append(found)
     return comparisons
 
 
@@ -98,11 +97,11 @@ def compare_tensor(
     Args:
         name: The tensor's name.
         reference: The expected values; any shape, any ONNX element type.
-        target: The actual values; None where the target did not give the tensor.
+        target: The actual values; ``None`` where the target has no such output.
         options: How to compare, and tolerances by name.
         details: Whether to compute :class:`Details` too.
         step: The step of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
-        precision: The precision that the tensor was computed in, if not the options'.
+        precision: The precision of the computation, if not the options'.
 
     Raises:
         UsageError: A postprocessing does not fit this output.
@@ -128,7 +127,14 @@ def compare_tensor(
     else:
         resolved = tolerance.resolve(reference, precision or options.precision)
         step = None if tolerance != Tolerance() or options.validate or options.other_ways() else step
-        comparison = _compare_numbers(reference, target, resolved, known, options, want_details=details, step=step)
+        if step is not None and step.size is None and reference.dtype.kind == "f":
+            ripple = max(resolved.atol, RIPPLE * finite_rms(reference))
+            resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
+        known |= {"atol": resolved.atol, "rtol": resolved.rtol}
+        if reference.size:
+            comparison = _compare_numbers(reference, target, resolved, known, options, details=details, step=step)
+        else:
+            comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
     if not invalid:
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
@@ -136,7 +142,7 @@ def compare_tensor(
 
 
 def _describe_nonfinite(reference: Array, target: Array) -> str:
-    """The reason for which ``--validate`` fails two tensors; empty if it does not."""
+    """Return the reason for which ``--validate`` fails two tensors; empty if it passes them."""
     found = []
     for side, values in (("target", target), ("reference", reference)):
         counts = zip(("NaN", "Inf"), count_nonfinite(values), strict=True)
@@ -146,9 +152,9 @@ def _describe_nonfinite(reference: Array, target: Array) -> str:
 
 
 def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
-    """The top K of an output, where ``--postprocess`` asks for them; else the output.
+    """Return the top K of an output that ``--postprocess`` names, other outputs unchanged.
 
-    Where it asks for all outputs, one without such an axis is returned unchanged.
+    Where it names all outputs, one without such an axis is unchanged too.
 
     Raises:
         UsageError: It names this output, which has no such axis or holds strings.
@@ -167,7 +173,7 @@ def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
 
 
 def top_k(values: Array, wanted: TopK) -> Array:
-    """The indices of the largest elements, largest first; of equal ones the first comes first, NaN comes last."""
+    """Return the indices of the largest elements, largest first; of equal ones the first comes first, NaN comes last."""
     if is_extension(values.dtype):
         values = values.astype(np.float32)
     if values.dtype.kind == "f":
@@ -180,7 +186,7 @@ def top_k(values: Array, wanted: TopK) -> Array:
 
 
 def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> TensorComparison:
-    """Strings are equal or not, whatever the statistic; their errors are 0 or Inf."""
+    """Compare strings, whatever the statistic; errors are 0 or Inf."""
     mismatch = np.asarray(reference.astype(object) != target.astype(object), dtype=bool).reshape(-1)
     count = int(np.count_nonzero(mismatch))
     largest = math.inf if count else 0.0
@@ -202,16 +208,16 @@ def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> 
 
 
 def compare_indices(reference: Array, target: Array, places: int, known: dict[str, Any]) -> TensorComparison:
-    """Compare lists of indices by how far each is from its place.
+    """Compare lists of indices by the distance of each from its place.
 
-    The verdict is that of Polygraphy 0.53.6's ``IndicesCompareFunc`` (``polygraphy/comparator/compare.py``, Apache-2.0):
+    The verdict is the one of Polygraphy 0.53.6's ``IndicesCompareFunc`` (``polygraphy/comparator/compare.py``, Apache-2.0):
     lists lie along the last axis; each element of the target must be in the reference's list, at most ``places`` away; the
     last ``places`` elements of the target are not compared.
 
     Args:
         reference: The expected tensor.
         target: The actual one, of the same shape.
-        places: How many places an index may be away.
+        places: The largest distance allowed, in places.
         known: Fields of the result that are known already.
     """
     rows = reference.reshape(-1, reference.shape[-1] if reference.ndim else 1)
@@ -238,6 +244,7 @@ def compare_indices(reference: Array, target: Array, places: int, known: dict[st
     )
 
 
+@np.errstate(all="ignore")  # Inf - Inf, 0 / 0 and float32 overflow are results here
 def _compare_numbers(
     reference: Array,
     target: Array,
@@ -245,10 +252,10 @@ def _compare_numbers(
     known: dict[str, Any],
     options: ToleranceOptions,
     *,
-    want_details: bool,
+    details: bool,
     step: Step | None,
 ) -> TensorComparison:
-    """Compare two tensors of numbers, of the same shape.
+    """Compare two tensors of numbers, of the same shape and not empty.
 
     Args:
         reference: The expected tensor.
@@ -256,31 +263,9 @@ def _compare_numbers(
         tolerance: Absolute and relative.
         known: Fields of the result that are known already, ``name`` and ``stat`` among them.
         options: Which Inf and NaN are equal, and the quantile.
-        want_details: Whether to compute :class:`Details` too.
+        details: Whether to compute :class:`Details` too.
         step: The step of a quantized tensor, where being one step off may be a tie.
     """
-    if step is not None and step.size is None and reference.dtype.kind == "f":
-        ripple = max(tolerance.atol, RIPPLE * finite_rms(reference))
-        tolerance = ResolvedTolerance(ripple, max(tolerance.rtol, RIPPLE))
-    known |= {"atol": tolerance.atol, "rtol": tolerance.rtol}
-    if not reference.size:
-        return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
-    if known["stat"] is ErrorStat.QUANTILE:
-        known["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
-    with np.errstate(all="ignore"):  # Inf - Inf, 0 / 0 and float32 overflow are results here
-        return _numbers(reference, target, tolerance, known, options, want_details=want_details, step=step)
-
-
-def _numbers(
-    reference: Array,
-    target: Array,
-    tolerance: ResolvedTolerance,
-    known: dict[str, Any],
-    options: ToleranceOptions,
-    *,
-    want_details: bool,
-    step: Step | None,
-) -> TensorComparison:
     # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
     shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
     absolute, relative = _errors(theirs, ours)
@@ -293,7 +278,6 @@ def _numbers(
         relative[same] = 0
 
     stat: ErrorStat = known["stat"]
-    elementwise = stat is ErrorStat.ELEMWISE
     found: dict[str, Any] = {
         "max_abs": float(absolute.max()),
         "max_rel": float(relative.max()),
@@ -304,7 +288,7 @@ def _numbers(
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
     mismatch = ~(within_abs | within_rel)
-    if elementwise:
+    if stat is ErrorStat.ELEMWISE:
         found["of_tolerance"] = _of_tolerance(absolute, relative, tolerance)
         if step is not None:
             found |= _forgive_ties(step, absolute, mismatch, shape)
@@ -313,28 +297,29 @@ def _numbers(
     found["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat = _worst(theirs, ours, absolute, mismatch, finite)
     found["worst"] = WorstElement(_index(flat, shape), theirs[flat].item(), ours[flat].item(), float(absolute[flat]))
-    needed = (_largest(absolute, within_rel), _largest(relative, within_abs)) if want_details else (0.0, 0.0)
+    needed = (_largest(absolute, within_rel), _largest(relative, within_abs)) if details else (0.0, 0.0)
     if stat is ErrorStat.QUANTILE:
+        found["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
         for way, each in (("abs", absolute), ("rel", relative)):
             numbers = each.astype(np.float32) if each.dtype.kind == "b" else each
-            found[f"quantile_{way}"] = float(np.quantile(numbers, known["quantile"]))
+            found[f"quantile_{way}"] = float(np.quantile(numbers, found["quantile"]))
     # Last, for they sort in place rather than in a copy.
     found["median_abs"] = float(np.median(absolute, overwrite_input=True))
     if stat is ErrorStat.MEDIAN:
         found["median_rel"] = float(np.median(relative, overwrite_input=True))
     passed = not found["mismatching"]
-    if not elementwise:
+    if stat is not ErrorStat.ELEMWISE:
         needed = found[f"{stat.value}_abs"], found[f"{stat.value}_rel"]
         # NaN fails, for comparisons with it are false
         passed = needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
         found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
-    if want_details:
+    if details:
         found["details"] = Details(*needed)
     return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found)
 
 
 def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:
-    """Where both have the same Inf or NaN, as far as that counts as no error."""
+    """Return where both have the same Inf or NaN and the options count that as no error."""
     same = np.zeros(reference.shape, bool)
     if options.infinities_compare_equal or options.nonfinite_equal:
         same |= np.isinf(reference) & (target == reference)
@@ -356,7 +341,7 @@ def _promote(values: Array) -> Array:
 
 
 def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
-    """Absolute and relative errors of flat arrays, in two new arrays."""
+    """Return absolute and relative errors of flat arrays, in two new arrays."""
     common = np.result_type(target, reference)
     if common.kind in "iu":
         # Larger less smaller, read as unsigned, is exact; a signed difference can wrap around, |int64 min| does.
@@ -376,7 +361,7 @@ def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
 
 
 def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Take ties out of the mismatching elements, in place; the fields of the result that describe them."""
+    """Remove ties from the mismatching elements in place; return the result's fields that describe them."""
     ties = step.ties(absolute, mismatch, shape)
     mismatch &= ~ties
     known: dict[str, Any] = {"ties": int(np.count_nonzero(ties))}
@@ -386,26 +371,24 @@ def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: tuple[int
 
 
 def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance) -> float:
-    """The largest error over the tolerance of its element, absolute or relative, whichever is wider."""
+    """Return the largest error over the tolerance of its element, absolute or relative, whichever is wider."""
     share = np.divide(absolute, tolerance.atol)
     np.fmin(share, np.divide(relative, tolerance.rtol), out=share)
     largest = float(share.max())
     if math.isnan(largest):  # an error of NaN, or one of 0 with a tolerance of 0
-        share[absolute == 0] = 0
-        share[np.isnan(share)] = np.inf
-        largest = float(share.max())
+        largest = float(np.where(absolute == 0, 0, np.where(np.isnan(share), np.inf, share)).max())
     return largest
 
 
 def _past_tolerance(absolute: Array, reference: Array, tolerance: ResolvedTolerance) -> float:
-    """The largest of some errors over the sum of both tolerances; infinite if none is finite, or the tolerance is 0."""
+    """Return the largest of some errors over the sum of both tolerances; Inf if none is finite or the tolerance is 0."""
     past = np.divide(absolute, tolerance.atol + tolerance.rtol * np.abs(reference), dtype=np.float64)
     known = past[np.isfinite(absolute)]
     return float(known.max()) if known.size else math.inf
 
 
 def _largest(errors: Array, within: Array) -> float:
-    """The largest of the errors that the other tolerance does not allow; NaN if one of them is."""
+    """Return the largest of the errors that the other tolerance does not allow; NaN if one of them is."""
     left = errors[~within]
     return float(left.max()) if left.size else 0.0
 
@@ -413,7 +396,7 @@ def _largest(errors: Array, within: Array) -> float:
 def _worst(
     target: Array, reference: Array, absolute: Array, mismatch: Array, finite: bool
 ) -> tuple[ComparisonKind, int]:
-    """How the tensor fails, should it fail, and the flat index of the element that shows it best."""
+    """Return the kind of a failure, should it be one, and the flat index of the element that shows it best."""
     if not finite:
         # A NaN or Inf of one side alone is the worst: first what the target made, then what it lost.
         for kind, has in ((ComparisonKind.NAN, np.isnan), (ComparisonKind.INF, np.isinf)):
@@ -433,7 +416,7 @@ def _worst(
 
 
 def check_script(script: str) -> Path:
-    """The file of a comparison script.
+    """Return the file of a comparison script.
 
     Raises:
         UsageError: There is no such file.
@@ -446,8 +429,8 @@ def compare_by_script(
 ) -> list[TensorComparison]:
     """Compare the outputs by a user's function.
 
-    It is called with the target's and the reference's outputs (Polygraphy's ``--compare-func-script``: two mappings of
-    name to array, with a ``runner_name``), and returns a mapping of output name to whether it matches.
+    As Polygraphy's ``--compare-func-script``, it takes the target's and the reference's outputs (two mappings of name to array,
+    with a ``runner_name``), and returns a mapping of output name to whether it matches.
 
     Args:
         script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``compare_outputs``.
@@ -463,7 +446,7 @@ def compare_by_script(
     path, function = split_script(script, COMPARE_FUNCTION, _KIND)
     with user_code(path, _KIND):
         compare = script_attribute(path, function, _KIND)
-        verdicts = compare(Outputs(target, "target"), Outputs(reference, "reference"))
+        verdicts = compare(NamedOutputs(target, "target"), NamedOutputs(reference, "reference"))
         if not isinstance(verdicts, Mapping) or not verdicts:
             raise ScriptError(
                 f"'{function}' of {path} gives {verdicts!r:.60}; it must return a dict of output name to whether it matches"

@@ -21,7 +21,7 @@ _TEXTS = ("name", "kind", "stat", "reason", "said")
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Values for ``json.dumps(allow_nan=False)``: NaN and Inf become "nan", "inf" and "-inf"."""
+    """Return values for ``json.dumps(allow_nan=False)``: NaN and Inf become "nan", "inf" and "-inf"."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
@@ -36,7 +36,7 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def from_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The values that :func:`to_plain` was given, of numbers, lists and dicts."""
+    """Return the values that :func:`to_plain` converted: numbers, lists and dicts."""
     if isinstance(value, dict):
         return {key: item if key in _TEXTS else from_plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -52,10 +52,10 @@ class ComparisonKind(str, Enum):
     NAN = "nan"
     """One side has NaN where the other has none."""
     INF = "inf"
-    """There is no such NaN, but one side has Inf where the other has none."""
+    """No such NaN, but one side has Inf where the other has none."""
     SHAPE = "shape"
     DTYPE = "dtype"
-    """One holds strings and the other numbers; numbers of different types are compared by value."""
+    """Strings against numbers; numbers of different types are compared by value."""
     MISSING = "missing"
 
 
@@ -103,37 +103,37 @@ class TensorComparison:
         name: The tensor.
         passed: Whether the statistic is within the tolerance.
         kind: How it differs.
-        stat: The statistic that was held against the tolerance.
+        stat: The statistic that was compared with the tolerance.
         atol: The absolute tolerance used; None where there was nothing to compare.
         rtol: The relative tolerance used.
         max_abs: Largest absolute error, in the tensor's own unit; NaN if any error is.
         max_rel: Largest relative error; an error over a reference of 0 is over 2**-52 instead.
         mean_abs: Mean absolute error.
         median_abs: Median absolute error.
-        mean_rel: Mean relative error; only where it decides.
-        median_rel: Median relative error; only where it decides.
-        worst: The element that differs most: of those beyond both tolerances, where there are any.
+        mean_rel: Mean relative error; only where this statistic decides.
+        median_rel: Median relative error; only where this statistic decides.
+        worst: The element that differs most, among those beyond both tolerances if there are any.
         mismatching: Number of elements beyond both tolerances.
         total: Number of elements.
         reference_shape: The reference's shape.
         target_shape: The target's shape; None where it is missing.
         reference_dtype: Name of the reference's element type.
         target_dtype: Name of the target's element type; None where it is missing.
-        quantile: Which quantile of the errors was held against the tolerance; only where one was.
+        quantile: The quantile of the errors that was compared with the tolerance; only where one was.
         quantile_abs: That quantile of the absolute errors.
         quantile_rel: That quantile of the relative errors.
-        reference_nonfinite: How many elements of the reference are NaN or Inf.
-        target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and how many are ``nan`` and ``inf``.
-        reason: Why it passed or failed, where that is not a matter of errors and tolerances.
+        reference_nonfinite: Number of elements of the reference that are NaN or Inf.
+        target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and the counts ``nan`` and ``inf``.
+        reason: Why it passed or failed, where errors and tolerances do not decide.
         details: Further numbers, if requested.
         sample: The number of the input sample, from 1, where there are several.
-        ties: How many elements of a quantized tensor are one step off as ties in rounding are, which count as equal.
-        step: How far apart the values are that the tensor may have, where it is quantized and that is one for all.
-        most_ties: How many elements may be one step off.
-        of_tolerance: The error that decides, of an element or by the statistic, over the wider of both tolerances: past 1 it does
-            not match, but for ties, and it is infinite for a NaN or Inf of one side alone. ``None`` of what is not numbers.
-        past_tolerance: Of the elements beyond both tolerances, the largest error over the sum of these; ``None`` where there are
-            none, or errors of elements do not decide.
+        ties: Number of elements of a quantized tensor that are one step off and count as ties in rounding.
+        step: The step of a quantized tensor, where all elements have the same.
+        most_ties: The most elements that may be one step off.
+        of_tolerance: The deciding error, of an element or by the statistic, over the wider of both tolerances: past 1 is a
+            mismatch except for ties, and Inf is a NaN or Inf of one side alone. ``None`` for strings.
+        past_tolerance: The largest error of elements beyond both tolerances, over the sum of both; ``None`` where there are no
+            such elements, or a statistic decides.
     """
 
     name: str
@@ -176,10 +176,10 @@ class TensorComparison:
 
     @property
     def severity(self) -> float:
-        """How many times the element furthest past its tolerance is; infinite for NaN or Inf of one side alone, another shape.
+        """The largest ratio of an element's error to its tolerance; Inf for NaN or Inf of one side alone, or another shape.
 
-        The element of the largest error need not be that one, and among near-equals it is so by chance. A statistic over all
-        elements has no such element, so what fails by it is infinitely severe too.
+        The element with the largest error need not have the largest ratio. A failure by a statistic over all elements has no
+        such element, and is Inf too.
         """
         if self.passed:
             return 0.0
@@ -188,17 +188,17 @@ class TensorComparison:
         return self.past_tolerance
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
+        """Return plain values for ``json.dumps(allow_nan=False)``; see :func:`to_plain`."""
         plain: dict[str, Any] = to_plain(self)  # asdict() copies all first; a model may have 200,000 tensors
         plain["required_atol"] = to_plain(self.required_atol)
         return plain
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
-        """The comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text."""
+        """Return the comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text."""
         known: dict[str, Any] = from_plain(plain)
         del known["required_atol"]
-        known.pop("module", None)  # of the node that makes it, which the result adds
+        known.pop("module", None)  # the result adds the producing node's
         for shape in ("reference_shape", "target_shape"):
             known[shape] = None if known[shape] is None else tuple(known[shape])
         if known["worst"] is not None:
@@ -228,12 +228,12 @@ class TensorComparison:
         return f"{text}; {self.describe_ties()}" if self.ties else text
 
     def describe_ties(self) -> str:
-        """The elements that are one step off, as text."""
+        """Return the number of elements that are one step off, as text."""
         are = "element is" if self.ties == 1 else "elements are"
         return f"{self.ties} {are} one quantization step off, as ties in rounding are"
 
     def of_sample(self, number: int) -> TensorComparison:
-        """The same, of an input sample."""
+        """Return the comparison with the number of its input sample."""
         return replace(self, sample=number)
 
 
@@ -253,7 +253,7 @@ def _short(value: float | str | complex) -> str:
 
 
 def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
-    """The error of a comparison, in fields or as JSON, over its tolerance: at most 1 where it passes, more where it does not."""
+    """Return the error of a comparison, in fields or as JSON, over its tolerance: at most 1 if it passes, more if not."""
     ratio, passed = comparison["of_tolerance"], comparison["passed"]
     if comparison["kind"] not in ("match", "mismatch") or ratio is None or math.isnan(float(ratio)):
         ratio = 0.0 if passed else math.inf
@@ -261,18 +261,18 @@ def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
 
 
 def required_severity(original: float) -> float:
-    """How severe a mismatch must be to count as that of the original, and not as the rounding that comes with it.
+    """Return the least severity at which a mismatch counts as the original's, and not as rounding beside it.
 
-    A cut through a half-precision network is off by a little everywhere. The geometric middle between what barely
-    mismatches and what the original is off by separates the two; ten times the tolerance is enough in any case.
+    A cut through a half-precision network is off by a little everywhere. The geometric mean of a bare mismatch and the
+    original's severity separates the two; ten times the tolerance is enough in any case.
     """
     return min(math.sqrt(max(original, 1.0)), 10.0)
 
 
 def severity_weight(precision: Precision) -> float:
-    """The factor of a severity, for a target that computes in this precision.
+    """Return the factor of severities for a target that computes in this precision.
 
     In half precision an error of less than ten times the tolerance may be the rounding of all layers before. The tolerance of
-    fp32 allows for that already, at any depth, so there three times counts as much.
+    fp32 allows for that at any depth, so three times counts as much there.
     """
     return 10 / 3 if precision is Precision.FP32 else 1.0

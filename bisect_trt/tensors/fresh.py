@@ -1,6 +1,6 @@
-"""Random samples of the same kind, and as far as possible with the same distribution, as given ones.
+"""Random samples of the same kind as the given ones and, as far as possible, with the same distribution.
 
-:meth:`FreshSamples.describe` states what varies, because a fix that holds on such samples may fail on other ones.
+:meth:`FreshSamples.describe` states what varies, because a fix that holds on such samples may fail on others.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from bisect_trt.tensors.inputs import Sample
 
 Array = NDArray[Any]
 _WAYS = (*["alike"] * 4, "permuted", "permuted", "rescaled", "renormed", "rows", "channels")
-"""How one sample after the other is drawn. Rows and channels differ in magnitude: one overflows or vanishes before all do."""
+"""The variations of consecutive samples. Rows and channels differ in magnitude: one overflows or vanishes before others."""
 _STRETCH = 2.0
-"""Values are rescaled by a factor from its inverse up to it."""
+"""Values are rescaled by a factor between its inverse and it."""
 _SPREAD = 3
 """Rows and channels are rescaled by factors from ``_STRETCH`` to the power of minus this up to plus this."""
 _UNEVEN = 3.0
-"""An axis with slices that differ so much in size (the largest's root mean square over the median's) keeps them apart."""
+"""The least ratio of the largest to the median root mean square of an axis's slices that are drawn separately."""
 _LARGEST_AXIS = 8192
 _FEW, _SMOOTH = 8, 1.06
-"""The distribution of fewer values is not estimated; and the bandwidth of Silverman's rule, in std n**-1/5."""
+"""The fewest values to estimate a distribution from, and the bandwidth of Silverman's rule, in std n**-1/5."""
 
 
 class Kind(str, Enum):
-    """What the values of an input are."""
+    """The kind of an input's values."""
 
     FIXED = "as given"
     MASK = "a mask, of the same two values"
@@ -41,15 +41,15 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Input:
-    """What is known of one input.
+    """Properties of one input.
 
     Attributes:
-        kind: What its values are.
-        given: Its values in each sample that was given.
+        kind: The kind of its values.
+        given: Its values in each given sample.
         low: The least id.
         high: The largest id.
-        standard: Whether its values look as if they had been brought to mean 0 and deviation 1.
-        axis: The axis along which the distribution differs, if there is one.
+        standard: Whether its values look normalised to mean 0 and deviation 1.
+        axis: The axis along which the distribution differs, if any.
     """
 
     kind: Kind
@@ -65,8 +65,9 @@ class FreshSamples:
     """Draws samples; the same number gives the same sample.
 
     Attributes:
-        inputs: What is known of each input.
-        seed: Of the random numbers.
+        inputs: Properties of each input.
+        seed: Seed of the random numbers.
+        ways: The variations, in turn.
     """
 
     inputs: Mapping[str, Input]
@@ -75,35 +76,31 @@ class FreshSamples:
 
     @classmethod
     def like(cls, given: Sequence[Sample], sizes: Mapping[str, int], seed: int = 0) -> FreshSamples:
-        """Learn what samples are like.
+        """Return samples with the properties of given ones.
 
         Args:
             given: One or more, all of the same shapes.
-            sizes: Of inputs that are indices, of how many entries: those of the table that they look up.
-            seed: Of the random numbers.
+            sizes: For inputs that are indices, the number of entries of their table.
+            seed: Seed of the random numbers.
         """
         names = given[0]
         with np.errstate(over="ignore", invalid="ignore"):  # the square of a number past 1e154 is Inf
             return cls({name: _learn([sample[name] for sample in given], sizes.get(name)) for name in names}, seed)
 
     def draw(self, number: int) -> Sample:
-        """One sample.
-
-        Args:
-            number: Which, from 0; the same for the same number.
-        """
+        """Return a sample; the same number, from 0, gives the same one."""
         rng = np.random.default_rng([self.seed, number])
         way = self.ways[number % len(self.ways)]
-        with np.errstate(over="ignore", invalid="ignore"):  # what becomes Inf is none that the reference is finite on
+        with np.errstate(over="ignore", invalid="ignore"):  # callers drop samples with Inf
             return {name: _draw(each, way, rng) for name, each in self.inputs.items()}
 
     @property
     def varies(self) -> bool:
-        """Whether there is anything that may be another."""
+        """Whether any input varies."""
         return any(each.kind is not Kind.FIXED for each in self.inputs.values())
 
     def describe(self) -> str:
-        """What fresh samples are, for people."""
+        """Return a description of the samples, as text."""
         kinds: dict[str, list[str]] = {}
         for name, each in self.inputs.items():
             kinds.setdefault(_words(each, self.ways), []).append(f"'{name}'")
@@ -117,20 +114,20 @@ def _words(each: Input, ways: Sequence[str] = _WAYS) -> str:
         return "other masks of the same two values"
     if each.kind is Kind.IDS:
         return f"other ids from {each.low} to {each.high}, and the same permuted"
-    law = "random values with the same distribution, the given ones permuted"
+    drawn = "random values with the same distribution, the given ones permuted"
     if "rescaled" not in ways:
-        return law.replace(", the", " and the")
+        return drawn.replace(", the", " and the")
     if each.kind is Kind.UNIT:
-        return f"{law}, rescaled within [0, 1] (by row and channel too), and N(0, 1), as images that were normalised"
+        return f"{drawn}, rescaled within [0, 1] (by row and channel too), and N(0, 1), as normalised images"
     more = ", and uniform in [0, 1]" if each.standard else ""
-    return f"{law}, rescaled by 1/{_STRETCH:g} to {_STRETCH:g} (by row and channel too){more}"
+    return f"{drawn}, rescaled by 1/{_STRETCH:g} to {_STRETCH:g} (by row and channel too){more}"
 
 
 def _learn(given: Sequence[Array], size: int | None) -> Input:
     values = given[0]
     known = tuple(given)
     pooled = np.concatenate([each.reshape(-1) for each in given])
-    if values.dtype.kind not in "fiub" or not pooled.size or (values.dtype.kind == "f" and not _finite(pooled)):
+    if values.dtype.kind not in "fiub" or not pooled.size or not np.isfinite(pooled).all():
         return Input(Kind.FIXED, known)
     distinct = np.unique(pooled)
     two = len(distinct) == 2 and values.size > 2
@@ -147,10 +144,6 @@ def _learn_numbers(known: tuple[Array, ...], pooled: Array) -> Input:
         return Input(Kind.UNIT, known, axis=_uneven_axis(known))
     standard = low < 0 and abs(float(pooled.mean(dtype=np.float64))) < std / 2 and 1 / 2 < std < 2
     return Input(Kind.REAL, known, standard=standard and pooled.size >= _FEW, axis=_uneven_axis(known))
-
-
-def _finite(values: Array) -> bool:
-    return bool(np.isfinite(values).all())
 
 
 def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> Input:
@@ -214,7 +207,7 @@ def _draw_numbers(each: Input, base: Array, way: str, rng: np.random.Generator) 
 
 
 def _scaled_apart(each: Input, base: Array, way: str, rng: np.random.Generator) -> Array:
-    """The values, each row (all axes but the last) or channel (axis 1 of images, else the last) with its own factor."""
+    """Rescale each row (all axes but the last) or channel (axis 1 of images, else the last) by its own factor."""
     shape = [*base.shape[:-1], 1]
     if way == "channels":
         axis = 1 if base.ndim > 3 else base.ndim - 1
@@ -225,7 +218,7 @@ def _scaled_apart(each: Input, base: Array, way: str, rng: np.random.Generator) 
 
 
 def _other_mask(base: Array, each: Input, rng: np.random.Generator) -> Array:
-    """Rows of ones and then zeros get other lengths (padding); others of the same rows in another order."""
+    """Return another mask: other lengths for rows of ones and then zeros (padding), else the rows in another order."""
     known = np.unique(np.concatenate([given.reshape(-1) for given in each.given]))
     low, high = (known[0], known[-1]) if len(known) > 1 else (known[0] * 0, known[0])
     if base.ndim and base.shape[-1] > 1:
@@ -242,7 +235,7 @@ def _other_mask(base: Array, each: Input, rng: np.random.Generator) -> Array:
 
 
 def _permuted(base: Array, rng: np.random.Generator) -> Array:
-    """The same values elsewhere: all along one axis in another order, or moved around it."""
+    """Return the values with one axis permuted or rolled."""
     axes = [axis for axis, length in enumerate(base.shape) if length > 1]
     if not axes:
         return base
@@ -251,7 +244,7 @@ def _permuted(base: Array, rng: np.random.Generator) -> Array:
     order = (
         rng.permutation(length) if rng.random() < 1 / 2 else np.roll(np.arange(length), int(rng.integers(1, length)))
     )
-    if (order == np.arange(length)).all():  # which would be the sample that was given
+    if (order == np.arange(length)).all():  # the given sample
         order = np.roll(order, 1)
     return np.take(base, order, axis=axis)
 
@@ -267,24 +260,23 @@ def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
     axis = each.axis
     if axis is None:
         pool = np.concatenate([given.reshape(-1) for given in each.given])
-        made = pool[rng.integers(pool.size, size=base.shape)].astype(np.float64)
-        spread = np.asarray(pool.std(dtype=np.float64))
         count = pool.size
+        made = pool[rng.integers(count, size=base.shape)].astype(np.float64)
+        spread = np.asarray(pool.std(dtype=np.float64))
     else:
         stacked = np.concatenate([np.moveaxis(given, axis, -1).reshape(-1, given.shape[axis]) for given in each.given])
         count, length = stacked.shape
-        shape = np.moveaxis(base, axis, -1).shape
-        rows = rng.integers(count, size=shape)
+        rows = rng.integers(count, size=np.moveaxis(base, axis, -1).shape)
         made = stacked[rows, np.arange(length)].astype(np.float64)
         spread = stacked.std(axis=0, dtype=np.float64)
     spread = np.where(np.isfinite(spread), spread, 0.0)
     noise = rng.standard_normal(made.shape) * (_SMOOTH * spread * float(count) ** (-1 / 5))
-    shrunk = 1 / np.sqrt(1 + (_SMOOTH * float(count) ** (-1 / 5)) ** 2)  # so that the deviation stays what it is
+    shrunk = 1 / np.sqrt(1 + (_SMOOTH * float(count) ** (-1 / 5)) ** 2)  # keeps the deviation
     middle = made.mean() if axis is None else made.mean(axis=tuple(range(made.ndim - 1)))
     made = middle + (made - middle + noise) * shrunk
     if axis is not None:
         made = np.moveaxis(made, -1, axis)
     low, high = (min(float(given.min()) for given in each.given), max(float(given.max()) for given in each.given))
-    if each.kind is Kind.UNIT or low >= 0 or high <= 0:  # what ends at a bound ends there
+    if each.kind is Kind.UNIT or low >= 0 or high <= 0:  # values keep their bounds
         made = np.clip(made, low if low >= 0 else -np.inf, high if high <= 1 else np.inf)
     return made.astype(base.dtype)

@@ -1,6 +1,7 @@
-"""What is known of a tensor before it has a value: its name, its shape, its element type.
+"""Name, type and shape of a tensor, and statistics of its values.
 
-NumPy alone cannot name or store some element types: strings, and the ``ml_dtypes`` ones (bfloat16, float8, int4).
+NumPy alone cannot name or store some element types: strings, and those of ``ml_dtypes`` (bfloat16, float8, int4). Statistics
+are computed a block at a time, so that they need little memory; sums are in float64.
 """
 
 from __future__ import annotations
@@ -16,32 +17,39 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import PackageError
 
+Array = NDArray[Any]
+Vector = NDArray[np.float64]
+
+_FP16_MAX = 65504.0
+_BLOCK = 1 << 20
+"""Elements in a block: 8 MiB in float64."""
+
 
 def is_string(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are strings: ONNX's are Python objects, NumPy's own are of fixed width."""
+    """Return whether elements are strings: ONNX's are Python objects, NumPy's own are of fixed width."""
     return dtype.kind in "OUST"
 
 
-def value_bytes(value: NDArray[Any]) -> bytes:
-    """What is equal for equal values of one type and shape alone: for strings their text, because the memory holds pointers."""
+def value_bytes(value: Array) -> bytes:
+    """Return bytes that are equal for equal values of one type and shape; strings give their text, not their pointers."""
     return repr(value.tolist()).encode() if is_string(value.dtype) else value.tobytes()
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
-    """Whether the type is registered with NumPy by another package, which is ``ml_dtypes`` for all that ONNX has."""
+    """Return whether another package registers the type with NumPy; for ONNX's types that is ``ml_dtypes``."""
     return dtype.isbuiltin == 2
 
 
 def storage_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type to write elements as: unsigned integers of the same size for ``ml_dtypes``, else the native one."""
+    """Return the type to write elements as: unsigned integers of the same size for ``ml_dtypes``, else the native one."""
     return np.dtype(f"u{dtype.itemsize}") if is_extension(dtype) else dtype.newbyteorder("=")
 
 
 def dtype_from_name(name: str) -> np.dtype[Any]:
-    """The type that ``dtype.name`` was read from.
+    """Return the type with this ``dtype.name``.
 
     Raises:
-        UnavailableError: If it is an ``ml_dtypes`` type and that package is not installed, or no known type.
+        UnavailableError: It is a type of ``ml_dtypes``, which is not installed, or it is unknown.
     """
     try:
         return np.dtype(name)
@@ -63,7 +71,7 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Name, type and shape of a graph input or output.
+    """Name, type and shape of a tensor.
 
     Attributes:
         name: The tensor's name, as in the ONNX graph.
@@ -85,7 +93,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int | None:
-        """How many bytes its values take; ``None`` where a dimension is not known."""
+        """The number of bytes of its values; ``None`` where a dimension is not known."""
         if self.shape is None or not self.is_static:
             return None
         return self.dtype.itemsize * math.prod(int(dim or 0) for dim in self.shape)
@@ -95,7 +103,7 @@ class Infos(Mapping[str, TensorInfo]):
     """Types and shapes of tensors by name, each made on access: a network has 100,000 tensors of some ten kinds."""
 
     def __init__(self, kinds: Mapping[str, Hashable], known: Mapping[Any, TensorInfo]) -> None:
-        """``kinds`` name which of the ``known`` a tensor is like; one of another kind is not in it."""
+        """Map each name to a kind, and each kind to its type and shape; a tensor of an unknown kind is not contained."""
         self._kinds, self._known = kinds, known
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -112,10 +120,99 @@ class Infos(Mapping[str, TensorInfo]):
 
 
 def common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
-    """What is true of both."""
+    """Return the first with the dimensions that both have; others are free."""
     if one.shape == other.shape or one.shape is None:
         return one
     if other.shape is None or len(one.shape) != len(other.shape):
         return replace(one, shape=None)
     dims = zip(one.shape, other.shape, strict=True)
     return replace(one, shape=tuple(mine if mine == theirs else None for mine, theirs in dims))
+
+
+def blocks(values: Array) -> Iterator[Array]:
+    """Yield the elements in C order, about a million at a time: views, where the array is contiguous."""
+    flat = values.reshape(-1)
+    return (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+
+
+def to_float(values: Array) -> Vector:
+    """Return numbers as float64."""
+    return np.asarray(values.astype(np.float32) if is_extension(values.dtype) else values, dtype=np.float64)
+
+
+def is_floating(values: Array) -> bool:
+    """Return whether an array holds floating-point numbers of any width."""
+    return values.dtype.kind == "f" or (is_extension(values.dtype) and "int" not in values.dtype.name)
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """The range of one tensor's values.
+
+    Attributes:
+        min: Smallest finite value; NaN where none is finite.
+        max: Largest finite value; NaN where none is finite.
+        absmax: Largest finite magnitude; NaN where none is finite.
+        nan: The number of NaN.
+        inf: The number of Inf and -Inf.
+    """
+
+    min: float
+    max: float
+    absmax: float
+    nan: int = 0
+    inf: int = 0
+
+
+def tensor_stats(values: Array) -> TensorStats:
+    """Return the range of the finite values of a real tensor of any shape, and how many others it has."""
+    low, high = math.inf, -math.inf
+    for elements in map(_plain, blocks(values)):
+        if (finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements).size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+    if low > high:
+        low = high = math.nan
+    return TensorStats(low, high, max(abs(low), abs(high)), *count_nonfinite(values))
+
+
+def count_nonfinite(values: Array) -> tuple[int, int]:
+    """Return the numbers of NaN, and of Inf and -Inf; none for strings."""
+    nan = inf = 0
+    for elements in map(_plain, blocks(values)):
+        if elements.dtype.kind in "fc":
+            nan += int(np.count_nonzero(np.isnan(elements)))
+            inf += int(np.count_nonzero(np.isinf(elements)))
+    return nan, inf
+
+
+def _plain(values: Array) -> Array:
+    return values.astype(np.float32) if is_extension(values.dtype) else values
+
+
+def finite_rms(values: Array) -> float:
+    """Return the root mean square of the finite elements; 0 where there are none, or where it is beyond float64.
+
+    Elements under a mask (about -1e30) do not count. They are past fp16's range, and 2**24 times larger than all others: a
+    sum in fp32 keeps nothing of these beside them, so the rounding of the others does not depend on them.
+    """
+    largest, limit = max((float(block.max()) for block in _magnitudes(values)), default=0.0), math.inf
+    if largest > _FP16_MAX:
+        half = largest / 2
+        rest = max(float(block.max(initial=0.0, where=block < half)) for block in _magnitudes(values))
+        limit = half if 0 < rest < largest * 2.0**-24 else limit
+    squares, count = 0.0, 0
+    for block in _magnitudes(values):
+        counted = block[block < limit]
+        with np.errstate(over="ignore"):
+            squares += float(np.dot(counted, counted))
+        count += counted.size
+    return math.sqrt(squares / count) if count and math.isfinite(squares) else 0.0
+
+
+def _magnitudes(values: Array) -> Iterator[Vector]:
+    """Yield the magnitudes of the finite elements, block by block; no empty blocks."""
+    for block in blocks(values):
+        magnitudes = np.abs(block if block.dtype.kind == "c" else block.astype(np.float64)).astype(np.float64)
+        finite = magnitudes[np.isfinite(magnitudes)]
+        if finite.size:
+            yield finite

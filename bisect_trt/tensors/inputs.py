@@ -1,10 +1,16 @@
-"""Values for a model's inputs: from the user's script, from files, or made up."""
+"""Values for a model's inputs, from the user's script, from files, or random; and the import of users' scripts."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import os
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,50 +18,139 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import ConflictError, InputValuesError, ScriptError, UnknownNameError, ValueRefusedError, quoted
+from bisect_trt.errors import (
+    ConflictError,
+    InputValuesError,
+    ScriptError,
+    UnknownNameError,
+    UsageError,
+    ValueRefusedError,
+    quoted,
+)
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
 from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.saved import load_runs
-from bisect_trt.tensors.scripts import script_attribute, split_script, user_code
 
 Sample = dict[str, NDArray[Any]]
-DEFAULT_FUNCTION = "load_data"
 LABELS = "labels"
-_LOADER_KIND = "data-loader"
+_DEFAULT_FUNCTION, _LOADER_KIND = "load_data", "data-loader"
 _SAMPLE_BYTES = 1000
-"""What a sample takes beside its values."""
-_UNSAID = 8 << 30
+"""Memory of a sample beside its values."""
+_ASSUMED_FREE = 8 << 30
 """The free memory that is assumed where it is not known."""
 
 
+def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:
+    """Return file and function of ``FILE`` or ``FILE:FUNCTION``; a file with a colon in its name is found too.
+
+    Args:
+        script: The option's value.
+        default_function: The function where none is named.
+        kind: The script's purpose, for messages (``data-loader``).
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    file, function = script, default_function
+    if not os.path.isfile(script) and ":" in script:  # noqa: PTH113 - Path.is_file raises for too long a name
+        file, _, function = script.rpartition(":")
+    if not os.path.isfile(file):  # noqa: PTH113 - as above
+        raise ScriptError(f"The {kind} script {Path(file)} does not exist; give FILE or FILE:FUNCTION")
+    return Path(file), function
+
+
+def is_script(entry: str) -> bool:
+    """Return whether an option's value is a Python script, with or without ``:FUNCTION``, and not a file of data."""
+    return Path(entry).suffix == ".py" or Path(entry.rpartition(":")[0]).suffix == ".py"
+
+
+def script_attribute(path: Path, name: str, kind: str) -> Any:  # noqa: ANN401 - whatever the script has
+    """Import a script and return its function or variable of this name; call it within :func:`user_code`.
+
+    Raises:
+        UsageError: The script has nothing of this name.
+    """
+    module_name = f"bisect_trt_{kind.replace('-', '_')}_script"
+    loader = SourceFileLoader(module_name, str(path))
+    spec = spec_from_loader(module_name, loader)
+    assert spec is not None, "a spec is None only without a loader"
+    module = module_from_spec(spec)
+    # Where dataclasses and pickle look for the module of a class.
+    sys.modules[module_name] = module
+    loader.exec_module(module)
+    value = getattr(module, name, None)
+    if value is None:
+        raise ScriptError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
+    return value
+
+
+@contextmanager
+def user_code(path: Path, kind: str) -> Iterator[None]:
+    """Run code of a script with its folder on the import path; any error is reported as the script's own.
+
+    Raises:
+        UsageError: The code raised something.
+    """
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    except UsageError:
+        raise
+    # A script that calls sys.exit() must not end the driver.
+    except (Exception, SystemExit) as err:
+        frames = [frame for frame in traceback.extract_tb(err.__traceback__) if frame.filename == str(path)]
+        line = err.lineno if isinstance(err, SyntaxError) else frames[-1].lineno if frames else None
+        where = f"{path}, line {line}" if line else str(path)
+        raise ScriptError(f"The {kind} script {where} raised {type(err).__name__}: {err}; correct the script") from err
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+class NamedOutputs(dict[str, NDArray[Any]]):
+    """The outputs of one run by name, with the fields of Polygraphy's ``IterationResult``.
+
+    Attributes:
+        runner_name: ``target`` or ``reference``.
+        runtime: Seconds of the run; not known.
+    """
+
+    def __init__(self, outputs: Mapping[str, NDArray[Any]], runner_name: str) -> None:
+        super().__init__(outputs)
+        self.runner_name = runner_name
+        self.runtime = None
+
+
 def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None) -> list[Sample]:
-    """Values for the inputs of a model.
+    """Return values for the inputs of a model.
 
     Args:
         infos: The model's inputs. For random values each must have a static shape.
-        data: Where to take them from: a script, files as :func:`bisect_trt.tensors.saved.load_runs` reads them (several make
-            one sample if no two hold the same input), else random values.
-        most: How many samples to take at most; ``None`` for all.
+        data: The source: a script, files as :func:`bisect_trt.tensors.saved.load_runs` reads them (several make one sample if
+            no two hold the same input), else random values.
+        most: The most samples to return; ``None`` for all.
 
     Returns:
         The samples, at least one; each has every input, in the order of ``infos``.
 
     Raises:
-        UsageError: If a sample does not fit the model, a file or the script is no good, or random values are impossible:
-            the range holds none, or a shape is not known.
+        UsageError: A sample does not fit the model, a file or script is invalid, or random values are impossible because their
+            range holds none or a shape is not known.
     """
-    return [sample for sample, _ in islice(_every_sample(infos, data, whole=most is None), most)]
+    return [sample for sample, _ in islice(labelled_inputs(infos, data, whole=most is None), most)]
 
 
-def labelled_inputs(infos: Sequence[TensorInfo], data: Data) -> Iterator[tuple[Sample, Any]]:
-    """The same samples, each with its labels, one at a time as far as their source gives them so.
+def labelled_inputs(infos: Sequence[TensorInfo], data: Data, *, whole: bool = False) -> Iterator[tuple[Sample, Any]]:
+    """Yield the same samples, each with its labels, one at a time.
 
-    Labels are what a script yields beside the inputs; or, of a script or a file, an entry called ``labels`` that is no input.
+    Labels are what a script yields beside the inputs; or an entry called ``labels`` that is no input.
 
     Args:
         infos: As for :func:`make_inputs`.
-        data: Where to take them from.
+        data: The source.
+        whole: Whether a script is run to its end first.
 
     Yields:
         A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
@@ -63,55 +158,42 @@ def labelled_inputs(infos: Sequence[TensorInfo], data: Data) -> Iterator[tuple[S
     Raises:
         UsageError: As :func:`make_inputs`.
     """
-    return _every_sample(infos, data, whole=False)
-
-
-def _refuse_both(data: Data) -> None:
-    if data.data_loader_script is not None and data.load_inputs:
-        raise ConflictError("--data-loader-script and --load-inputs both give the inputs; use one of them")
-
-
-def _every_sample(infos: Sequence[TensorInfo], data: Data, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
-    """The samples; ``whole`` if a script is run to its end first."""
-    _refuse_both(data)
-    if data.data_loader_script is not None:
-        script = data.data_loader_script
+    script = data.data_loader_script
+    if script is not None:
+        if data.load_inputs:
+            raise ConflictError("--data-loader-script and --load-inputs both give the inputs; use one of them")
         given = each_sample(script, data.iterations)
         for number, (sample, labels) in enumerate(list(given) if whole else given):
             inputs, beside = _without_labels(infos, sample)
-            yield (
-                validate_sample(infos, of_width(infos, inputs), f"Sample {number} of {script}"),
-                beside if labels is None else labels,
-            )
+            checked = validate_sample(infos, of_width(infos, inputs), f"Sample {number} of {script}")
+            yield checked, beside if labels is None else labels
     elif data.load_inputs:
         if data.iterations is not None:
             raise ConflictError("--iterations conflicts with --load-inputs; use one of them")
-        yield from _load_samples(infos, data.load_inputs)
+        for loaded, source in _loaded(data.load_inputs):
+            inputs, labels = _without_labels(infos, loaded)
+            yield validate_sample(infos, inputs, source), labels
     else:
         yield from ((sample, None) for sample in _random_samples(infos, data))
 
 
 def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
-    """A sample's inputs, and the labels that lie among them."""
+    """Return a sample's inputs, and the labels among them."""
     if LABELS not in sample or any(info.name == LABELS for info in infos):
         return sample, None
     return {name: values for name, values in sample.items() if name != LABELS}, sample[LABELS]
 
 
 def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]], source: str) -> Sample:
-    """Make sure that values fit a model's inputs.
+    """Return values in the order of a model's inputs, after checking that they fit.
 
     Args:
         infos: The model's inputs; a free dimension takes any size.
-        sample: Input name to values.
-        source: What gave them, to begin the message with.
-
-    Returns:
-        The values in the order of ``infos``. Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values,
-        have become what the model expects.
+        sample: Input name to values. Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted.
+        source: The origin of the values, to begin the message with.
 
     Raises:
-        UsageError: If inputs are missing or unknown, or differ in shape or type; it names every one of them.
+        UsageError: Inputs are missing or unknown, or differ in shape or type; the message names every one of them.
     """
     expected = {info.name: info for info in infos}
     problems = []
@@ -132,7 +214,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
 
 
 def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """The same elements in another shape of the same rank: repeated along an axis that is longer, cut where it is shorter."""
+    """Return the elements in another shape of the same rank: repeated along a longer axis, cut along a shorter one."""
     for axis, size in enumerate(shape):
         if size != value.shape[axis]:
             if not value.shape[axis]:  # nothing to repeat
@@ -163,8 +245,8 @@ def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
 
 
-def of_width(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """A script's values in the width of the model's inputs, where the numbers fit; all else unchanged.
+def of_width(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]]) -> Sample:
+    """Return a script's values in the width of the model's inputs where the numbers fit, all else unchanged.
 
     NumPy makes float64 and int64 of numbers without a type; the types in a file are kept.
     """
@@ -178,23 +260,15 @@ def _as_wide(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         return values
     with np.errstate(over="ignore"):
         fitted = values.astype(dtype)
-    same = np.array_equal(np.isfinite(fitted), np.isfinite(values)) if dtype.kind == "f" else _equal(fitted, values)
+    if dtype.kind == "f":
+        same = np.array_equal(np.isfinite(fitted), np.isfinite(values))
+    else:  # some widths turn integers of one sign into the other
+        same = np.array_equal(fitted, values) and np.array_equal(fitted < 0, values < 0)
     return fitted if same else values
 
 
-def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether integers are the same; those of the other sign, which some widths turn into each other, are not."""
-    return bool(np.array_equal(one, other) and np.array_equal(one < 0, other < 0))
-
-
-def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> Iterator[tuple[Sample, Any]]:
-    for sample, source in _loaded(paths):
-        inputs, labels = _without_labels(infos, sample)
-        yield validate_sample(infos, inputs, source), labels
-
-
 def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The samples in files, each with words for where it is from."""
+    """Yield the samples in files, each with its origin."""
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
     names = [name for _, samples in files for sample in samples for name in sample]
     if len(files) > 1 and len(set(names)) == len(names):
@@ -224,13 +298,10 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
 
 
 def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
-    """Make sure that random values, made as float64, take at most a quarter of the free memory.
-
-    A comparison holds several copies of them, and the outputs of both sides.
-    """
+    """Refuse random values that take over a quarter of the free memory: a comparison holds several copies of them."""
     sizes = {info.name: math.prod(dim for dim in info.shape or () if isinstance(dim, int)) for info in infos}
     needed = samples * (sum(sizes.values()) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
-    free = _UNSAID if (known := free_bytes()) is None else known
+    free = _ASSUMED_FREE if (known := free_bytes()) is None else known
     if 4 * needed > free:
         shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
         raise InputValuesError(
@@ -240,7 +311,7 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
 
 
 def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:
-    """Uniform values within [low, high], as far as the type goes; strings are of whole numbers."""
+    """Return uniform values within [low, high] and the type's range; strings are of whole numbers."""
     shape = tuple(dim for dim in info.shape or () if isinstance(dim, int))
     text = is_string(info.dtype)
     if text or info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):
@@ -265,7 +336,7 @@ def _check_range(info: TensorInfo, low: float, high: float) -> None:
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The smallest and largest finite number of a type; exact, as int, for integers."""
+    """Return the smallest and largest finite number of a type; exact, as int, for integers."""
     integer = "int" in dtype.name
     source: Any = importlib.import_module("ml_dtypes") if is_extension(dtype) else np
     limits = source.iinfo(dtype) if integer else source.finfo(dtype)
@@ -273,24 +344,23 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     return convert(limits.min), convert(limits.max)
 
 
-def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str, NDArray[Any]], Any]]:
+def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, Any]]:
     """Run a script and yield its samples, at least one, each with its labels.
 
-    The script is imported as a module, with its folder on the import path. The function takes no arguments and returns
-    or yields samples, each a mapping of input name to array, or a pair of that and the labels. A variable that holds them
-    works as well.
+    The function takes no arguments and returns or yields samples, each a mapping of input name to array, or a pair of that
+    and the labels. A variable that holds them works as well.
 
     Args:
         script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``load_data``.
-        most: How many samples to take at most; a function may go on yielding for ever then.
+        most: The most samples to take; the function may then yield without end.
 
     Yields:
         A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
 
     Raises:
-        UsageError: If there is no such file or function, the script raises, or it returns no samples.
+        UsageError: There is no such file or function, the script raises, or it returns no samples.
     """
-    path, function = split_script(script, DEFAULT_FUNCTION, _LOADER_KIND)
+    path, function = split_script(script, _DEFAULT_FUNCTION, _LOADER_KIND)
     number = 0
     with user_code(path, _LOADER_KIND):
         loader = script_attribute(path, function, _LOADER_KIND)
@@ -300,7 +370,7 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str
                 f"'{function}' of {path} gives a {type(given).__name__}; it must yield or return a list of samples, "
                 "each a dict of input name to array"
             )
-        for entry in given:
+        for entry in islice(given, most):
             pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], Mapping)
             sample, labels = entry if pair else (entry, None)
             if not isinstance(sample, Mapping):
@@ -308,17 +378,13 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str
                     f"'{function}' of {path} gives a {type(sample).__name__} as sample {number}; "
                     "each must be a dict of input name to array"
                 )
-            yield {str(name): np.asarray(values) for name, values in sample.items()}, _as_labels(labels)
+            yield _arrays(sample), labels if labels is None else _arrays(labels)
             number += 1
-            if number == most:
-                break
     if not number:
         raise ScriptError(f"'{function}' of {path} gives no sample; it must yield at least one")
 
 
-def _as_labels(labels: Any) -> Any:  # noqa: ANN401 - whatever the script gives
-    if labels is None:
-        return None
-    if isinstance(labels, Mapping):
-        return {str(name): np.asarray(values) for name, values in labels.items()}
-    return np.asarray(labels)
+def _arrays(given: Any) -> Any:  # noqa: ANN401 - whatever the script gives
+    if isinstance(given, Mapping):
+        return {str(name): np.asarray(values) for name, values in given.items()}
+    return np.asarray(given)

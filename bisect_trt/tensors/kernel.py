@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 60
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has ended because memory ran out, of this control group or else of the machine.
+    """Return how many processes of this control group, or else of the machine, the kernel ended because memory ran out.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst
     (memory.oom_control); /proc/vmstat counts all.
@@ -30,26 +30,26 @@ def oom_kills() -> int:
 
 @cache
 def _oom_counter(proc: Path, cgroups: Path) -> Path:
-    """The file of the innermost control group that counts; it is looked for once, because each probe asks twice."""
-    del cgroups  # which _own_groups looks into
+    """Return the file of the innermost control group that counts; cached, because each probe reads it twice."""
+    del cgroups  # the global that _own_groups reads
     places = (folder / name for folder in _own_groups() for name in ("memory.events", "memory.oom_control"))
     return next((path for path in places if "oom_kill" in _fields(path)), proc / "vmstat")
 
 
 def total_bytes() -> int | None:
-    """The memory that this process and all it starts may use: the machine's, or what its control groups allow."""
+    """Return the memory that this process and its children may use: the machine's, or the limit of its control groups."""
     known = [limit for limit, _ in _limits()]
     return min(known) if known else None
 
 
 def free_bytes() -> int | None:
-    """How much of it is left, counting as free what the kernel gives back when asked."""
+    """Return how much of it is free, caches included."""
     known = [free for _, free in _limits()]
     return min(known) if known else None
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """All limits that there are, each with what is left below it, in bytes."""
+    """Yield each limit and the bytes that are left below it."""
     host = _fields(_PROC / "meminfo")
     if "MemTotal:" in host and "MemAvailable:" in host:
         yield host["MemTotal:"] << 10, host["MemAvailable:"] << 10
@@ -63,9 +63,9 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 
 def holds_more(leader: int, limit: int) -> bool:
-    """Whether a process and all that belongs to it, its descendants and its session, hold more than ``limit`` bytes.
+    """Return whether a process, its descendants and its session hold more than ``limit`` bytes.
 
-    ``False`` where that cannot be seen. What several share counts once, by the share of each.
+    ``False`` where that is not known. Shared memory counts once, by each process's proportional share.
     """
     page = resource.getpagesize()
     parents: dict[int, int] = {}
@@ -73,7 +73,7 @@ def holds_more(leader: int, limit: int) -> bool:
     sizes: dict[int, int] = {}
     for path in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            # The name before it may hold blanks and brackets. See proc_pid_stat(5).
+            # The name before may hold blanks and brackets. See proc_pid_stat(5).
             rest = path.read_text(errors="replace").rpartition(")")[2].split()
             pid = int(path.parent.name)
             parents[pid], sizes[pid] = int(rest[1]), int(rest[21]) * page
@@ -84,18 +84,18 @@ def holds_more(leader: int, limit: int) -> bool:
     held = {pid: sizes[pid] for pid in family & sizes.keys()}
     if sum(held.values()) <= limit or len(held) == 1:
         return sum(held.values()) > limit
-    # The shares are not read at one moment: while a process multiplies, what was one's is counted again among several.
+    # The shares are not read at one moment: while a process forks, its memory may be counted twice.
     return all(sum(_share(pid, size) for pid, size in held.items()) > limit for _ in range(2))
 
 
 def _share(pid: int, resident: int) -> int:
-    """A process's proportional share of what it holds; all of it if the kernel does not report it."""
+    """Return a process's proportional share of its memory; all of it if the kernel does not report shares."""
     shares = _fields(_PROC / str(pid) / "smaps_rollup")
     return shares["Pss:"] << 10 if "Pss:" in shares else resident
 
 
 def status_bytes(name: str) -> int:
-    """A number of bytes from the kernel's status of this process, such as ``VmRSS:``; 0 where it is not known."""
+    """Return a number of bytes from the kernel's status of this process, such as ``VmRSS:``; 0 where it is not known."""
     return _fields(_PROC / "self/status").get(name, 0) << 10
 
 
@@ -106,18 +106,18 @@ def forget_peak() -> None:
 
 
 def prefer_to_end(pid: int) -> None:
-    """Have the kernel end this process rather than the driver when memory runs out."""
+    """Let the kernel end this process before the driver when memory runs out."""
     with suppress(OSError):
         (_PROC / str(pid) / "oom_score_adj").write_text("500")
 
 
 def adopt_orphans() -> bool:
-    """Have this process become the parent of its orphaned descendants; whether that is possible here (Linux)."""
+    """Make this process the parent of its orphaned descendants; return whether that is possible (Linux)."""
     return _prctl(_SUBREAPER, 1)
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it exits."""
+    """Let the kernel kill this process when the thread that started it exits."""
     _prctl(_PDEATHSIG, signal.SIGKILL)
 
 
@@ -130,7 +130,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def children() -> list[int]:
-    """The processes that this one has adopted, and those that its first thread has started; none where that is not listed."""
+    """Return the processes that this one has adopted or its first thread has started; none where the kernel lists none."""
     try:
         return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:
@@ -138,7 +138,7 @@ def children() -> list[int]:
 
 
 def _own_groups() -> Iterator[Path]:
-    """The folders of the control groups that limit this process's memory, the innermost first."""
+    """Yield the folders of the control groups that limit this process's memory, the innermost first."""
     try:
         lines = (_PROC / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -155,7 +155,7 @@ def _own_groups() -> Iterator[Path]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The numbers in a file of lines that begin with a name each."""
+    """Return the numbers in a file of lines with a name and a number each."""
     found: dict[str, int] = {}
     with suppress(OSError):
         for line in path.read_text().splitlines():

@@ -1,8 +1,7 @@
 """Metrics over a set of samples: top-K, cosine similarity, PSNR, and a function of a Python script.
 
-A metric is a mean over samples (:class:`Terms`), or one number for the whole set. The set lies on the disk, with the
-reference's outputs (:class:`Evaluation`).
-A worker reads the same files, so a request names the folder alone.
+A built-in metric is a mean over samples; a script's function scores the whole set. The set lies on the disk, with the
+reference's outputs (:class:`Evaluation`): a worker reads the same files, so that a request names the folder alone.
 """
 
 from __future__ import annotations
@@ -30,14 +29,10 @@ from bisect_trt.errors import (
     ValueRefusedError,
     quoted,
 )
-from bisect_trt.tensors.info import is_string
+from bisect_trt.tensors.info import Array, Vector, is_floating, to_float
+from bisect_trt.tensors.inputs import NamedOutputs, is_script, script_attribute, split_script, user_code
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
-from bisect_trt.tensors.scripts import Outputs as NamedOutputs
-from bisect_trt.tensors.scripts import import_script, is_script, split_script, user_code
-from bisect_trt.tensors.stats import is_floating, to_float
 
-Array = NDArray[Any]
-Vector = NDArray[np.float64]
 Outputs = Mapping[str, Array]
 Labels = Any
 """Labels of one sample: an array, or a mapping of name to array; ``None`` without labels."""
@@ -55,7 +50,7 @@ _TOP = re.compile(r"top-?([1-9]\d*)")
 
 
 def cosine_similarity(reference: Vector, seen: Vector) -> float:
-    """From -1 to 1; 1 of two zero vectors, 0 of a zero and another one; NaN where a value is.
+    """Return a number from -1 to 1: 1 for two zero vectors, 0 for one zero vector, NaN for a NaN in either.
 
     As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
     """
@@ -67,7 +62,7 @@ def cosine_similarity(reference: Vector, seen: Vector) -> float:
 
 
 def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
-    """``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
+    """Return ``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
 
     As Polygraphy 0.53.6 defines it (``PsnrCompareFunc``).
     """
@@ -90,7 +85,7 @@ class Terms(NamedTuple):
     """Contribution of one sample to a metric, which is ``sum(total) / sum(weight)`` over the samples.
 
     Attributes:
-        total: The sample's part: its number times its weight.
+        total: The sample's number times its weight.
         weight: Its weight, which follows from the reference's outputs and the labels alone.
     """
 
@@ -103,11 +98,11 @@ class Metric:
     """A number for a set of samples.
 
     Attributes:
-        name: As the user gave it.
+        name: The name, without an output.
         lower_is_better: Whether a smaller number is better.
-        of_sample: The terms of a sample, given the candidate's outputs, the reference's, and the labels; ``None`` for a metric
-            of the whole set.
-        of_set: The number of the whole set, for such a metric.
+        of_sample: Returns the terms of a sample from the candidate's outputs, the reference's, and the labels; ``None`` for a
+            metric of the whole set.
+        of_set: Returns the number of the whole set; ``None`` for the other metrics.
         unit: The number's unit, with a leading blank.
     """
 
@@ -118,12 +113,12 @@ class Metric:
     unit: str = ""
 
     def say(self, value: float) -> str:
-        """A value with its unit."""
+        """Return a value with its unit."""
         return f"{value:.6g}{self.unit}"
 
 
 def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
-    """The metric of a name.
+    """Return the metric that an option names.
 
     Args:
         asked: ``SCRIPT.py[:FUNC]``, or ``NAME[:OUTPUT]`` of a built-in metric.
@@ -133,7 +128,11 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
         UsageError: There is no such metric, file or function; or ``lower_is_better`` is given for a built-in metric.
     """
     if is_script(asked):
-        return _script_metric(asked, lower_is_better=lower_is_better)
+        path, function = split_script(asked, FUNCTION, _KIND)
+        with user_code(path, _KIND):
+            call = script_attribute(path, function, _KIND)
+        score = partial(_call, call, path, _parameters(call, path, function))
+        return Metric(f"{path.name}:{function}", lower_is_better, of_set=score)
     name, _, output = asked.partition(":")
     name = name.lower()
     if match := _TOP.fullmatch(name):
@@ -147,12 +146,12 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
             f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
         )
     if lower_is_better:
-        raise ConflictError(f"--lower-is-better applies to a script's metric; of {name} more is better. Drop it.")
+        raise ConflictError(f"--lower-is-better applies to a script's metric; for {name} more is better. Drop it.")
     return metric
 
 
 def script_file(asked: str) -> list[Path]:
-    """The script that a metric depends on, if it is one.
+    """Return the script that a metric depends on, if it is one.
 
     Raises:
         UsageError: There is no such file.
@@ -204,7 +203,7 @@ def _classes(labels: object, rows: int) -> NDArray[np.int64]:
 
 
 def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
-    """Whether the label of each row is among its K largest values."""
+    """Return for each row whether its label is among its K largest values."""
     place = np.where(truth != _IGNORED, truth, 0)[:, None]
     own = np.take_along_axis(rows, place, axis=1)
     earlier = np.arange(rows.shape[1])[None, :] < place
@@ -221,7 +220,7 @@ def _worst_signal(
     reference: Outputs,
     _: Labels,
 ) -> Terms:
-    """The number of one output, or of the worst of all floating-point outputs; NaN counts as the worst there is."""
+    """Return the similarity of one output, or the worst of all floating-point outputs; NaN counts as the worst value."""
     names = [_chosen_output(output, reference, what)]
     if output is None:
         names = [name for name, values in reference.items() if is_floating(values)]
@@ -238,7 +237,7 @@ def _worst_signal(
 
 
 def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating: bool = True) -> str:
-    """The output that was named, else the first of a suitable type.
+    """Return the output that was named, else the first of a suitable type.
 
     Raises:
         UsageError: There is none.
@@ -250,7 +249,7 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
             )
         return name
     for each, values in reference.items():
-        if not floating or (is_floating(values) and values.ndim and not is_string(values.dtype)):
+        if not floating or (is_floating(values) and values.ndim):
             return each
     raise UnsuitableModelError(
         f"--metric {what} needs an output of floating-point numbers, and there is none among {quoted(reference)}; name "
@@ -258,24 +257,8 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
     )
 
 
-def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
-    """The metric of a user's function, which takes some of :data:`PARAMETERS` and returns a number, or one a sample.
-
-    Raises:
-        UsageError: There is no such file or function, it raises, or it takes something else.
-    """
-    path, name = split_script(asked, FUNCTION, _KIND)
-    with user_code(path, _KIND):
-        module = import_script(path, _KIND)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ScriptError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
-    call = partial(_call, function, path, _parameters(function, path, name))
-    return Metric(f"{path.name}:{name}", lower_is_better, of_set=lambda *given: float(np.mean(call(*given))))
-
-
 def _parameters(function: Callable[..., object], path: Path, name: str) -> list[str]:
-    """The parameters that a user's function takes.
+    """Return the parameters that a user's function takes.
 
     Raises:
         UsageError: It takes others, or none.
@@ -301,8 +284,8 @@ def _call(
     seen: Sequence[Outputs],
     reference: Sequence[Outputs],
     labels: Sequence[Labels],
-) -> float | Vector:
-    """The number of a user's function, or one for each sample; NaN where it raises on NaN or Inf that the reference lacks.
+) -> float:
+    """Return the number of a user's function, or the mean of one a sample; NaN where it raises on NaN or Inf of the target.
 
     Raises:
         UsageError: It raises, or returns something else.
@@ -320,7 +303,7 @@ def _call(
         raise ScriptError(
             f"{path} returns {made!s:.60}; a metric must return a number, or one for each of the {len(seen)} samples."
         )
-    return made.astype(np.float64)
+    return float(made.mean())
 
 
 def _all_finite(samples: Sequence[Outputs]) -> bool:
@@ -376,27 +359,27 @@ class Evaluation:
 
     @classmethod
     def open(cls, folder: Path) -> Evaluation:
-        """A set that was written before."""
+        """Return a set that was written before."""
         plain = json.loads((folder / _SET).read_text())
         return cls(folder, plain["count"], plain["labelled"])
 
     def inputs(self, place: int) -> Path:
-        """The file with the inputs of a sample."""
+        """Return the file with the inputs of a sample."""
         return self.folder / f"given-{place}.npz"
 
     def golden(self, place: int) -> Path:
-        """The file with the reference's outputs of a sample."""
+        """Return the file with the reference's outputs of a sample."""
         return self.folder / f"golden-{place}.npz"
 
     def labels(self, place: int) -> Labels:
-        """The labels of a sample; ``None`` without any."""
+        """Return the labels of a sample; ``None`` without any."""
         if not self.labelled:
             return None
         named = load_npz(self.folder / f"labels-{place}.npz")
         return named.get(_ONE, named)
 
     def reference(self, place: int) -> NpzFile:
-        """The reference's outputs of a sample, each read when it is used."""
+        """Return the reference's outputs of a sample, each read on access."""
         return NpzFile(self.golden(place))
 
     def score(self, metric: Metric, run: Callable[[int], Outputs]) -> float:

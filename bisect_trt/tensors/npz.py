@@ -1,11 +1,10 @@
-"""Tensors in one ``.npz`` file, under any name and of any ONNX element type.
+"""Tensors in one ``.npz`` file, under any name and of any ONNX element type; and files that are replaced atomically.
 
-``numpy.savez`` takes names as keyword arguments (so none may be ``file``), and pickles strings, and forgets which
-``ml_dtypes`` type an array had. What is written here is still an ordinary ``.npz`` that ``numpy.load`` opens without
-pickle: strings become fixed-width ones, bfloat16 and its kin unsigned integers of the same size. The true type of the
-latter stands in the comment of the zip entry, where it can clash with no tensor's name.
+``numpy.savez`` takes names as keyword arguments (so none may be ``file``), pickles strings, and loses ``ml_dtypes`` types. The
+files written here are still ordinary: ``numpy.load`` opens them without pickle. Strings become fixed-width ones, bfloat16 and
+similar types unsigned integers of the same size; the comment of the zip entry has their true type.
 
-Files may be a stranger's: what the header of a ``.npy`` promises is held against what is there.
+Files may be a stranger's: the promises of headers are checked against the file before anything is read.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, Us
 from bisect_trt.tensors.info import dtype_from_name, is_extension, is_string
 
 _KINDS = "biufcSUV"
-"""Numbers, strings, and the raw bytes that plain NumPy makes of ``ml_dtypes`` types."""
+"""Numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
 def read_npy(stream: IO[bytes], size: int) -> NDArray[Any]:
-    """Read an array of numbers, strings, or raw bytes.
+    """Return an array of numbers, strings, or raw bytes.
 
     NumPy allocates the size in the header before it reads on, and some headers (elements of no size, a shape past 64 bits)
     make it raise anything.
 
     Args:
-        stream: Can be rewound; it holds the array alone.
-        size: How many bytes it holds.
+        stream: A seekable stream with the array alone.
+        size: Its bytes.
 
     Raises:
-        ValueError: It holds something else, or less or more than its header promises.
+        ValueError: It holds something else, or another size than its header promises.
     """
     try:
         version = npy_format.read_magic(stream)
@@ -63,10 +62,10 @@ def read_npy(stream: IO[bytes], size: int) -> NDArray[Any]:
 
 
 def viewed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Stored elements as what they are.
+    """Return stored elements in their true type.
 
     Raises:
-        ValueError: They are of another size, or are no stored ``ml_dtypes`` elements.
+        ValueError: The sizes differ, or the type cannot be stored so.
     """
     if dtype.kind == "O" or values.dtype.kind == "O" or dtype.itemsize != values.dtype.itemsize:
         raise ValueError(f"elements of {values.dtype} are no stored {dtype}")
@@ -75,11 +74,11 @@ def viewed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 _SUFFIX = ".npy"
 _EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
-"""A compressed file may become so many times as large, or this large: of zeros it could become a thousand times as large."""
+"""The most a compressed file may grow, as a factor and in bytes; zeros could grow a thousand times."""
 
 
 def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write tensors to an uncompressed ``.npz``, which appears under ``path`` only when it is whole.
+    """Write tensors to an uncompressed ``.npz``, which appears under ``path`` only when it is complete.
 
     Equal arrays give equal bytes: no time stamps are stored.
 
@@ -114,7 +113,7 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """Read every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``.
+    """Return every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``.
 
     Returns:
         Tensor name to values, in the file's order. Strings are ``object`` arrays of ``str``.
@@ -129,17 +128,17 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
 
 def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
-    """Read every tensor of an open ``.npz`` file; see :func:`load_npz`, which words what is wrong with it."""
+    """Return every tensor of an open ``.npz`` file; see :func:`load_npz`, which reports errors."""
     with _opened(file) as archive:
         return dict(_read_entry(archive, entry) for entry in archive.infolist())
 
 
 @contextmanager
 def _opened(file: IO[bytes] | Path) -> Iterator[zipfile.ZipFile]:
-    """The archive in a file, which does not promise to become much larger than it is; only the directory is read for that.
+    """Open the archive in a file, after reading in its directory that it does not become much larger than the file.
 
     Raises:
-        ValueError: It does.
+        ValueError: It would.
     """
     with zipfile.ZipFile(file) as archive:
         assert archive.fp is not None
@@ -151,7 +150,7 @@ def _opened(file: IO[bytes] | Path) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever goes wrong with a file that is read, in a sentence."""
+    """Report any error of reading a file in a sentence."""
     try:
         yield
     except OSError as err:
@@ -166,7 +165,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except MemoryError as err:
         raise InputValuesError(f"Cannot read {path}: it needs more memory than there is; write fewer values") from err
-    except Exception as err:  # each way to compress has errors of its own, and a damaged archive can lead to any
+    except Exception as err:  # each compression has errors of its own, and a damaged archive can cause any
         reason = str(err) or type(err).__name__
         raise InputValuesError(
             f"Cannot read {path}: {reason}; write it with numpy.savez, arrays of numbers or strings only"
@@ -177,7 +176,7 @@ class NpzFile(Mapping[str, NDArray[Any]]):
     """The tensors of an ``.npz`` file, each read on access.
 
     Raises:
-        UsageError: As :func:`load_npz`, when it is made or when a tensor is read.
+        UsageError: As :func:`load_npz`, on construction or when a tensor is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -201,8 +200,8 @@ class NpzFile(Mapping[str, NDArray[Any]]):
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing.
 
-    A regular file appears under its name after the block, if there was no error; one that exists keeps its mode, and a symbolic
-    link stays a link. Everything else (a device, a FIFO, standard output) is opened and written.
+    A regular file is replaced after the block, if there was no error; it keeps its mode, and a symbolic link stays a link.
+    Everything else (a device, a FIFO, standard output) is opened and written.
 
     Raises:
         OSError: If the folder is missing or not writable, or the disk is full.
@@ -242,7 +241,7 @@ def _remove_left(folder: Path) -> None:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """The descriptor of standard output or error, if the path is that stream: opened anew, it would be truncated."""
+    """Return the descriptor of standard output or error, if the path is that stream: opened anew, it would be truncated."""
     with suppress(OSError):
         known = path.stat()
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -254,7 +253,7 @@ def _standard_stream(path: Path) -> int | None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """The same, with a sentence for what goes wrong.
+    """Open a file as :func:`written_whole` does, and report errors in a sentence.
 
     Raises:
         UsageError: If the folder is missing or not writable, or the disk is full.
@@ -267,7 +266,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def cannot_write(path: Path, err: OSError) -> UsageError:
-    """The sentence for a path that cannot be written."""
+    """Return the error for a path that cannot be written."""
     return OutputFileError(
         f"Cannot write {path}: {err.strerror or err}; choose a folder that exists, is writable and has space"
     )
@@ -276,21 +275,17 @@ def cannot_write(path: Path, err: OSError) -> UsageError:
 def _entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name + _SUFFIX)
     # A zip entry's name ends at a NUL, is UTF-8, and its length a 16-bit number.
-    if entry.filename != name + _SUFFIX or len(entry.filename.encode(errors="replace")) > 0xFFFF or not _is_utf8(name):
+    stored = name.encode(errors="replace")
+    if entry.filename != name + _SUFFIX or len(stored) + len(_SUFFIX) > 0xFFFF or stored.decode() != name:
         raise OutputFileError(
-            f"Cannot write the tensor {name[:80]!r} to an .npz file, which cannot have this name in it; "
+            f"Cannot write the tensor {name[:80]!r} to an .npz file, which cannot hold this name; "
             "rename the tensor in the model"
         )
     return entry
 
 
-def _is_utf8(text: str) -> bool:
-    """Whether the text has no lone surrogates."""
-    return text.encode(errors="replace").decode() == text
-
-
 def fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Strings as an array that NumPy writes without pickle.
+    """Return strings as an array that NumPy writes without pickle.
 
     Raises:
         UsageError: Not all elements are strings that it can hold.
@@ -299,7 +294,7 @@ def fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
         text.decode(errors="surrogateescape") if isinstance(text, bytes) else text for text in values.ravel().tolist()
     ]
     fixed = np.array(texts, dtype=np.str_)
-    # Fixed-width strings drop NULs at their end, and str() would quietly be taken of any other object.
+    # Fixed-width strings drop NULs at their end, and NumPy would call str() on any other object.
     if fixed.tolist() != texts:
         raise OutputFileError(
             f"Cannot write the tensor '{name}' to an .npz file: it holds an element that is not a string, or a string "

@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -32,32 +32,12 @@ _SUFFIXES = (".json", ".npz")
 Values = Mapping[str, NDArray[Any]]
 
 
-class Selected(Mapping[str, NDArray[Any]]):
-    """Some tensors of a larger mapping, each read on access."""
-
-    def __init__(self, values: Values, names: Sequence[str]) -> None:
-        """``names`` are among the values."""
-        self._values = values
-        self._names = names
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 @dataclass(frozen=True)
 class SavedRun:
-    """What one run left.
+    """The saved values of one run.
 
     Attributes:
-        name: Its file, and the runner's name where the file holds several.
+        name: The file, and the runner's name where the file holds several.
         samples: The tensors by name, a mapping for each input sample.
     """
 
@@ -66,13 +46,13 @@ class SavedRun:
 
 
 def load_runs(path: Path) -> list[SavedRun]:
-    """The runs in a file, in several numbered files, or in a folder with a file for each iteration.
+    """Return the runs in a file, in several numbered files, or in a folder with a file for each iteration.
 
     Args:
         path: ``x.npz``, or if there is none ``x-1.npz``, ``x-2.npz`` and so on, a sample each; ``x.json``; a folder.
 
     Raises:
-        UsageError: There is nothing, or it cannot be read.
+        UsageError: There is no such file, or it cannot be read.
     """
     if path.is_dir():
         parts = [load_runs(file) for file in files_of(path)]
@@ -88,12 +68,12 @@ def load_runs(path: Path) -> list[SavedRun]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that :func:`load_runs` reads."""
+    """Return the files that :func:`load_runs` reads."""
     return [file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES] if path.is_dir() else numbered(path)
 
 
 def numbered(path: Path) -> list[Path]:
-    """A file, or if there is none those that :func:`save_samples` made of it for several samples."""
+    """Return the file, or if there is none the numbered ones of :func:`save_samples`."""
     if not path.exists():
         names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
         if files := list(takewhile(Path.exists, names)):
@@ -114,31 +94,42 @@ def same_samples(run: SavedRun, number: int, other: str) -> None:
 
 
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
-    """Write samples, in the format of the file's suffix.
+    """Write samples, in the format of the file's suffix, as ``polygraphy run`` reads them.
 
     Args:
         path: ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz`` and so on.
         samples: Tensors by name.
-        runner: Who made them, if they are outputs; ``None`` for inputs.
+        runner: The name of the runner of outputs; ``None`` for inputs.
 
     Raises:
         UsageError: A file cannot be written.
     """
-    if path.suffix == ".json" and runner is None:
-        write_inputs(path, samples)
-    elif path.suffix == ".json":
-        write_outputs(path, str(runner), samples)
-    else:
+    if path.suffix != ".json":
         for number, sample in enumerate(samples, 1):
             several = len(samples) > 1
             save_npz(path.with_name(f"{path.stem}-{number}{path.suffix}") if several else path, sample)
+        return
+    content: Any = [{name: _encode(name, value) for name, value in sample.items()} for sample in samples]
+    if runner is not None:
+        runs = [
+            {
+                "outputs": {name: {"values": value, _CLASS: "LazyArray"} for name, value in sample.items()},
+                "runtime": 0.0,
+                "runner_name": runner,
+                _CLASS: "IterationResult",
+            }
+            for sample in content
+        ]
+        content = {"lst": [[runner, runs]], _CLASS: "RunResults"}
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=4).encode())
 
 
 _CLASS = "polygraphy_class"
 
 
 def read_json(path: Path) -> Runs:
-    """The runs in a file, each a name and its samples; a file of inputs holds one, without a name.
+    """Return the runs in a file, each a name and its samples; a file of inputs holds one, without a name.
 
     Raises:
         UsageError: The file cannot be read, or holds something else.
@@ -150,7 +141,7 @@ def read_json(path: Path) -> Runs:
         raise InputValuesError(f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves") from error
     except BisectError:
         raise
-    except Exception as error:  # what is nested too deep, and what has other types than it should
+    except Exception as error:  # too deep nesting, and wrong types
         raise InputValuesError(
             f"Cannot read {path}: it is not JSON as polygraphy run saves it, or it is damaged ({error!r:.80}); save it again"
         ) from error
@@ -165,37 +156,6 @@ def _runs(path: Path, content: object) -> Runs:
     return [("", [_sample(path, sample) for sample in (content if isinstance(content, list) else [content])])]
 
 
-def write_inputs(path: Path, samples: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Write samples as ``polygraphy run --load-inputs`` reads them.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    _write(path, [_encode_all(sample) for sample in samples])
-
-
-def write_outputs(path: Path, runner: str, samples: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Write one run as ``polygraphy run --load-outputs`` reads it.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    iterations = []
-    for sample in samples:
-        lazy = {name: {"values": value, _CLASS: "LazyArray"} for name, value in _encode_all(sample).items()}
-        iterations.append({"outputs": lazy, "runtime": 0.0, "runner_name": runner, _CLASS: "IterationResult"})
-    _write(path, {"lst": [[runner, iterations]], _CLASS: "RunResults"})
-
-
-def _write(path: Path, content: object) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(content, indent=4).encode())
-
-
-def _encode_all(sample: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, str]]:
-    return {name: _encode(name, values) for name, values in sample.items()}
-
-
 def _encode(name: str, values: NDArray[Any]) -> dict[str, str]:
     values = np.asarray(values)
     if is_string(values.dtype):
@@ -206,13 +166,12 @@ def _encode(name: str, values: NDArray[Any]) -> dict[str, str]:
     return {"array": base64.b64encode(stream.getvalue()).decode(), **extension, _CLASS: "ndarray"}
 
 
-class _Runs:
-    def __init__(self, runs: list[tuple[str, list[Any]]]) -> None:
-        self.runs = runs
+class _Runs(NamedTuple):
+    runs: list[tuple[str, list[Any]]]
 
 
 def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file holds
-    """An object of JSON as what it stands for."""
+    """Return the value that an object of JSON encodes."""
     kind = entry.get(_CLASS)
     if kind == "ndarray":
         stored = base64.b64decode(entry["array"])
@@ -227,7 +186,7 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
     if kind == "RunResults":
         return _Runs([(str(name), samples) for name, samples in entry["lst"]])
     if kind == "Tensor":
-        raise ValueError("it holds tensors of PyTorch, not arrays of NumPy")
+        raise ValueError("it holds PyTorch tensors, not NumPy arrays")
     return entry
 
 
@@ -235,5 +194,5 @@ def _sample(path: Path, sample: object) -> Sample:
     if not isinstance(sample, dict) or not sample or not all(isinstance(v, np.ndarray) for v in sample.values()):
         raise InputValuesError(f"{path} holds something else than arrays by tensor name; save it with polygraphy run")
     for name in sample:
-        name.encode()  # JSON can hold halves of surrogate pairs, which are no text
+        name.encode()  # JSON can hold lone surrogates, which are no text
     return sample

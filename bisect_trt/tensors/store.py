@@ -1,6 +1,6 @@
 """The reference's tensors on disk: one flat binary file, read as memory-mapped views, and an index.
 
-A network's activations can be larger than memory, and each probe needs only some of them.
+Activations can be larger than memory, and each probe needs only some of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.npz import cannot_write, replacing
 
 _SHARE = 8
-"""Part of the free memory that the arrays of one slice may take: a runtime holds weights twice, a comparison errors too."""
+"""The part of the free memory for the arrays of one slice: a runtime holds weights twice, a comparison errors too."""
 _LEAST, _MOST = 64 << 20, 1 << 30
 
 
 def swap_limit(megabytes: int | None = None) -> int:
-    """Return the bytes of weights and tensors past which a model is run in slices, its tensors on the disk in between.
+    """Return the bytes of weights and tensors past which a model is run in slices.
 
     Args:
         megabytes: The user's limit, in MiB; ``None`` for an eighth of the free memory, from 64 MiB to 1 GiB.
@@ -51,12 +51,12 @@ _COPIED = 1 << 20
 class StoreWriter:
     """Writes an :class:`ActivationStore`, as a context manager.
 
-    The index is written last, after a block without an error: a folder without one is not a store. A store that
-    was in the folder before is gone from the start, but a process that has it open keeps reading its data.
+    The index is written last, after a block without an error: a folder without one is not a store. An older store in the
+    folder is deleted at the start; a process that has it open keeps reading its data.
 
     Args:
-        folder: Where the store goes; made if it does not exist.
-        append: Whether to add to the finished store that is there.
+        folder: The folder; created if it does not exist.
+        append: Whether to add to the finished store in it.
 
     Raises:
         UsageError: From any method, if the folder cannot be written or the disk is full.
@@ -100,10 +100,10 @@ class StoreWriter:
                 file.write(json.dumps(index).encode())
 
     def add(self, name: str, array: object) -> None:
-        """Store one tensor, of any shape; what is not numbers, bools or strings is noted as skipped.
+        """Store one tensor, of any shape; anything but numbers, bools and strings is recorded as skipped.
 
         Raises:
-            ValueError: If there is a tensor of this name already.
+            ValueError: There is a tensor of this name already.
         """
         if name in self._kinds or name in self._skipped:
             raise ValueError(f"tensor '{name}' is in the store already")
@@ -121,7 +121,7 @@ class StoreWriter:
             self.skip(name, f"it is of type {array.dtype.name}, which ONNX does not have")
 
     def skip(self, name: str, reason: str) -> None:
-        """Note that a tensor is not in the store, and why."""
+        """Record that a tensor is not in the store, and why."""
         self._skipped[name] = reason
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
@@ -144,24 +144,24 @@ class StoreWriter:
 
 
 class ActivationStore(Mapping[str, NDArray[Any]]):
-    """Tensors by name in the order they were added, each read from the disk only when its values are used.
+    """Tensors by name in the order they were added, each read from the disk on access.
 
     Numbers are read-only views of the file, strings a copy. Open a store with :meth:`open`.
 
     Attributes:
-        folder: Where it is.
+        folder: The folder.
         types: Every type and shape that tensors have.
-        kinds: Which of them each tensor has, by name.
+        kinds: The place in ``types`` of each tensor, by name.
         places: The first byte of each tensor in the file, or its elements if they are strings, by name.
         skipped: Tensors that could not be stored, with the reason.
 
     Raises:
-        KeyError: From any method, if there is no such tensor.
-        UnavailableError: If the file has been changed since it was opened.
+        KeyError: There is no such tensor.
+        UnavailableError: The file has been changed since it was opened.
     """
 
     def __init__(self, folder: Path, index: Mapping[str, Any], file: int) -> None:
-        """Map an open file, which is closed with the store; ``index`` is what the writer wrote of it."""
+        """Map an open file, which is closed with the store, by its index."""
         self.folder, self._file = folder, file
         weakref.finalize(self, os.close, file)
         self.types: list[tuple[str, tuple[int, ...]]] = [(dtype, tuple(dims)) for dtype, dims in index["types"]]
@@ -178,10 +178,10 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
 
     @classmethod
     def open(cls, folder: Path) -> ActivationStore:
-        """Open what :class:`StoreWriter` wrote.
+        """Open a store of :class:`StoreWriter`.
 
         Raises:
-            UnavailableError: If the folder holds no finished store, one of another version, or a damaged one.
+            UnavailableError: The folder holds no finished store, one of another version, or a damaged one.
         """
         try:
             index = json.loads((folder / _INDEX).read_bytes())
@@ -205,7 +205,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         return seen.st_size, seen.st_mtime_ns
 
     def _check_unchanged(self) -> None:
-        """Reading what has been cut off is not an error but the end of the process."""
+        """Refuse a file that was truncated: reading it would kill the process."""
         if self._look() != self._seen:
             raise RunFolderError(
                 f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
@@ -231,7 +231,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         return self._data[place:stop].view(info.dtype).reshape(shape)
 
     def take(self, name: str) -> NDArray[Any]:
-        """Return the values while checks run, which may cut the file off: up to 1 MiB of them are a copy."""
+        """Return the values while checks run, which may truncate the file: up to 1 MiB of them are a copy."""
         values, place = self[name], self.places[name]
         if isinstance(place, list) or not 0 < values.nbytes <= _COPIED:
             return values

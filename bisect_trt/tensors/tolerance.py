@@ -1,4 +1,4 @@
-"""How far a target's tensor may be from the reference's: comparison options, tolerances, and steps of quantized tensors."""
+"""Tolerances of a comparison: the options, automatic tolerances, and steps of quantized tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.options.compare import CompareOptions, ErrorStat
-from bisect_trt.tensors.info import is_extension
-from bisect_trt.tensors.stats import finite_rms
+from bisect_trt.tensors.info import finite_rms, is_floating
 
 _TIES = 0.01
 """The share of elements of a quantized tensor that may be one step off. Truncation instead of rounding moves half of them."""
@@ -31,13 +30,13 @@ step of 8 bits."""
 class Step:
     """The distance between neighbouring values of a quantized tensor.
 
-    A value near the middle of two steps is rounded to either, by its last digit. Such a tie is no error. A wrong zero point
-    moves every element, truncation instead of rounding half of them.
+    A value near the middle of two steps is rounded to either, depending on its last digit. Such a tie is no error. A wrong zero
+    point moves every element, and truncation instead of rounding half of them.
 
     Attributes:
         size: One step for all, or one for each place along ``axis``; ``None`` for a tensor that is computed from quantized
             ones, where a tie shows as a ripple.
-        after: Whether what is rounded was computed from other quantized tensors, so that their ties add to its own.
+        after: Whether the rounded values depend on other quantized tensors, so that their ties add up.
     """
 
     size: NDArray[np.float64] | None
@@ -45,11 +44,11 @@ class Step:
     axis: int = 0
 
     def ties(self, absolute: NDArray[Any], mismatch: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Which elements are one step off, as far as that is not systematic.
+        """Return the elements that are one step off, unless so many are that it is systematic.
 
         Args:
             absolute: The absolute errors, flat.
-            mismatch: Which of them are past the tolerance.
+            mismatch: The elements past the tolerance.
             shape: The tensor's.
         """
         none = np.zeros_like(mismatch)
@@ -64,7 +63,7 @@ class Step:
         return one if np.count_nonzero(one) <= self.most(mismatch.size) else none
 
     def most(self, total: int) -> int:
-        """How many of so many elements may be ties: more of a small number, by two deviations, but never all."""
+        """Return how many elements may be ties: a share of all and two standard deviations, but never all."""
         share = _TIES_AFTER_TIES if self.after else _TIES
         chance = 2 * math.sqrt(share * (1 - share) * total)
         return max(min(int(share * total + chance), total - 1), 1)
@@ -75,7 +74,7 @@ DEFAULT_QUANTILE = 0.99
 
 
 class Precision(str, Enum):
-    """The precision that the target computes in, which determines its rounding errors."""
+    """The precision of a target's arithmetic, which determines its rounding errors."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -84,12 +83,12 @@ class Precision(str, Enum):
 
 
 def coarser(*precisions: Precision | None) -> Precision | None:
-    """What rounds most of some, as far as they are known; ``None`` if none is."""
+    """Return the coarsest of the known precisions; ``None`` if none is known."""
     return max((each for each in precisions if each is not None), key=list(Precision).index, default=None)
 
 
 def precision_of(dtype: np.dtype[Any]) -> Precision:
-    """What a tensor of a type was rounded to."""
+    """Return the precision of a tensor's type."""
     return Precision.FP16 if dtype == np.float16 else Precision.BF16 if dtype.name == "bfloat16" else Precision.FP32
 
 
@@ -100,18 +99,18 @@ _FP32_OF_RMS = 2e-4
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Absolute and relative tolerance; ``None`` where it is still to be chosen for the tensor at hand."""
+    """Absolute and relative tolerance; ``None`` where it is chosen for each tensor."""
 
     atol: float | None = None
     rtol: float | None = None
 
     def resolve(self, reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
-        """Fill in what was not given from :func:`automatic_tolerance`; in fp32 with Polygraphy's where one of them was."""
+        """Fill in a missing one from :func:`automatic_tolerance`; in fp32 Polygraphy's default if the other one is given."""
         if self.atol is not None and self.rtol is not None:
             return ResolvedTolerance(self.atol, self.rtol)
         precision = coarser(precision, precision_of(reference.dtype)) or precision
         if precision is Precision.FP32 and (self.atol is not None or self.rtol is not None):
-            automatic = ResolvedTolerance(_FP32, _FP32)  # what the user gives is meant to the letter
+            automatic = ResolvedTolerance(_FP32, _FP32)  # the user's own numbers are exact
         else:
             automatic = automatic_tolerance(reference, precision)
         return ResolvedTolerance(
@@ -128,9 +127,9 @@ class ResolvedTolerance:
 
 
 def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
-    """The tolerance to use where the user gave none.
+    """Return the tolerance of a tensor where the user gave none.
 
-    A fixed absolute tolerance is of no use: activations of one network range from 1e-4 to 1e4, and rounding to fp16 (unit
+    A fixed absolute tolerance does not work: activations of one network range from 1e-4 to 1e4, and rounding to fp16 (unit
     roundoff 2**-11) alone moves a value of 1000 by 0.5. So the absolute one, which forgives elements near zero that come
     from cancelling larger ones, is a fraction of the root mean square of the reference's finite values: scaling a tensor
     does not change the verdict.
@@ -146,10 +145,9 @@ def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> Resolv
 
     Args:
         reference: The reference's tensor, of any shape and numeric type.
-        precision: What the target computes in.
+        precision: The target's precision.
     """
-    floating = reference.dtype.kind in "fc" or (is_extension(reference.dtype) and "int" not in reference.dtype.name)
-    if not floating:
+    if not (reference.dtype.kind == "c" or is_floating(reference)):
         return ResolvedTolerance(_FP32, _FP32)
     if precision is Precision.FP32:
         return ResolvedTolerance(max(_FP32_OF_RMS * finite_rms(reference), _FP32), _FP32)
@@ -162,7 +160,7 @@ Value = TypeVar("Value")
 
 
 def of_output(values: Mapping[str, Value], name: str, default: Value) -> Value:
-    """What is given for an output, else for all that are not named, else the default."""
+    """Return the value for an output, else the one for all unnamed outputs, else the default."""
     return values.get(name, values.get("", default))
 
 
@@ -171,28 +169,27 @@ class ToleranceOptions(CompareOptions):
     """The user's options for comparisons, and the target's precision.
 
     Attributes:
-        precision: What the target computes in, for tolerances that were not given.
-        nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error. Polygraphy's default, kept
-            here, is that it fails.
+        precision: The target's precision, for tolerances that were not given.
+        nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error; by default it fails, as in Polygraphy.
     """
 
     precision: Precision = Precision.FP32
     nonfinite_equal: bool = False
 
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
-        """The tolerance, its automatic parts ``None``, and the statistic for one output."""
+        """Return the tolerance, ``None`` where it is automatic, and the statistic for one output."""
         stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
         atol, rtol = (values.get(name, values.get("")) for values in (self.atol, self.rtol))
         return Tolerance(atol, rtol), stat
 
     def check_names(self, names: Collection[str]) -> None:
-        """Make sure that every output that was named exists.
+        """Check that every output that an option names is compared.
 
         Args:
-            names: All that are going to be compared.
+            names: The outputs to compare.
 
         Raises:
-            UsageError: If an output was named that is not among them.
+            UsageError: An option names another output.
         """
         by_name = (values for values in vars(self).values() if isinstance(values, dict))
         given = dict.fromkeys(name for values in by_name for name in values)

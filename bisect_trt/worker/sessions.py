@@ -88,7 +88,6 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
 def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
     """Run a model on one sample, keep of its outputs what is asked for, and compare them with the reference's."""
     from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
-    from bisect_trt.tensors.saved import Selected  # noqa: PLC0415 - as above
 
     feed = feed_of(request, sample)
     outputs = run(session, feed)
@@ -97,9 +96,9 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
     reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
     # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
     wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
-    known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
+    known = [name for name in wanted if name in reference and name not in session.skipped]
     steps, lows = _grids(request.model, feed, reference)
-    return compare_all(known, outputs, request.tolerance, details=request.details, steps=steps, lows=lows)
+    return compare_all(reference, outputs, request.tolerance, known, details=request.details, steps=steps, lows=lows)
 
 
 def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:

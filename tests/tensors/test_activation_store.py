@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.tensors.stats import TensorStats, tensor_stats
+from bisect_trt.tensors.info import TensorStats, tensor_stats
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 
 SHAPES = hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=4)

@@ -90,7 +90,7 @@ ROW = {"out": np.zeros((1, 3), np.float32)}
 def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         value(find_metric(asked), [outputs], [outputs], [label])
-    with pytest.raises(UsageError, match="of top-1 more is better"):
+    with pytest.raises(UsageError, match="for top-1 more is better"):
         find_metric("top-1", lower_is_better=True)
 
 
