@@ -85,16 +85,11 @@ def test_a_search_for_precision_goes_on_with_the_same_samples_only(here: Path) -
         Path("v.npz").write_bytes(content)  # which is no such file: the run is bound to it before it is looked at
         with pytest.raises(UsageError) as raised:
             bisect_trt.precision(model, target="onnxrt", validation_data="v.npz", run="mine", max_probes=1)
-    assert "cannot be continued" in str(raised.value)
+    assert "cannot be resumed" in str(raised.value)
     assert "v.npz" in str(raised.value)
 
 
-def test_a_check_of_another_kind_is_a_mistake(here: Path) -> None:
-    with pytest.raises(UsageError, match="check: give a function, a command or the list of its words, not 5"):
-        bisect_trt.sweep(chain(here / "model.onnx"), shapes="x:[1..2]", check=5)
-
-
-@pytest.mark.parametrize("used", ["", *(f"bisect_trt.{name}" for name in PARAMETERS)])
+@pytest.mark.parametrize("used", ["", "bisect_trt.diagnose"])
 def test_importing_the_package_imports_nothing_else(used: str) -> None:
     """Nor does a function, before it is called; and none of them a command line."""
     code = f"import sys, bisect_trt; {used or 'pass'}; print(*sys.modules)"
@@ -168,18 +163,6 @@ def test_an_exception_is_no_failure(here: Path) -> None:
     assert "raised ValueError: of another kind" in str(result.why)
 
 
-def test_a_command_is_a_check_too(here: Path) -> None:
-    result = bisect_trt.reduce(
-        chain(here / "model.onnx"), ["grep", "-q", "<3>", "{model}"], ignore_fail_code=[1], fail_code=0
-    )
-    assert [culprit["name"] for culprit in result.culprits] == ["<3>"]
-
-
-def test_nothing_to_say_good_or_bad(here: Path) -> None:
-    with pytest.raises(bisect_trt.UsageError, match="nothing to check with"):
-        bisect_trt.reduce(chain(here / "model.onnx"))
-
-
 def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = onnx.load(str(overflowing(here / "model.onnx")))
     before = model.SerializeToString()
@@ -204,15 +187,6 @@ def test_what_is_no_model(model: Any, here: Path) -> None:  # noqa: ARG001 - whe
         match=r"^model: give a path, an onnx.ModelProto or a torch.nn.Module, not",
     ):
         bisect_trt.compare(model)
-
-
-def test_layerwise_and_precision(here: Path) -> None:
-    model = overflowing(here / "model.onnx")
-    assert bisect_trt.layerwise(model, fp16=True).first_mismatch is not None
-    result = bisect_trt.precision(model, target="onnxrt", exclude="op:Add")
-    assert {node["name"] for node in result.keep_fp32} <= {"big", "small"}
-    assert result.keep_fp32
-    assert Path(str(result.artifacts["mixed"])).exists()
 
 
 def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -248,21 +222,22 @@ def test_mistakes_are_exceptions_with_a_sentence(options: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("command", "options", "message"),
     [
-        ({"check": wrong, "target": "onnxrt", "fp16": True}, "target='onnxrt' has no effect beside check"),
-        ({"check": wrong, "mode": "fast"}, "^mode: fast"),
+        ("reduce", {"check": wrong, "target": "onnxrt", "fp16": True}, "target='onnxrt' has no effect beside check"),
+        ("reduce", {"check": wrong, "mode": "fast"}, "^mode: fast"),
+        ("reduce", {}, "no check: give check"),
+        ("precision", {"check": wrong, "target": "trt"}, "target='trt' has no effect"),
+        (
+            "sweep",
+            {"shapes": "x:[1..2]", "check": 5},
+            "check: give a function, a command or the list of its words, not 5",
+        ),
     ],
 )
-def test_nothing_that_is_given_does_nothing(options: dict[str, Any], message: str, here: Path) -> None:
+def test_options_without_effect_are_refused(command: str, options: dict[str, Any], message: str, here: Path) -> None:
     with pytest.raises(bisect_trt.UsageError, match=message):
-        bisect_trt.reduce(chain(here / "model.onnx"), **options)
-
-
-def test_a_search_for_precision_takes_a_check_or_a_target(here: Path) -> None:
-    model = chain(here / "model.onnx")
-    with pytest.raises(bisect_trt.UsageError, match="target='trt' has no effect"):
-        bisect_trt.precision(model, wrong, target="trt")
+        getattr(bisect_trt, command)(chain(here / "model.onnx"), **options)
 
 
 def test_one_text_is_one_value(here: Path) -> None:
@@ -270,14 +245,6 @@ def test_one_text_is_one_value(here: Path) -> None:
     assert len(bisect_trt.compare(model, onnx_outputs="mark all", save_outputs="y.npz").comparisons) == 8
     assert [c["name"] for c in bisect_trt.compare(model, onnx_outputs="big_out").comparisons] == ["big_out"]
     assert bisect_trt.compare(model, onnx_outputs="mark all", load_outputs="y.npz").proven
-
-
-def test_a_command_without_placeholders_reads_a_fixed_path(here: Path) -> None:
-    model = chain(here / "model.onnx")
-    for candidate in (None, "c.onnx"):
-        check = ["grep", "-qa", "<3>", candidate or "bisect_trt_debug.onnx"]
-        result = bisect_trt.reduce(model, check, fail_code=0, ignore_fail_code=1, candidate=candidate)
-        assert [culprit["name"] for culprit in result.culprits] == ["<3>"]
 
 
 KILLED = """
@@ -317,9 +284,9 @@ def test_a_call_that_was_killed_goes_on(here: Path, cli: CommandLine, monkeypatc
     assert calls == result.probes["run"] + 1  # the one that was killed was asked again, no other
     assert killed.go().culprits == result.culprits
     assert len(Path("calls").read_text()) == calls
-    with pytest.raises(UsageError, match=r"cannot be continued.* the options changed since"):
+    with pytest.raises(UsageError, match=r"cannot be resumed.* the options changed"):
         killed.go(mode="linear")
-    with pytest.raises(UsageError, match="the content of the check changed since"):
+    with pytest.raises(UsageError, match="the content of the check changed"):
         bisect_trt.reduce("model.onnx", says_verdict, run="here")
     assert f"{calls - 2:>4} FAIL" in cli("log", "here").out  # the answer, read back; the last is about the rest
     ran = cli("resume", "here")
@@ -331,11 +298,6 @@ def test_a_folder_that_is_no_run_is_left_alone(here: Path) -> None:
     (here / "mine" / "file").touch()
     with pytest.raises(UsageError, match="mine exists and is no run of a Python function"):
         bisect_trt.diagnose(overflowing(here / "model.onnx"), fp16=True, run="mine")
-
-
-def test_both_ends_held_leave_nothing(here: Path) -> None:
-    with pytest.raises(bisect_trt.UsageError, match="leaves nothing to reduce"):
-        bisect_trt.reduce(chain(here / "model.onnx"), wrong, reduce_inputs=False, reduce_outputs=False)
 
 
 def test_a_model_too_large_for_one_message(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +327,7 @@ def test_sizes_and_samples(here: Path) -> None:
     found = bisect_trt.samples(model, target="onnxrt", fp16=True, inputs=[{"x": value} for value in values])
     assert found.extra["samples"]["failing"] == [2]
     assert Path(str(found.artifacts["minimal_input"])).is_file()
-    with pytest.raises(UsageError, match="there is nothing to sweep"):
+    with pytest.raises(UsageError, match="no dimension to sweep"):
         bisect_trt.sweep(model, target="onnxrt", shapes="x:[2,3]")
 
 

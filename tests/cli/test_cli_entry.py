@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from hypothesis import given
 from hypothesis import strategies as st
 from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
 
@@ -124,26 +123,6 @@ def test_shell_completion(here: Path, shell: str) -> None:
 # Several values after one flag, and everything after --check.
 
 WORD = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1).filter(lambda word: word[0] != "-")
-
-
-@given(st.lists(WORD, min_size=1), st.lists(WORD, min_size=1))
-def test_values_after_one_flag_are_as_repeated_flags(first: list[str], second: list[str]) -> None:
-    together = expand(["run", "m.onnx", "--atol", *first, "--onnxrt", "--atol", *second], several("run"))
-    apart = [f"--atol={word}" for word in first], [f"--atol={word}" for word in second]
-    assert together == ["run", "m.onnx", *apart[0], "--onnxrt", *apart[1]]
-
-
-@given(st.lists(st.text(min_size=1)))
-def test_words_after_check_are_the_checks(words: list[str]) -> None:
-    expanded = expand(["reduce", "m.onnx", "-o", "out", "--check", *words], several("reduce"))
-    assert expanded[:4] == ["reduce", "m.onnx", "-o", "out"]
-    assert expanded[4:] == ([f"--check={word}" for word in words] or ["--check="])
-
-
-@given(st.lists(WORD))
-def test_flags_that_take_one_value_are_left_alone(words: list[str]) -> None:
-    line = ["run", "m.onnx", "--seed", "3", "--onnxrt", *words]
-    assert expand(line, several("run")) == line
 
 
 def test_negative_numbers_are_values() -> None:

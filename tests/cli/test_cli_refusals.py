@@ -98,7 +98,7 @@ REFUSALS = """
 1004 --onnxrt | layerwise m.onnx --fp16
 1004 --onnxrt | diagnose m.onnx
 1004 --check | reduce m.onnx -o o.onnx
-1004 nothing | repeat m.onnx
+1004 check | repeat m.onnx
 1004 --fp16 | reduce m.onnx -o o.onnx --fp16 --check false {model}
 2003 NoSuchProvider | run m.onnx T --providers NoSuchProvider
 2003 NoSuchProvider | reduce m.onnx -o o.onnx T --providers NoSuchProvider
@@ -214,7 +214,7 @@ REFUSALS = """
 # metrics
 1004 --max-drop | reduce m.onnx -o o.onnx T --max-drop 1%
 1004 --metric | reduce m.onnx -o o.onnx T --metric top-1
-1003 metric | reduce m.onnx -o o.onnx T --metric top-1 --min 0.5 --max-drop 1%
+1003 --min | reduce m.onnx -o o.onnx T --metric top-1 --min 0.5 --max-drop 1%
 1003 --min | reduce m.onnx -o o.onnx T --metric top-1 --max 0.5
 1003 --max | reduce m.onnx -o o.onnx T --metric whole.py --lower-is-better --min 0.5
 1009 2 | reduce m.onnx -o o.onnx T --metric top-1 --min 2

@@ -162,21 +162,6 @@ def test_a_check_that_is_repeated(
     assert said in ran.out
 
 
-def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
-    model = network(here / "model.onnx", "a")
-    ran = cli("repeat", model, "-n", "5", "--max-probes", "2", "--json", "r.json", "--check", "true")
-    found = read_json(Path("r.json"))
-    assert (ran.status, found["status"], found["runs"]) == (3, "inconclusive", 2)
-    assert "So far it fails in 0 of 2: 0.0%." in ran.out
-    journal = Path(found["artifacts"]["run"]) / "journal.jsonl"
-    bound = json.loads((journal.parent / "run.json").read_text())
-    assert bound["argv"][0] == "repeat"
-    before = journal.read_text().count('"outcome"')
-    ran = cli("resume", found["artifacts"]["run"])
-    assert ran.status == 3, "the budget is of the command line"
-    assert journal.read_text().count('"outcome"') == before, "nothing that is known is run again"
-
-
 def replays(folder: Path) -> tuple[Path, Path]:
     """Tactic replays that Polygraphy itself writes, of two good builds and of two bad ones, one of whose tactics is bad."""
     (folder / "tensorrt.py").write_text(

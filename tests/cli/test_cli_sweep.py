@@ -177,8 +177,3 @@ def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:
     status, result, said = unsteady(here, "sweep", model, *argv)
     assert status == 0, said
     np.testing.assert_array_equal(arrays(result["artifacts"]["inputs"])["x"], rows[[0, 1, 2, 0, 1]])
-
-
-def test_sizes_that_the_reference_refuses_say_nothing(cli: CommandLine, here: Path) -> None:
-    ran = cli("sweep", write(here / "model.onnx", "n", "m"), "--onnxrt", "--shapes", "x:[1..3,{7,9}]")
-    assert (ran.status, "the reference does not run it" in ran.error) == (4, True)

@@ -112,7 +112,7 @@ def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Pa
     ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check)
     assert ran.status == 3
     least = read_json(Path("r.json"))["samples"]["minimal_input"]
-    assert "the failure comes and goes" in least["why"]
+    assert "the failure is flaky" in least["why"]
     assert least["command"].startswith("bisect-trt repeat")
     assert f"To measure how often it fails: {least['command']}" in ran.out
 

@@ -48,16 +48,6 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, 
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.slow
-def test_the_answer_is_the_same_with_many_workers(tmp_path: Path) -> None:
-    model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
-    one = bisect_trt.cause(model, run=tmp_path / "one", workers=1)
-    many = bisect_trt.cause(model, run=tmp_path / "many", workers=4)
-    assert sorted(one.cause) == sorted(many.cause)
-    titles = [[probe["title"] for probe in each.extra["report"]["probes"]] for each in (one, many)]
-    assert titles[0] == titles[1]
-
-
 def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path) -> None:
     model = planted(_BY_NAME["Dropout, Div, Mul"], tmp_path)
     result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run", shrink=False)
