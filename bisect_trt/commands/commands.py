@@ -88,7 +88,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     },
     "Files": {
         "extract": ((commands.Extract, Data, General), "convert:extract_run", None),
-        "sanitize": ((commands.Sanitize, Data, General), "sanitize:run", None),
+        "sanitize": ((commands.Sanitize, Data, General), "convert:sanitize_run", None),
         "convert": ((commands.Convert, Target, Data, General), "convert:run", None),
         "inspect": ((commands.Inspect,), "inspect:run", None),
     },
