@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bisect_trt.commands.checks import make_scale
 from bisect_trt.commands.preflight import advised
@@ -19,13 +19,9 @@ from bisect_trt.mixed_precision.fix import MIXED, find_fix
 from bisect_trt.options.compare import MetricOptions
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.spec import written
-from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, pack
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Oracle, Subset, about_units
-from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.protocol import Failed, Score
 
@@ -57,48 +53,6 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
     return result
 
 
-def find_drop(session: Session) -> tuple[int, list[dict[str, Any]]]:
-    """Find the last unit of the shortest prefix with which the metric misses its bound.
-
-    Returns:
-        The unit; and the measurements, the shortest prefix first: the number of ``units``, the last ``node``, the score of the
-        ``candidate``, whether it ``passed``, and the number of ``samples``.
-    """
-    subject, prober, console = session.subject, session.prober, session.console
-    network, units, check = subject.network, subject.units, session.prober.runner.check
-    assert isinstance(check, MetricCheck)
-    metric, keys = check.scale.metric, {len(units.searched): subject.original.key}
-
-    def build(chosen: Subset) -> Candidate:
-        candidate = subject.cut(units.with_weights(chosen))
-        keys[len(chosen)] = candidate.key
-        return candidate
-
-    def story(oracle: Oracle) -> int:
-        return shortest_failing_prefix(units.searched, frozenset(), about_units(oracle))
-
-    unit = units.searched[prober.search_from(subject.original, story, build) - 1]
-    asked = {record.key for record in prober.ledger.records}  # without probes that were run ahead in vain
-    curve: list[dict[str, Any]] = []
-    for count, key in sorted(keys.items()):
-        outcome = prober.ledger.outcome(key)
-        if key not in asked or outcome is None or outcome.metric is None:
-            continue
-        node = next(iter(subject.describe_searched([units.searched[count - 1]])), None)
-        entry = {"units": count, "node": node}
-        entry |= {name: outcome.metric[name] for name in ("candidate", "passed", "samples")}
-        curve.append(entry)
-        word = "pass" if entry["passed"] else "fail"
-        last = "" if node is None else f", up to {node['op']} '{node['name'] or node['outputs'][0]}'"
-        value = metric.say(float(outcome.metric["candidate"]))
-        console.say(f"  {word}: {metric.name} {value} with {count} units on the target{last}")
-    console.answer(
-        f"{metric.name} misses its bound once the target computes {network.describe(network.order[unit])} and all nodes before "
-        "it; with one unit less it meets the bound."
-    )
-    return unit, curve
-
-
 def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     """Find the layers that lower the metric on the target, and write them.
 
@@ -117,16 +71,13 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
     make_folder(settings.output)
     reduced = Reduce(subject.settings.path, settings.output / MODEL, overwrite=True)
     with saving_best(lambda: session.save_best(reduced.output)):
-        console.step("2. Which prefix of the model can run on the target? The reference computes the rest")
-        unit, curve = find_drop(session)
-        console.step("3. Extract a layer: skipped, because a piece of the model has no metric")
-        console.step(f"4. Which of {len(subject.units)} units lower the metric? The reference computes the others")
-        case = Case(find_minimum(session, reduced.mode, unit))
+        console.step("2. Extract a layer: skipped, because a piece of the model has no metric")
+        console.step(f"3. Which of {len(subject.units)} units lower the metric? The reference computes the others")
+        case = Case(find_minimum(session, reduced.mode))
         answer = smallest(session, reduced, settings.search, case)
-        console.step(f"5. Write them to {settings.output}")
+        console.step(f"4. Write them to {settings.output}")
         deliver(session, reduced, answer, case.minimum)
     measured = result.extra["metric"]
-    measured["layers"] = curve
     find_fix(session, check, settings.search, answer, settings.output)
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})

@@ -125,8 +125,6 @@ def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) 
     found = result["metric"]
     assert {path.name for path in Path("out").iterdir()} >= {"model.onnx", "mixed.onnx"}
     assert found["bound"] > found["candidate"]
-    layers = [entry["passed"] for entry in found["layers"]]
-    assert layers == sorted(layers, reverse=True)
     with zipfile.ZipFile("out.zip") as packed:
         assert {Path(name).name for name in packed.namelist()} >= {"model.onnx", "mixed.onnx"}
     # The command tells a model that drops from one that does not.

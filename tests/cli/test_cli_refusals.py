@@ -174,7 +174,7 @@ REFUSALS = """
 1004 --onnx-exclude | run chain.onnx --onnxrt --onnx-exclude-outputs *
 1005 'nope' | convert m.onnx -o o.onnx --fp16 --keep-fp32 nope
 1005 'nope' | sanitize m.onnx -o o.onnx --override-input-shapes nope:[7]
-1004 nothing | sweep free.onnx --onnxrt
+1004 sweep | sweep free.onnx --onnxrt
 1002 x:[9..1,8] | sweep free.onnx --onnxrt --shapes x:[9..1,8]
 1002 x:[a,8] | sweep free.onnx --onnxrt --shapes x:[a,8]
 1005 'z' | sweep free.onnx --onnxrt --shapes z:[1..4,8]
@@ -538,7 +538,7 @@ def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
     line = ["precision", chain(Path("m.onnx")), "-o", "mixed.onnx", "--json", "r.json", "--onnxrt", "--fp16"]
     ran = cli(*line, "--check", "python3", "nocheck.py", "{model}")
     assert ran.status == 1
-    assert "--onnxrt is not used" in ran.out
+    assert "--onnxrt has no effect beside --check" in ran.out
     why = read_json(Path("r.json"))["why"]
     assert "nocheck.py': [Errno 2] No such file or directory\"" in why
     name, *words = why.split("`")[1].split()
