@@ -54,7 +54,9 @@ class Fed:
         self._engines: dict[str, Path | None] = {}
 
     def refused(self, values: Values) -> str | None:
-        """Return why the reference does not run some values, if so."""
+        """Return why the reference does not run some values, if so; nothing where models are only built."""
+        if self._session.subject.models.build_only:
+            return None
         made = self._expected(values)
         return made if isinstance(made, str) else None
 
@@ -68,14 +70,14 @@ class Fed:
         target: TargetSettings | None = None,
     ) -> Candidate:
         """The model with values that were not refused, its shapes ``fixed`` to theirs or free."""
-        made = self._expected(values)
-        assert isinstance(made, Path), "it was not refused"
-        proto = self.proto
+        proto, whole, outputs = self.proto, dict(values), tuple[str, ...]()
+        if not self._session.subject.models.build_only:
+            made = self._expected(values)
+            assert isinstance(made, Path), "it was not refused"
+            whole, outputs = {**values, **load_npz(made)}, tuple(self._session.subject.network.outputs)
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
             fix_input_shapes(proto, {name: value.shape for name, value in values.items()})
-        outputs = tuple(self._session.subject.network.outputs)
-        whole = {**values, **load_npz(made)}
         return Candidate(proto, tuple(values), outputs, title, values=whole, engine=engine, target=target)
 
     def engine(

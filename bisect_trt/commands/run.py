@@ -42,7 +42,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, Values, load_runs, same_samples, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Failed, Sample
+from bisect_trt.worker.protocol import Compare, Failed, Sample, Trace
 
 T = TypeVar("T")
 OPERATOR = "op:"
@@ -110,13 +110,28 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
     reply = subject.workers.ask(Compare(target, model, (Sample(inputs, inputs),), tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
         result.status, result.why = "not_reproduced", reply.message
-        console.answer(f"It does not build: {reply.message}.")
+        trace = subject.workers.ask(Trace(target, model, inputs), timeout) if reply.kind == "build" else reply
+        parts = None if isinstance(trace, Failed) else trace.get("partition")
+        result.extra["partition"] = parts
+        console.answer(f"It does not build: {reply.message}.{f' {describe_partition(parts)}' if parts else ''}")
         return result
     audit = audit_precision(target, reply.layers)
     result.status, result.minimality = "found", "1-minimal"
     result.extra["layers"], result.extra["precision_audit"] = list(reply.layers), audit
     console.answer(f"It builds: {audit['sentence']}")
     return result
+
+
+def describe_partition(parts: Mapping[str, Any]) -> str:
+    """Return which nodes the parser refuses, in a sentence, and which parts are left between them."""
+    refused, sizes = parts["refused"], [len(part) for part in parts["parts"]]
+    if not refused:
+        return "The parser takes each node; the builder refuses the model."
+    known = quoted(each["node"] for each in refused)
+    return (
+        f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {known}. The other nodes form "
+        f"{len(sizes)} part(s) of {', '.join(map(str, sizes)) or 'no'} node(s), which may still fail to build."
+    )
 
 
 def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

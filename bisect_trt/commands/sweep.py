@@ -128,6 +128,8 @@ class Sized:
         self._refused: dict[Point, str | None] = {}
         self.target, self._engine = asked, None
         lowest, highest = (tuple(each.sizes[end] for each in swept) for end in (0, -1))
+        if asked is not None and asked.build_only:  # each size is built by itself
+            return
         if asked is not None and not asked.target.profile(asked):
             lows, highs = self.shapes(lowest), self.shapes(highest)
             self.target = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})

@@ -18,7 +18,7 @@ from bisect_trt.onnxlib.cleanup import shape_value
 from bisect_trt.onnxlib.cut import Slice, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
-from bisect_trt.onnxlib.shapes import infer
+from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
@@ -173,6 +173,8 @@ class InferredValues:
 
     def __init__(self, network: Network, inputs: Mapping[str, NDArray[Any]], models: Models) -> None:
         """Infer the shapes, and compute what depends on them alone."""
+        if not all(info.is_static for info in input_infos(network)):  # then they are those of the values
+            network = Network(free_inputs(network.proto, {name: value.shape for name, value in inputs.items()}))
         self.network = network
         self._shapes: dict[str, NDArray[Any]] = {
             name: value for name, value in inputs.items() if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE

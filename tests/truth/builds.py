@@ -25,12 +25,14 @@ class Planted:
     Attributes:
         nodes: Its nodes.
         weights: Its initializers.
+        functions: Its functions.
         guilty: The names of the planted nodes.
     """
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
+        self.functions: list[onnx.FunctionProto] = []
         self.guilty: list[str] = []
 
     def add(
@@ -111,9 +113,54 @@ def grouped(net: Planted, last: str) -> str:
     return net.scalar(made, last)
 
 
+def product_and_determinant(read: str, made: str) -> list[onnx.NodeProto]:
+    """Nodes of a body: the determinant of a matrix, which no release supports, added to that matrix."""
+    return [
+        helper.make_node("Transpose", [read], ["across"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", [read, "across"], ["square"]),
+        helper.make_node("Det", ["square"], ["size"], name="inner"),
+        helper.make_node("Add", [read, "size"], [made]),
+    ]
+
+
+def info(name: str, element: int = FLOAT, shape: tuple[int, ...] = SHAPE) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, shape)
+
+
+def branch(net: Planted, last: str) -> str:
+    condition = net.add("Greater", net.add("ReduceSum", last, keepdims=0), net.weight(np.float32(0)))
+    bodies = product_and_determinant(last, "yes"), [helper.make_node("Identity", [last], ["no"])]
+    then, otherwise = (
+        helper.make_graph(body, name, [], [info(name)]) for body, name in zip(bodies, ("yes", "no"), strict=True)
+    )
+    return net.add("If", condition, guilty=True, then_branch=then, else_branch=otherwise)
+
+
+def looped(net: Planted, last: str) -> str:
+    nodes = [helper.make_node("Identity", ["go"], ["on"]), *product_and_determinant("given", "taken")]
+    ends = [info("turn", TensorProto.INT64, ()), info("go", TensorProto.BOOL, ()), info("given")]
+    body = helper.make_graph(nodes, "body", ends, [info("on", TensorProto.BOOL, ()), info("taken")])
+    return net.add("Loop", net.weight(np.array(3)), net.weight(np.array(True)), last, guilty=True, body=body)
+
+
+def called(net: Planted, last: str) -> str:
+    nodes, opsets = product_and_determinant("given", "taken"), [helper.make_opsetid("", 23)]
+    net.functions = [helper.make_function("acme", "Block", ["given"], ["taken"], nodes, opsets)]
+    return net.add("Block", last, guilty=True, domain="acme")
+
+
+def flattened(net: Planted, last: str) -> str:
+    """Takes the batch of 1 alone."""
+    fixed = net.add("Reshape", last, net.weight(np.array(SHAPE[1:])), guilty=True)
+    return net.add("Reshape", fixed, net.weight(np.array([-1, *SHAPE[1:]])))
+
+
 KINDS: dict[str, Callable[[Planted, str], str]] = {
     each.__name__: each
-    for each in (suppression, determinant, custom, unique, bias, compressed, bits, spectrum, drawn, grouped)
+    for each in (
+        *(suppression, determinant, custom, unique, bias, compressed, bits, spectrum, drawn, grouped),
+        *(branch, looped, called),
+    )
 }
 
 
@@ -124,7 +171,7 @@ def network(path: Path, *plants: str, free: bool = False, length: int = 210) -> 
     product = net.weight((np.random.default_rng(0).normal(size=(8, 8)) / 3).astype(np.float32))
     for place in range(length):
         if place in where:
-            last = KINDS[where[place]](net, last)
+            last = (flattened if where[place] == "flattened" else KINDS[where[place]])(net, last)
         elif place % 7 == 3:
             last = net.add("MatMul", last, product)
         elif place % 7 == 6:
@@ -135,10 +182,10 @@ def network(path: Path, *plants: str, free: bool = False, length: int = 210) -> 
     ends = [helper.make_tensor_value_info(name, FLOAT, shape) for name in ("x", last)]
     graph = helper.make_graph(net.nodes, "g", ends[:1], ends[1:], net.weights)
     # As exporters do; after an operator that nobody knows, shapes cannot be inferred.
-    made = [node.output[0] for node in net.nodes if node.domain]
+    made = [node.output[0] for node in net.nodes if node.domain or node.op_type in ("If", "Loop")]
     graph.value_info.extend(helper.make_tensor_value_info(name, FLOAT, shape) for name in made)
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("acme", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=net.functions), path)
     return net.guilty
 
 
@@ -159,7 +206,7 @@ def test_planted_nodes_are_named(plants: tuple[str, ...], cli: CommandLine, here
     assert sorted(map(tuple, found)) == sorted((name,) for name in guilty)
 
 
-@pytest.mark.parametrize("kind", ["suppression", "determinant"])
+@pytest.mark.parametrize("kind", ["suppression", "determinant", "looped", "flattened"])
 def test_with_dynamic_shapes(kind: str, cli: CommandLine, here: Path) -> None:
     guilty = network(here / "m.onnx", kind, free=True)
     shapes = ("--trt-min-shapes", "x:[1,4,8]", "--trt-max-shapes", "x:[4,4,8]")

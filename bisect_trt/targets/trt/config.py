@@ -31,6 +31,8 @@ class Api:
         oldest: The oldest version that is supported.
         needs_gpu: Whether its builder needs a GPU.
         times_tactics: Whether its builds measure kernels, and keep that in a timing cache; TensorRT-RTX does when it runs.
+        types_layers: Whether its builder may choose the types of layers; TensorRT-RTX refuses the flags for that, which its
+            release 1.4 still has.
     """
 
     module: str
@@ -39,6 +41,7 @@ class Api:
     oldest: tuple[int, ...]
     needs_gpu: bool = True
     times_tactics: bool = True
+    types_layers: bool = True
 
 
 APIS = {
@@ -50,6 +53,7 @@ APIS = {
         (1, 4, 0),
         needs_gpu=False,
         times_tactics=False,
+        types_layers=False,
     ),
 }
 """The packages, by the name of the target."""
@@ -70,7 +74,7 @@ def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = 
 
     TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of precisions.
     """
-    if not hasattr(trt.BuilderFlag, "FP16"):
+    if not (APIS[settings["runtime"]].types_layers and hasattr(trt.BuilderFlag, "FP16")):
         return True
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and (settings["strongly_typed"] or lowered)
 

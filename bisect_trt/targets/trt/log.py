@@ -18,6 +18,11 @@ _CODE = re.compile(r"^Error Code \d+: (?P<kind>[\w ]+?)? ?\((?P<text>.*)\)$", re
 _SOURCE = re.compile(r"\s*In \S+ at \S+:\d+$")
 """Follows the text since 10."""
 _SAYS_NOTHING = "no further information"
+_DRIVER = re.compile(r" ?\[checkMacros\.cpp::catchCudaError::\d+\].*", re.DOTALL)
+"""The parser appends CUDA's last error to its own: without a GPU, that there is no driver."""
+_INVALID_NODE = re.compile(r"^Invalid Node - [^\n]*\n")
+_CONDITION = re.compile(r"^(?:Assertion failed: .*?(?<![ :]): (?=\S)|Assertion failed: |.*&& (?=\"))", re.DOTALL)
+"""The condition that the parser has checked, before its explanation."""
 _BUILDER_GAVE_UP = re.compile(r"Assertion engine != nullptr failed|Builder failed", re.IGNORECASE)
 """Follows the reason of every failed build."""
 _MEMORY = re.compile(r"out of memory|OutOfMemory|could not be allocated|insufficient memory", re.IGNORECASE)
@@ -37,6 +42,12 @@ def clean(message: str) -> str:
         return _SOURCE.sub("", text).strip()
     inner = _SOURCE.sub("", match["text"]).strip()
     return match["kind"] if match["kind"] and inner in ("", _SAYS_NOTHING) else inner
+
+
+def clean_parser(message: str) -> str:
+    """Return the explanation in a message of the ONNX parser, without the condition that it has checked."""
+    text = clean(_INVALID_NODE.sub("", _DRIVER.sub("", message).strip()))
+    return _CONDITION.sub("", _CONDITION.sub("", text)).strip().strip('"')
 
 
 def reason(errors: Sequence[str], otherwise: str) -> str:

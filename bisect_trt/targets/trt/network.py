@@ -17,10 +17,8 @@ from bisect_trt.targets.trt.config import (
     low_precisions,
     network_inputs,
 )
-from bisect_trt.targets.trt.log import Log, clean, signature
+from bisect_trt.targets.trt.log import Log, clean_parser, signature
 
-_DRIVER = re.compile(r" ?\[checkMacros\.cpp::catchCudaError::\d+\].*", re.DOTALL)
-"""The parser appends CUDA's last error to its own, which without a GPU is that there is no driver."""
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """The parser appends it where a node makes several layers."""
 _ELEMENTS = {"bool": 9, "int32": 6, "int64": 7, "float32": 1}
@@ -98,8 +96,7 @@ def parse(
     Raises:
         BuildError: The parser refuses it.
     """
-    content = hints.get("content") or path.read_bytes()
-    lies = pathlib.Path(hints.get("weights") or path.absolute().parent, path.name)
+    content, lies = model_of(path, hints)
     names = hints.get("names", ())
 
     def parsed(model: bytes) -> ParsedNetwork:
@@ -108,18 +105,11 @@ def parse(
         for flag in builder_flags(trt, settings)[1]:
             parser.set_flag(flag)
         log.errors.clear()
-        if parser.parse(model, str(lies)):
+        if parser.parse(model, lies):
             return ParsedNetwork(network, hints["nodes"], parser=parser)
         if parser.num_errors == 0:
             raise log.failure(BuildError, "the ONNX parser refuses the model and gives no reason", names)
-        error, where = parser.get_error(0), "the model"
-        if 0 <= error.node() < len(hints["nodes"]):
-            where = f"node '{hints['nodes'][error.node()][0]}'"
-        why = clean(_DRIVER.sub("", error.desc()))
-        # Not of the node: a reproducer, which reads no graph, does not know its name.
-        raise BuildError(
-            f"the ONNX parser refuses {where}: {why}", signature=signature(f"the ONNX parser: {why}", names)
-        )
+        raise refusal(parser.get_error(0), hints["nodes"], names)
 
     found = parsed(content)
     known = {each.name: feed[each.name] for each in network_inputs(found.network) if _gives_shape(each, feed)}
@@ -132,6 +122,72 @@ def parse(
             found.skipped[tensor.name] = "a shape tensor, which TensorRT computes on the host"
             network.unmark_output(tensor)
     return found
+
+
+def model_of(path: pathlib.Path, hints: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Return a serialized model, and the path beside which its weights are."""
+    lies = pathlib.Path(hints.get("weights") or path.absolute().parent, path.name)
+    return hints.get("content") or path.read_bytes(), str(lies)
+
+
+def partition(
+    trt: Any, builder: Any, logger: Any, path: pathlib.Path, hints: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return which nodes the parser refuses, as ``polygraphy inspect capability`` does; nothing is built.
+
+    Args:
+        trt: The package.
+        builder: TensorRT's builder.
+        logger: TensorRT's logger.
+        path: The model's file.
+        hints: The model's nodes and names, from ``TensorRtTarget.hints``.
+        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
+
+    Returns:
+        ``refused``: of each such node ``node`` and ``reason``. ``parts``: the names of the nodes between them, by part. Empty
+        before TensorRT 10.
+    """
+    network = builder.create_network(_network_flags(trt, settings, lowered=hints["lowered"]))
+    parser, nodes = trt.OnnxParser(network, logger), hints["nodes"]
+    if not hasattr(parser, "supports_model_v2"):  # before TensorRT 10
+        return {}
+    parser.supports_model_v2(*model_of(path, hints))
+    places = [parser.get_subgraph_nodes(index) for index in range(parser.num_subgraphs)]
+    refused = [parser.get_error(index) for index in range(parser.num_errors)]
+    found = {error.node(): refusal(error, nodes, ()).message for error in refused if 0 <= error.node() < len(nodes)}
+    return {
+        "refused": [{"node": nodes[place][0], "reason": reason} for place, reason in sorted(found.items())],
+        "parts": [[nodes[place][0] for place in part] for part in places],
+    }
+
+
+def refusal(error: Any, nodes: Sequence[Sequence[Any]], names: Sequence[str]) -> BuildError:
+    """Return the failure that an error of the parser describes.
+
+    The message names the node; since TensorRT 10 also its operator and, for a node in a function or in the body of an If, a
+    Loop or a Scan, the nodes around it. The signature has the operator and no name, because a reproducer knows no names.
+
+    Args:
+        error: A ``ParserError``.
+        nodes: Of each node of the graph its name first.
+        names: The names of the model's nodes and tensors.
+    """
+    where, operator, around = "the model", "", list[str]()
+    if 0 <= error.node() < len(nodes):
+        outer = str(nodes[error.node()][0])
+        where = f"node '{outer}'"
+        if hasattr(error, "node_operator"):  # since TensorRT 10
+            name, operator, around = error.node_name(), error.node_operator(), list(error.local_function_stack())
+            if name and name != outer:
+                where = f"node '{name}', within {' > '.join(around or [outer])}"
+    why, kind = clean_parser(error.desc()), f"{operator}: " if operator else ""
+    if why == "false":  # the check of an operator for which the parser has no importer
+        why = "this operator is not supported"
+    if "Plugin not found" in why:
+        why = "there is neither such an operator nor a plugin of that name; load the plugin's library with --plugins"
+    return BuildError(
+        f"the ONNX parser refuses {where}: {kind}{why}", signature=signature(f"the ONNX parser: {kind}{why}", names)
+    )
 
 
 def _gives_shape(tensor: Any, feed: Mapping[str, Any]) -> bool:

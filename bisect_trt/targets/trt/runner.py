@@ -5,11 +5,13 @@ It needs TensorRT, NumPy and the modules that are sent with it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,8 +48,11 @@ from bisect_trt.targets.trt.engine import (
     layers_of_network,
 )
 from bisect_trt.targets.trt.log import Log, is_out_of_memory
-from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse
+from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse, partition
 from bisect_trt.targets.trt.session import TrtSession
+
+_NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
+"""Messages of a builder that calls CUDA where there is no GPU."""
 
 
 def load_package(api: Api) -> Any:
@@ -188,7 +193,11 @@ def build_engine(
     log.errors.clear()
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
+        failure = log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
+        if process.cuda is None and _NEEDS_GPU.search(failure.message):
+            why = f"{failure.message}: this part of a build needs an NVIDIA GPU, and there is none"
+            failure = BuildError(why, signature=failure.masked, poisoned=failure.poisoned)
+        raise failure
     if selector is not None and (taken := selector.missed()):
         raise pin_refused(", ".join(taken))
     return Built(plan, parsed, [] if selector is None else selector.took, timings)
@@ -291,15 +300,12 @@ class TrtRunner:
             self._open(built, hints)
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the choices of a build, and the switches of this version.
+        """Return what the parser refuses, the choices of a build, and the switches of this version.
 
         Returns:
-            ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and the number of
-            choices; where there is an algorithm selector (8.6 to 10). ``sources``: the default sources of tactics. ``flags``:
-            the builder flags.
-
-        Raises:
-            BuildError: TensorRT refuses the model.
+            ``partition``: see :func:`partition`. ``sources``: the default sources of tactics. ``flags``: the builder flags.
+            ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and the number of choices;
+            where there is an algorithm selector (8.6 to 10), and the model builds.
         """
         trt, plain = self._process.trt, {**self._settings, "avoid_tactics": (), "pin_tactics": ()}
         config = make_config(trt, self._process.builder, plain)
@@ -310,8 +316,12 @@ class TrtRunner:
             "flags": list(trt.BuilderFlag.__members__),
             "tactics": [],
         }
+        if self._settings["build_only"]:
+            process = self._process
+            found["partition"] = partition(trt, process.builder, process.logger, path, hints, self._settings)
         if times and hasattr(trt, "IAlgorithmSelector"):
-            found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
+            with contextlib.suppress(BuildError):
+                found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
         return found
 
     def describe_engine(self) -> dict[str, Any]:
