@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from light import LIGHT, Light, tag_light
-from support import LEVELS, Ran
+from support import LEVELS, Ran, json_file
 
 from bisect_trt.cli.app import perform
 from bisect_trt.cli.parser import parse
@@ -49,14 +49,20 @@ CommandLine = Callable[..., Ran]
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a GPU is skipped without one, and says so."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what needs a GPU where there is none; the header says why."""
     mine = [item for item in items if GPU_TESTS in item.path.parents]
-    why = missing_gpu() if mine else None
     for item in mine:
         item.add_marker(pytest.mark.gpu)
-        if why is not None:
-            item.add_marker(pytest.mark.skip(reason=f"needs a GPU and TensorRT: {why}"))
+    if mine and missing_gpu() is not None:
+        items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
+        config.hook.pytest_deselected(items=mine)
+
+
+def pytest_report_header() -> str | None:
+    """Why the tests of the GPU do not run."""
+    why = missing_gpu()
+    return None if why is None else f"tests/gpu is left out: {why}"
 
 
 def missing_gpu() -> str | None:
@@ -101,7 +107,7 @@ def cli(
             perform(*read(words), words)
         out, err = capfd.readouterr()
         assert isinstance(ending.value.code, int)
-        return Ran(ending.value.code, out, err)
+        return Ran(ending.value.code, out, err, json_file(words))
 
     return run
 

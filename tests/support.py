@@ -38,11 +38,23 @@ TARGET = ["--onnxrt", "--fp16"]
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command line ended."""
+    """How a command line ended, and the file that its ``--json`` names."""
 
     status: int
     out: str
     err: str
+    json: Path | None = None
+
+    def ended(self, status: int) -> Ran:
+        """The same, which ended with that exit status."""
+        assert self.status == status, self.out + self.err
+        return self
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What it wrote there."""
+        assert self.json is not None
+        return read_json(self.json)
 
     @property
     def error(self) -> str:
@@ -104,6 +116,12 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
 
 
 LEVELS = frozenset({"-v", "-vv", "--verbose", "-q", "--quiet"})
+
+
+def json_file(argv: Sequence[str]) -> Path | None:
+    """The file that a command line writes its answer to; it is there though the working directory changes."""
+    own = argv[: argv.index("--check")] if "--check" in argv else argv
+    return Path(own[own.index("--json") + 1]).absolute() if "--json" in own else None
 
 
 def verbose(argv: Sequence[str | Path]) -> list[str]:

@@ -402,20 +402,3 @@ def _tool(folder: Path) -> None:
 
 
 ROWS = tuple(_rows())
-
-GATE = frozenset(
-    (
-        *(
-            "reduce-check-pair",
-            "reduce-check-flaky",
-            "reduce-check-skip",
-            "reduce-budget",
-            "reduce-resume",
-            "reduce-wrong",
-        ),
-        *("reduce-crash", "reduce-dynamic", "reduce-if", "diagnose-wrong", "diagnose-overflow", "precision-overflow"),
-        *("cause-fusion", "layerwise-wrong", "run-mismatch", "run-match", "sweep-few", "samples-one", "repeat-luck"),
-        *("extract-piece", "sanitize-fold", "convert-fp16", "bad-option", "log-none", "workaround-none"),
-    )
-)
-"""Rows that take few seconds together and touch most commands."""

@@ -7,8 +7,7 @@ was recorded stands in ``recorded/``, a file a row. Each is run in this process,
 To add a row: write it into ``rows.py`` and run ``python tests/answers/record.py NAME``; read what it wrote before it is
 committed. A row may change only if its feature was dropped or its questions became fewer; then record it anew, and let the
 commit say why. ``runs``, how many models the target under test ran or built, may become fewer by itself, and a tenth
-more: a crash is
-seen twice where the worker had served others.
+more: a crash is seen twice where the worker had served others.
 
 A question is a verdict and the nodes of its candidate; ``+N`` says that it has so many nodes of other names. How they are titled
 is not held, nor are sentences.
@@ -29,11 +28,7 @@ pytestmark = pytest.mark.any_version  # recorded with one release of ONNX Runtim
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_the_answer_stays(row: Row) -> None:
-    hold(row)
-
-
-def hold(row: Row) -> None:
-    """Run a row and compare what comes of it."""
+    """Run a row and compare what comes of it with what is recorded."""
     before, now = recorded(row), replay(row)
     assert before is not None, f"not recorded: python tests/answers/record.py {row.name}"
     changed = [line for old, new in zip(before["lines"], now["lines"], strict=True) for line in _changes(old, new)]
@@ -48,9 +43,8 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for name in old
         if name not in ("questions", "runs", "files") and old[name] != new.get(name)
     ]
-    if (
-        new["runs"] > 1.1 * old["runs"] + 1 and "--workers 2" not in old["argv"]
-    ):  # those run ahead as far as there is time
+    # Those with workers run ahead as far as there is time.
+    if new["runs"] > 1.1 * old["runs"] + 1 and "--workers 2" not in old["argv"]:
         found.append(f"  runs of the target: were {old['runs']}, now {new['runs']}")
     found += [
         f"  file {name}: was {old['files'].get(name)}, now {new['files'].get(name)}"

@@ -28,13 +28,11 @@ os.execv(sys.argv[1], sys.argv[1:])
 _DECIDES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
-class Terminal:
-    """A command line on a pseudo-terminal of some size, with an emulator that keeps what scrolled by.
+class Program:
+    """A command line on a pseudo-terminal of some size.
 
     Attributes:
         process: The command line.
-        raw: All bytes that it wrote.
-        screens: What could be seen after each piece of them, empty lines at the end left out.
     """
 
     def __init__(self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str) -> None:
@@ -45,42 +43,55 @@ class Terminal:
         environment = {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **variables}
         self.process = subprocess.Popen(command, cwd=folder, stdin=child, stdout=child, stderr=child, env=environment)
         os.close(child)
-        self.raw = b""
-        self.screens: list[list[str]] = []
-        self._screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1)
-        self._stream = pyte.ByteStream(self._screen)
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self._master)
 
-    def watch(self) -> Iterator[list[str]]:
-        """Each screen as it comes, until the command ends."""
+    def pieces(self) -> Iterator[bytes]:
+        """What it writes, as it comes, until it ends; maybe nothing yet."""
         deadline = time.monotonic() + SECONDS
         while True:
-            assert time.monotonic() < deadline, self.text()
-            if select.select([self._master], [], [], 0.1)[0]:
-                try:
-                    data = os.read(self._master, 1 << 16)
-                except OSError:  # what Linux makes of a terminal whose last user has gone
-                    return
-                self.raw += data
-                for piece in re.split(
-                    rb"(?=\r\x1b\[2K)", data
-                ):  # what is shown until it is drawn anew, however much came
-                    self._stream.feed(piece)
-                    self.screens.append(self.visible())
-                    yield self.screens[-1]
+            assert time.monotonic() < deadline
+            try:
+                yield os.read(self._master, 1 << 16) if select.select([self._master], [], [], 0.1)[0] else b""
+            except OSError:  # what Linux makes of a terminal whose last user has gone
+                return
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+
+class Terminal(Program):
+    """With an emulator that keeps what scrolled by.
+
+    Attributes:
+        raw: All bytes that it wrote.
+        screens: What could be seen after each piece of them, empty lines at the end left out.
+    """
+
+    def __init__(self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str) -> None:
+        super().__init__(folder, *argv, columns=columns, rows=rows, **variables)
+        self.raw = b""
+        self.screens: list[list[str]] = []
+        self._screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def watch(self) -> Iterator[list[str]]:
+        """Each screen as it comes, until the command ends."""
+        for data in filter(None, self.pieces()):
+            self.raw += data
+            for piece in re.split(rb"(?=\r\x1b\[2K)", data):  # what is shown until it is drawn anew, however much came
+                self._stream.feed(piece)
+                self.screens.append(self.visible())
+                yield self.screens[-1]
 
     def wait(self) -> int:
         """Watch to the end; the exit status."""
         for _ in self.watch():
             pass
         return self.process.wait(SECONDS)
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
 
     @property
     def cursor_hidden(self) -> bool:

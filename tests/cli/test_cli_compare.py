@@ -1,4 +1,4 @@
-"""``run``, ``layerwise`` and ``extract`` from the outside."""
+"""``run`` and ``extract`` from the outside: which tensors are compared, the model that runs, weights elsewhere, pieces."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import onnxruntime
 import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
-from support import SHAPE, arrays, chain, node_names, overflowing, read_json, save
+from support import SHAPE, arrays, chain, command_lines, node_names, overflowing, read_json, save
+
+from bisect_trt.onnxlib.load import external_files
 
 FP16 = ["--onnxrt", "--fp16"]
-
-
-@pytest.fixture
-def model(here: Path) -> Path:
-    return overflowing(here / "model.onnx")
 
 
 @pytest.fixture
@@ -33,22 +30,30 @@ def fan(here: Path) -> Path:
     return save(here / "fan.onnx", nodes, tensors, outputs=["fine", "bad", "worse"])
 
 
-def matches(ran_json: str = "r.json") -> dict[str, bool]:
-    """What ``run`` says of each output."""
-    return {entry["name"]: entry["passed"] for entry in read_json(Path(ran_json))["comparisons"]}
-
-
-# run
+def compared(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, bool]:
+    """Whether each output that ``run`` compares matches."""
+    cli("run", *words, "--json", "r.json").ended(status)
+    return {entry["name"]: entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]}
 
 
 def test_run_says_what_matches(cli: CommandLine, fan: Path) -> None:
-    ran = cli("run", fan, *FP16, "--json", "r.json")
-    assert ran.status == 1
-    assert matches() == {"fine": True, "bad": False, "worse": False}
-    assert "2 of 3 do not match" in ran.out
-    ran = cli("run", fan, "--onnxrt", "--json", "r.json")
-    assert ran.status == 0
-    assert matches() == {"fine": True, "bad": True, "worse": True}
+    assert compared(cli, fan, *FP16, status=1) == {"fine": True, "bad": False, "worse": False}
+    assert compared(cli, fan, "--onnxrt") == {"fine": True, "bad": True, "worse": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("a1_out a0_out", "a1_out a0_out"),
+        ("a[01]_out b0_out", "a0_out a1_out b0_out"),
+        ("*_out --onnx-exclude-outputs *0_out", "a1_out big_out small_out"),
+        ("mark all --onnx-exclude-outputs op:Add", "big_out small_out"),
+        ("op:M* a0_out", "big_out small_out a0_out"),
+    ],
+)
+def test_outputs_by_name_pattern_and_operator(cli: CommandLine, here: Path, words: str, names: str) -> None:
+    model = overflowing(here / "model.onnx", before=2, after=1)
+    assert [*compared(cli, model, "--onnxrt", "--onnx-outputs", *words.split())] == names.split()
 
 
 def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> None:
@@ -64,8 +69,7 @@ def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> No
 
 def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
     # Every element is Inf instead of 1e6, so only an infinite tolerance takes it.
-    assert cli("run", fan, *FP16, "--json", "r.json", "--atol", "bad:inf", "worse:1").status == 1
-    assert not matches()["worse"]
+    assert not compared(cli, fan, *FP16, "--atol", "bad:inf", "worse:1", status=1)["worse"]
     np.savez("outputs.npz", fine=np.full(SHAPE, 3.0, np.float32))
     common = ["run", fan, "--onnxrt", "--onnx-outputs", "fine", "--load-outputs", "outputs.npz"]
     np.savez("x.npz", x=np.full(SHAPE, 1.5, np.float32))  # makes 2.5 where 3 is expected
@@ -78,19 +82,45 @@ def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
     assert cli(*common, "--rtol", "fine:0.1", "--atol", "0").status == 1
 
 
-def test_input_shapes(cli: CommandLine, fan: Path) -> None:
-    proto = onnx.load(str(fan))
-    for value in (proto.graph.input[0], *proto.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.save(proto, "free.onnx")
-    for options, batch in (([], 1), (["--input-shapes", "x:[4,3]"], 4)):
-        ran = cli("run", "free.onnx", "--onnxrt", *options, "--save-inputs", "x.npz")
-        assert ran.status == 0
-        assert ("'x'" in ran.err) == (not options)
-        assert arrays("x.npz")["x"].shape == (batch, 3)
+def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    compared(cli, model, "--onnxrt", "--onnx-outputs", "big_out", "--save-onnx", "plain.onnx")
+    assert [value.name for value in onnx.load("plain.onnx").graph.output] == ["big_out"]
+    compared(cli, model, *FP16, "--save-onnx", "half.onnx", status=1)
+    casts = [node for node in onnx.load("half.onnx").graph.node if node.op_type == "Cast"]
+    assert any(node.attribute[0].i == onnx.TensorProto.FLOAT16 for node in casts)
+    compared(cli, "half.onnx", "--onnxrt", "--validate", status=1)  # it overflows on its own
 
 
-# layerwise
+def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
+    values = np.arange(3000, dtype=np.float32).reshape(1000, 3)
+    nodes = [helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0), helper.make_node("Add", ["x", "s"], ["y"])]
+    model = onnx.load(str(save(here / "m.onnx", nodes, [numpy_helper.from_array(values, "w")])))
+    onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
+    (here / "weights").mkdir()
+    Path("m.data").rename("weights/m.data")
+    elsewhere = ["--external-data-dir", "weights"]
+    compared(cli, "m.onnx", "--onnxrt", *elsewhere, "--save-outputs", "y.npz")
+    assert arrays("y.npz")["y"].min() >= values.sum()
+    commands: dict[str, list[str | Path]] = {
+        **command_lines("m.onnx"),
+        "sanitize": ["sanitize", "m.onnx", "-o", "out.onnx"],
+        "convert": ["convert", "m.onnx", "-o", "out.onnx", "--bf16"],
+    }
+    for name, words in commands.items():
+        ran = cli(*words)
+        assert (ran.status, "m.data" in ran.error) == (4, True), name
+        assert cli(*words, "--external-data-dir", "none").status != 0, name
+    for name in ("extract", "sanitize", "convert", "reduce"):
+        Path("out.onnx").unlink(missing_ok=True)
+        assert cli(*commands[name], *elsewhere).status == 0, name
+        assert not external_files(onnx.load("out.onnx", load_external_data=False)), name
+    # What is written has its weights, or they lie beside it; the run is bound to them.
+    Path("out.onnx").unlink()
+    assert cli(*commands["precision"], *elsewhere).status == 0
+    Path("weights/m.data").write_bytes(b"other" * 3000)
+    assert "the content of weights/m.data" in cli("resume").error
+    compared(cli, "out.onnx", "--onnxrt")
 
 
 # extract
@@ -99,10 +129,8 @@ def test_input_shapes(cli: CommandLine, fan: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "nodes"),
     [
-        (["t1"], ["t3"], ["<2>", "<3>"]),
         ([], ["t1"], ["<0>", "<1>"]),
         (["t5"], [], ["<6>", "<7>"]),
-        ([], [], [f"<{place}>" for place in range(8)]),
         (["t1"], ["t2", "t4"], ["<2>", "<3>", "<4>"]),
     ],
 )
@@ -111,8 +139,7 @@ def test_extract(cli: CommandLine, inputs: list[str], outputs: list[str], nodes:
     value = np.arange(6, dtype=np.float32).reshape(SHAPE)
     np.savez("x.npz", x=value)
     options = [*(["--inputs", *inputs] if inputs else []), *(["--outputs", *outputs] if outputs else [])]
-    ran = cli("extract", model, *options, "-o", "sub.onnx", "--load-inputs", "x.npz", "--json", "r.json")
-    assert ran.status == 0
+    cli("extract", model, *options, "-o", "sub.onnx", "--load-inputs", "x.npz", "--json", "r.json").ended(0)
     assert node_names(Path("sub.onnx")) == nodes
     onnx.checker.check_model("sub.onnx", full_check=True)
     # The values beside it are those of a reference run, and they make the piece give what the whole gives.
@@ -147,17 +174,3 @@ def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) 
         assert ends("--inputs", start, "--outputs", "t2:auto") == [["n", 3]] * 2
     assert ends("--inputs", "t0", "--outputs", "t2", "--input-shapes", "x:[5,3]") == [[5, 3]] * 2
     assert cli("extract", "m.onnx", "--inputs", "t0:auto:float32", "-o", "new.onnx").status == 2
-
-
-def test_outputs_are_chosen_by_the_operator_that_makes_them(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx", before=2, after=1)
-
-    def compared(*words: str) -> list[str]:
-        cli("run", model, "--onnxrt", *words, "--json", "r.json")
-        return [each["name"] for each in read_json(here / "r.json")["comparisons"]]
-
-    assert compared("--onnx-outputs", "op:Mul") == ["big_out", "small_out"]
-    assert compared("--onnx-outputs", "op:M*", "a0_out") == ["big_out", "small_out", "a0_out"]
-    assert compared("--onnx-outputs", "mark", "all", "--onnx-exclude-outputs", "op:Add") == ["big_out", "small_out"]
-    ran = cli("run", model, "--onnxrt", "--onnx-outputs", "op:Softmax")
-    assert "the model makes no tensor 'op:Softmax'" in ran.error

@@ -17,7 +17,7 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import arrays, bisect_trt, node_names, overflowing, read_json, rest_slow, save
+from support import arrays, node_names, overflowing, read_json, rest_slow, save
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,7 @@ def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(1200)  # a page's commands, one after the other, on a network of 700 nodes
-@pytest.mark.parametrize(
-    "promise",
-    rest_slow(PROMISES),
-    ids=lambda example: example.name,
-)
+@pytest.mark.parametrize("promise", rest_slow(PROMISES), ids=lambda example: example.name)
 def test_an_example_answers_as_its_readme_promises(promise: Example, tmp_path: Path) -> None:
     reader = Reader(tmp_path / "checkout")
     for page in OF_EXAMPLES[promise.name]:
@@ -65,8 +61,6 @@ def test_an_example_answers_as_its_readme_promises(promise: Example, tmp_path: P
     reproducer = reader.folder / result["artifacts"]["reproducer"]
     check_model(promise, reproducer)
     check_reproducer(promise, reproducer, tmp_path)
-    again = bisect_trt("run", "model.onnx", "--onnxrt", "--fp16", "--load-inputs", "inputs.npz", cwd=reproducer)
-    assert again.status == 1
 
 
 def sqrt_of_infinity_is_infinite() -> bool:
@@ -101,11 +95,8 @@ def check_reproducer(promise: Example, folder: Path, tmp_path: Path) -> None:
     assert f"MISMATCH {promise.tensor}" in done.stdout
     assert done.stderr == ""
     source = (folder / "reproduce.py").read_text()
-    assert set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)) <= {
-        "numpy",
-        "onnxruntime",
-        *sys.stdlib_module_names,
-    }
+    imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE))
+    assert imported <= {"numpy", "onnxruntime", *sys.stdlib_module_names}
     readme = (folder / "README.md").read_text()
     assert promise.tensor in readme
     assert onnx.__version__ in readme
@@ -122,19 +113,9 @@ def check_model(promise: Example, folder: Path) -> None:
 
 def test_where_nan_leaves_nothing_to_compare_that_is_said(cli: CommandLine) -> None:
     nodes = [helper.make_node(op, [read], [made], made) for op, read, made in (("Neg", "x", "a"), ("Log", "a", "b"))]
-    ran = cli("diagnose", save(Path("model.onnx"), [*nodes, helper.make_node("Tanh", ["b"], ["c"])]), "--onnxrt")
-    assert ran.status == 1
+    save(Path("model.onnx"), [*nodes, helper.make_node("Tanh", ["b"], ["c"])])
+    ran = cli("diagnose", "model.onnx", "--onnxrt").ended(1)
     assert "'c' has no elements here, or NaN or Inf in half of them or more" in " ".join(ran.out.split())
-
-
-def test_a_reproducer_whose_failure_is_mended_exits_0(cli: CommandLine, tmp_path: Path) -> None:
-    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
-    assert node_names(Path("out/model.onnx")) == ["big"]
-    # With a golden value that fp16 does have, nothing is off any more.
-    golden = arrays("out/golden.npz")["big_out"]
-    np.savez("out/golden.npz", big_out=np.full_like(golden, np.inf))
-    done = reproduce(Path("out"), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def rounding_then_overflow(path: Path) -> Path:
@@ -149,24 +130,19 @@ def rounding_then_overflow(path: Path) -> Path:
     return save(path, nodes, tensors)
 
 
-@pytest.mark.parametrize("command", ["reduce", "diagnose"])
-def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine, command: str) -> None:
+def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     # Rounding alone is a mismatch: on its own it is what a search would find.
     mild = cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "mild.json")
     assert mild.status == 1, mild.out
     assert read_json(Path("mild.json"))["comparisons"][0]["kind"] == "mismatch"
-    output = "out.onnx" if command == "reduce" else "out"
-    ran = cli(command, model, "--onnxrt", "--fp16", "-o", output, "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    assert node_names(Path("out.onnx" if command == "reduce" else "out/model.onnx")) == ["big"]
+    assert cli("reduce", model, "--onnxrt", "--fp16", "-o", "out.onnx").status == 0
+    assert node_names(Path("out.onnx")) == ["big"]
 
 
 def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
-    ran = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    result = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json").ended(0).result
     assert result["first_mismatch"]["node"]["name"] == "big"
     assert [entry["node"]["name"] for entry in result["mild_origins"]] == ["back"]
     # Tolerances that are given are meant to the letter.
@@ -184,11 +160,9 @@ def test_of_many_samples_the_worst_few_are_looked_at(cli: CommandLine, here: Pat
         "    for n in range(18):\n        yield {'x': np.full((2, 3), 0 if n in (4, 15) else -2, np.float32)}\n"
     )
     words = ["--onnxrt", "--fp16", "--atol", "0.01", "--data-loader-script", "data.py"]
-    ran = cli("diagnose", "model.onnx", *words, "-o", "out", "--json", "r.json")
-    assert ran.status == 0, ran.err
-    first = read_json(Path("r.json"))
+    first = cli("diagnose", "model.onnx", *words, "-o", "out", "--json", "r.json").ended(0).result
     assert first["looked_at"] == {"of": 18, "fail": [5, 16], "stay": [5, 16]}
     Path("r.json").unlink()
-    assert cli("resume", first["artifacts"]["run"]).status == 0
+    cli("resume", first["artifacts"]["run"]).ended(0)
     again = read_json(Path("r.json"))
     assert (again["culprits"], again["looked_at"]) == (first["culprits"], first["looked_at"])

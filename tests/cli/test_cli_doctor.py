@@ -53,36 +53,28 @@ def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
     assert set(result["targets"]) == {f"--{plugin.name}" for plugin in selectable()}
     usable = {"--onnxrt"} | ({"--openvino"} if importlib.util.find_spec("openvino") is not None else set())
     assert {target for target in usable if result["targets"][target] is not None} == set()
+    if importlib.util.find_spec("tensorrt") is None:
+        assert "pip install tensorrt" in result["targets"]["--trt"]
     for target, missing in result["targets"].items():
         assert f"{target}: {'yes' if missing is None else f'no: {missing}'}\n" in done.out
     assert not (tmp_path / ".bisect-trt").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
-def test_what_is_not_installed_comes_with_the_next_step(tmp_path: Path) -> None:
-    assert "--trt: no: TensorRT is not installed for " in see(tmp_path).out
-    assert "pip install tensorrt" in read_json(tmp_path / "found.json")["targets"]["--trt"]
-
-
 def test_two_builds_of_onnx_runtime_in_one_folder_are_a_warning(shadow: Path, tmp_path: Path) -> None:
-    add_distribution(shadow, "onnxruntime_gpu")
-    assert bisect_trt("doctor", cwd=tmp_path).err == ""  # the other is in another folder
-    add_distribution(shadow, "onnxruntime")
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
-    for words in (("doctor",), ("run", "model.onnx", "--onnxrt")):
+    add_distribution(shadow, "onnxruntime_gpu")
+    assert bisect_trt(*RUN, cwd=tmp_path).err == ""  # the other is in another folder
+    add_distribution(shadow, "onnxruntime")
+    for words in (["doctor"], RUN):
         done = bisect_trt(*words, cwd=tmp_path)
-        assert done.status == 0
-        assert "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu" in done.err.replace(
-            "\n", " "
-        )
+        assert (done.status, "pip uninstall -y onnxruntime onnxruntime-gpu" in done.err) == (0, True)
 
 
 def test_without_onnx_runtime_it_says_which_build_to_install(shadow: Path, tmp_path: Path) -> None:
     (shadow / "onnxruntime.py").write_text("raise ModuleNotFoundError('No module named onnxruntime')")
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
-    done = bisect_trt("run", "model.onnx", "--onnxrt", cwd=tmp_path)
-    assert done.status == 4
-    assert "pip install onnxruntime, or onnxruntime-gpu" in done.err
+    done = bisect_trt(*RUN, cwd=tmp_path)
+    assert (done.status, "pip install onnxruntime, or onnxruntime-gpu" in done.err) == (4, True)
 
 
 def add_distribution(folder: Path, name: str) -> None:
@@ -91,37 +83,32 @@ def add_distribution(folder: Path, name: str) -> None:
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {onnxruntime.__version__}\n")
 
 
+RUN = ("run", "model.onnx", "--onnxrt")
 MODEL = '<ir_version: 8, opset_import: ["" : 17]> chain (float[4] x) => (float[4] y) { y = Relu(x) }'
 CRASH = "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 
 
-@pytest.mark.parametrize(("library", "target"), [("tensorrt", "--trt"), ("onnxruntime", "--onnxrt")])
-def test_a_library_that_crashes_is_a_finding(shadow: Path, tmp_path: Path, library: str, target: str) -> None:
-    (shadow / f"{library}.py").write_text(CRASH)
+def test_a_library_that_crashes_is_a_finding(shadow: Path, tmp_path: Path) -> None:
+    (shadow / "onnxruntime.py").write_text(CRASH)
     see(tmp_path)
-    missing = read_json(tmp_path / "found.json")["targets"]
-    assert missing[target] == "it crashed (SIGSEGV) when it was loaded, after: loading."
-    assert (missing["--onnxrt"] is None) is (library == "tensorrt")
+    assert "SIGSEGV" in read_json(tmp_path / "found.json")["targets"]["--onnxrt"]
 
 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("raise RuntimeError('of another driver')", "RuntimeError: of another driver."),
-        ("__version__ = '8.5.0'", "TensorRT 8.5.0 is too old; install 8.6 or later."),
-        ("import sys\nsys.exit('cannot go on')", "it crashed (1) when it was loaded, after: cannot go on."),
-        (
-            "import libnothing",
-            (
-                "TensorRT is installed and cannot be loaded: No module named 'libnothing'. Install that library (pip install "
-                "tensorrt brings its own), or add its folder to LD_LIBRARY_PATH."
-            ),
-        ),
+        (CRASH, ["SIGSEGV", "loading"]),
+        ("raise RuntimeError('of another driver')", ["RuntimeError: of another driver"]),
+        ("__version__ = '8.5.0'", ["8.5.0", "8.6"]),
+        ("import sys\nsys.exit('cannot go on')", ["(1)", "cannot go on"]),
+        ("import libnothing", ["'libnothing'", "pip install tensorrt", "LD_LIBRARY_PATH"]),
     ],
 )
-def test_a_library_that_breaks_is_a_finding(shadow: Path, tmp_path: Path, source: str, says: str) -> None:
+def test_a_library_that_breaks_is_a_finding(shadow: Path, tmp_path: Path, source: str, says: list[str]) -> None:
     (shadow / "tensorrt.py").write_text(source)
-    assert examine("trt", tmp_path)[1] == says
+    _, missing = examine("trt", tmp_path)
+    assert missing is not None
+    assert all(word in missing for word in says), missing
 
 
 def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,19 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CommandLine
-from hypothesis import strategies as st
-from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
+from support import COMMANDS, command_lines, overflowing, read_json
 
 import bisect_trt as package
 from bisect_trt.cli.parser import expand, several
 from bisect_trt.commands.commands import COMMANDS as TABLE
 from bisect_trt.commands.record import system_errors
 from bisect_trt.errors import UnavailableError
+from bisect_trt.report.summary import headline
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
 OWN_KEYS = {"layerwise": {"first_mismatch", "tensors"}, "run": {"comparisons"}}
@@ -52,7 +51,6 @@ def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
     check_schema(result, command)
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     assert result["model"] == {"path": "model.onnx", "sha256": digest, "nodes": 8, "units": 8}
-    assert Path(result["artifacts"]["run"]).is_dir()
     if command == "run":
         alone = cli(*line, "--json", "-")
         assert json.loads(alone.out)["comparisons"] == result["comparisons"]
@@ -64,15 +62,24 @@ def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
         assert result["culprits"] == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
     if result["artifacts"]["reduced"]:
         assert Path(result["artifacts"]["reduced"]).is_file()
-    quiet = cli(*line, "-q", *([] if command in ("layerwise", "run") else ["--overwrite"]))
-    assert quiet.status == ran.status
-    assert 0 < len(quiet.out.splitlines()) <= min(25, len(ran.out.splitlines()))
-    assert "probe 1 " not in quiet.out
+    run = Path(result["artifacts"]["run"])
+    assert read_json(run / "result.json") == result
+    assert result["artifacts"]["report"] == str(run / "report.html")
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert f"<h1>{headline(result)}</h1>".replace("'", "&#39;") in page
+    assert {"answer", "graph", "commands", "environment"} <= {*re.findall(r'<section id="(\w+)"', page)}
+    assert re.search(rf"^Report +{re.escape(str(run))}", ran.out, re.MULTILINE)
+    if command in ("reduce", "run"):
+        quiet = cli(*line, "-q", *([] if command == "run" else ["--overwrite"]))
+        assert quiet.status == ran.status
+        assert 0 < len(quiet.out.splitlines()) <= min(25, len(ran.out.splitlines()))
+        assert "probe 1 " not in quiet.out
 
 
 def test_help_lists_the_commands_by_what_they_are_for(cli: CommandLine) -> None:
     ran = cli("-h")
     assert (ran.status, ran.err) == (0, "")
+    assert ran.out == cli().out
     headings = re.findall(r"─ (\w[\w ]*) ─", ran.out)
     assert headings == ["Options", "Find", "Explain", "Fix", "Files", "Runs", "This machine"]
     assert re.findall(r"^│ (\w+)  ", ran.out, re.MULTILINE) == list(TABLE)
@@ -90,63 +97,27 @@ def test_help_of_each_command_fits_two_screens(cli: CommandLine, command: str) -
         assert set(re.findall(r"--[\w-]+", ran.out)) <= set(re.findall(r"--[\w-]+", everything.out))
 
 
-def test_without_words_it_shows_its_help(cli: CommandLine) -> None:
-    ran = cli()
-    assert "diagnose" in ran.out + ran.err
-
-
-def test_version(cli: CommandLine, here: Path) -> None:
+def test_the_installed_program_is_the_module(cli: CommandLine, here: Path) -> None:
     assert cli("--version").out == f"bisect-trt {package.__version__}\n"
-    ran = bisect_trt("--version", cwd=here)
-    assert (ran.status, ran.out, ran.err) == (0, f"bisect-trt {package.__version__}\n", "")
-
-
-def test_the_installed_program_is_the_module(here: Path) -> None:
-    (script,) = (entry for entry in entry_points(group="console_scripts") if entry.name == "bisect-trt")
-    # The module runs the same function: `python -m bisect_trt`, seen above.
-    program = Path(sys.executable).with_name("bisect-trt")
-    if not program.exists():
-        pytest.skip("not installed beside this Python")
-    done = subprocess.run([program, "--version"], cwd=here, capture_output=True, text=True, check=True)
-    assert done.stdout == f"bisect-trt {package.__version__}\n"
-    assert script.value.startswith("bisect_trt.")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shell_completion(here: Path, shell: str) -> None:
-    environment = {**os.environ, "_BISECT_TRT_COMPLETE": f"source_{shell}"}
-    command = [sys.executable, "-m", "bisect_trt"]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
-    assert "bisect-trt" in done.stdout
-
-
-# Several values after one flag, and everything after --check.
-
-WORD = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1).filter(lambda word: word[0] != "-")
+    for program in ([Path(sys.executable).with_name("bisect-trt")], [sys.executable, "-m", "bisect_trt"]):
+        done = subprocess.run([*program, "--version"], cwd=here, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == (f"bisect-trt {package.__version__}\n", "")
 
 
 def test_negative_numbers_are_values() -> None:
-    assert expand(["reduce", "m", "--fail-code", "-11", "3"], several("reduce")) == [
-        "reduce",
-        "m",
-        "--fail-code=-11",
-        "--fail-code=3",
-    ]
+    expanded = expand(["reduce", "m", "--fail-code", "-11", "3"], several("reduce"))
+    assert expanded == ["reduce", "m", "--fail-code=-11", "--fail-code=3"]
 
 
-def test_bash_completes_options(here: Path) -> None:
+def test_shells_complete_options(here: Path) -> None:
     words = "extract model.onnx --inp"
     # What bash's function of --show-completion asks, and as: all words, and the number of the one that is completed.
     given = {"COMP_WORDS": f"bisect-trt {words}", "COMP_CWORD": str(len(shlex.split(words)))}
-    done = subprocess.run(
-        [sys.executable, "-m", "bisect_trt"],
-        cwd=here,
-        env={**os.environ, "_BISECT_TRT_COMPLETE": "complete_bash", **given},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["--inputs", "--input-shapes"]
+    for asks, answers in (("complete_bash", ["--inputs", "--input-shapes"]), ("source_zsh", ["bisect-trt"])):
+        environment = {**os.environ, "_BISECT_TRT_COMPLETE": asks, **given}
+        command = [sys.executable, "-m", "bisect_trt"]
+        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
+        assert {*answers} <= {*done.stdout.split()}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -28,43 +28,31 @@ def test_a_pass_that_does_not_hold_is_said(cli: CommandLine, model: Path) -> Non
     ran = cli("reduce", model, *OPTIONS, *changing(has("<3>", "<7>"), has("<7>")))
     assert node_names(Path("out.onnx")) == ["<7>"]
     result = read_json(Path("r.json"))
-    assert "the check is flaky: without one of these units the model passed, and failed when asked again" in ran.out
-    assert "--repeat 20 measures how often it fails" in result["why"]
+    assert "--repeat 20" in result["why"]
     # What failed alone is proven all the same.
     assert (ran.status, result["minimality"]) == (0, "1-minimal")
 
 
-def test_a_failure_that_was_seen_once_is_not_put_down_to_how_the_model_is_written(
-    cli: CommandLine, model: Path
-) -> None:
+def test_a_failure_that_was_seen_once_is_not_put_down_to_serialization(cli: CommandLine, model: Path) -> None:
     check = script(Path("check"), "[ -e seen ] && exit 0; touch seen; exit 1")
     ran = cli("reduce", model, *OPTIONS, "--check", f"./{check}", "{model}")
-    assert ran.status == 3
-    assert "the check is flaky: the original failed, and did not when asked again; --repeat 20" in ran.error
+    assert (ran.status, "--repeat 20" in ran.error) == (3, True)
     assert (read_json(Path("r.json"))["status"], Path("out.onnx").exists()) == ("inconclusive", False)
 
 
 def test_the_answer_of_a_measured_check_is_run_as_often_as_the_original(cli: CommandLine, model: Path) -> None:
     check = script(Path("check"), f"echo >> runs; {has('<3>', '<7>')} && exit 1; exit 0")
-    ran = cli("reduce", model, *OPTIONS, "--repeat", "5", "--check", f"./{check}", "{model}")
-    assert ran.status == 0
-    flaky = read_json(Path("r.json"))["flaky"]
+    flaky = cli("reduce", model, *OPTIONS, "--repeat", "5", "--check", f"./{check}", "{model}").ended(0).result["flaky"]
     assert flaky["rate"] == 1
     assert flaky["least_rate"] == pytest.approx(0.01 ** (1 / 5), abs=1e-6)
     assert len(Path("runs").read_text().splitlines()) >= read_json(Path("r.json"))["probes"]["run"] + 4 + 4
 
 
-@pytest.mark.parametrize("repeat", [None, "20"])
-def test_a_rate_that_falls_from_the_original_to_the_answer_leaves_no_proof(
-    cli: CommandLine, model: Path, repeat: str | None
-) -> None:
+def test_a_rate_that_falls_from_the_original_to_the_answer_leaves_no_proof(cli: CommandLine, model: Path) -> None:
     """The original fails each time, what is cut out of it in every third run."""
     seldom = f"echo >> runs; [ $(( $(wc -l < runs) % 3 )) = 0 ] && {has('<3>', '<7>')} && exit 1; exit 0"
     check = script(Path("check"), f"{has(*(f'<{number}>' for number in range(12)))} && exit 1; {seldom}")
-    words = ["--repeat", repeat] if repeat else []
-    ran = cli("reduce", model, *OPTIONS, *words, "--check", f"./{check}", "{model}")
-    assert ran.status == 3
-    result = read_json(Path("r.json"))
+    result = cli("reduce", model, *OPTIONS, "--repeat", "20", "--check", f"./{check}", "{model}").ended(3).result
     assert result["minimality"] == "unproven"
     assert "flaky" in result["why"]
 
@@ -74,5 +62,5 @@ def test_measuring_the_original_keeps_to_the_budget(cli: CommandLine, model: Pat
     words = ["--repeat", "99999999999999999999", "--max-time", "2", "--check", f"./{check}", "{model}"]
     ran = cli("reduce", model, *OPTIONS, *words)
     assert ran.status not in (0, 1)
-    assert "the budget is spent (--max-time 2)." in ran.error
+    assert "(--max-time 2)" in ran.error
     assert Path("runs").read_text()

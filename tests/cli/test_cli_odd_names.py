@@ -13,6 +13,7 @@ import pytest
 from conftest import CommandLine
 from support import (
     COMMANDS,
+    TARGET,
     bisect_trt,
     chain,
     command_lines,
@@ -28,40 +29,36 @@ from bisect_trt.commands.commands import COMMANDS as GROUPS
 from bisect_trt.options.spec import entries
 
 LONG = f"{'n' * 300}.onnx"
-PATHS = [
-    (name, entry.flag)
-    for name, known in GROUPS.items()
-    for group in known.groups
+PATHS = {
+    entry.flag: name
+    for name in command_lines("")
+    for group in GROUPS[name].groups
     for entry in entries(group)
-    if entry.kind is Path and not entry.option.positional and name in command_lines("")
-]
+    if entry.kind is Path and not entry.option.positional
+}
 
 
-@pytest.mark.parametrize(("command", "flag"), PATHS)
-def test_a_path_that_is_too_long(cli: CommandLine, command: str, flag: str) -> None:
-    ran = cli(*command_lines(overflowing(Path("model.onnx")))[command], flag, LONG)
-    assert ran.status == 2
-    assert f"{flag} nnn" in ran.error
-    assert "File name too long; give another path" in ran.error
+@pytest.mark.parametrize("flag", PATHS)
+def test_a_path_that_is_too_long(cli: CommandLine, flag: str) -> None:
+    ran = cli(*command_lines(overflowing(Path("model.onnx")))[PATHS[flag]], flag, LONG)
+    assert (ran.status, f"{flag} nnn" in ran.error, "too long" in ran.error) == (2, True, True)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_model_whose_path_is_too_long(cli: CommandLine, command: str) -> None:
-    ran = cli(*command_lines(LONG)[command], "--json", "r.json")
-    assert (ran.status, "File name too long" in ran.error) == (2, True)
+def test_a_model_whose_path_is_too_long(cli: CommandLine) -> None:
+    ran = cli("diagnose", LONG, *TARGET, "--json", "r.json")
+    assert (ran.status, "too long" in ran.error) == (2, True)
     assert read_json(Path("r.json"))["status"] == "error"
 
 
 def test_a_check_with_a_word_that_is_longer_than_any_file_name(cli: CommandLine, here: Path) -> None:
     chain(here / "model.onnx")
     check = f"{has('<2>', model='{model}')} && exit 1; exit 0 # {'n' * 300}"
-    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--check", "sh", "-c", check)
-    assert ran.status == 0, ran.err
+    cli("reduce", "model.onnx", "-o", "out.onnx", "--check", "sh", "-c", check).ended(0)
     assert node_names(here / "out.onnx") == ["<2>"]
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no such names")
-@pytest.mark.parametrize("command", rest_slow(COMMANDS, now=2))
+@pytest.mark.parametrize("command", rest_slow(COMMANDS))
 def test_a_path_that_is_no_text(here: Path, command: str) -> None:
     """As Linux has them: any bytes. In a process of its own, whose terminal is strict."""
     model = here / os.fsdecode(b"m\xff.onnx")
@@ -89,8 +86,7 @@ def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: P
     """A name that is a command, a quote and an option, as a stranger may give a file."""
     name = "-a 'b$(touch owned);`touch owned`.onnx"
     overflowing(here / "model.onnx").rename(name)
-    ran = cli("diagnose", f"./{name}", "--onnxrt", "--fp16")
-    assert ran.status == 0, ran.err
+    ran = cli("diagnose", f"./{name}", "--onnxrt", "--fp16").ended(0)
     shown = next(line for line in ran.out.splitlines() if line.startswith("To see it again: "))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # whose python is this one
     command = ["sh", "-c", shown.partition(": ")[2]]

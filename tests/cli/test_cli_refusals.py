@@ -22,7 +22,6 @@ from support import (
     bisect_trt,
     chain,
     command_lines,
-    has,
     node_names,
     overflowing,
     read_json,
@@ -57,7 +56,6 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "y.npz", y=x)
     np.savez(folder / "xy.npz", x=x, y=x)
     np.savez(folder / "wide.npz", x=np.ones((2, 4), np.float32))
-    np.savez(folder / "flat.npz", x=np.ones(6, np.float32))
     np.savez(folder / "double.npz", x=x.astype(np.float64))
     np.savez(folder / "none.npz")
     np.savez(folder / "a.npz", y=np.ones(2))
@@ -65,22 +63,22 @@ def write_files(folder: Path) -> None:
     save_samples(folder / "shapes.json", [{"x": x}, {"x": np.zeros((5, 3), np.float32)}])
     save_samples(folder / "types.json", [{"x": x.astype(np.int32)}])
     torch = json.dumps([{"y": {"tensor": "", "polygraphy_class": "Tensor"}}])
-    texts = {"bad.json": "{", "odd.json": '{"y": [1, 2]}', "nothing.json": "[]", "torch.json": torch}
-    texts |= {
-        "empty.npz": "",
+    texts = {
+        "bad.json": "{",
+        "odd.json": '{"y": [1, 2]}',
+        "torch.json": torch,
         "text.npz": "no archive",
-        "cut.npz": "PK\x03\x04 cut short",
         "notes": "to do",
-        "taken.zip": "mine",
-        "a.b.zip": "mine",
     }
-    texts |= {"later.json": '{"schema": 99}', "part.json": '{"schema": 1, "status": "found"}'}
-    loaders = {"raises": "def load_data(): return 1 / 0", "syntax": "def load_data(:", "void": ""}
-    loaders |= {"leaves": "import sys; sys.exit(0)", "no_sample": "def load_data():\n    return []"}
-    loaders |= {"other": "def load_data():\n    yield {'y': 1.0}", "nan": "def metric(outputs): return float('nan')"}
-    for name, text in {**texts, **{f"{name}.py": text for name, text in loaders.items()}}.items():
+    texts |= {"taken.zip": "mine", "later.json": '{"schema": 99}', "part.json": '{"schema": 1, "status": "found"}'}
+    texts |= {
+        "raises.py": "def load_data(): return 1 / 0",
+        "void.py": "",
+        "whole.py": "def metric(outputs): return 1.0",
+    }
+    texts |= {"no_sample.py": "def load_data():\n    return []", "other.py": "def load_data():\n    yield {'y': 1.0}"}
+    for name, text in texts.items():
         (folder / name).write_text(text)
-    (folder / "whole.py").write_text("def metric(outputs): return 1.0\n")
     for name in ("folder", "empty", "there"):
         (folder / name).mkdir()
     (folder / "there" / "mine.txt").write_text("precious")
@@ -88,64 +86,42 @@ def write_files(folder: Path) -> None:
 
 REFUSALS = """
 1001 --no-such-option | diagnose m.onnx T --no-such-option
-1001 -x | run m.onnx T -x
 1001 --reference | diagnose m.onnx T --reference float.onnx
 1001 no-such-command | no-such-command
 1001 MODEL | reduce
 1001 -o | reduce m.onnx T
 1001 another.onnx | run m.onnx another.onnx T
 1004 --onnxrt | run m.onnx --providers cpu
-1004 --onnxrt | layerwise m.onnx --fp16
 1004 --onnxrt | diagnose m.onnx
 1004 --check | reduce m.onnx -o o.onnx
 1004 check | repeat m.onnx
 1004 --fp16 | reduce m.onnx -o o.onnx --fp16 --check false {model}
 2003 NoSuchProvider | run m.onnx T --providers NoSuchProvider
-2003 NoSuchProvider | reduce m.onnx -o o.onnx T --providers NoSuchProvider
 
 # values
 1002 --atol | run m.onnx T --atol x
 1002 --atol | run m.onnx T --atol -1
-1002 --atol | run m.onnx T --atol nan
-1002 --rtol | run m.onnx T --rtol big_out:
 1005 nobody | run m.onnx T --atol nobody:1
-1002 --check-error-stat | run m.onnx T --check-error-stat worst
 1001 --seed | run m.onnx T --seed x
 1002 seed | run m.onnx T --seed -1
-1002 --val-range | run m.onnx T --val-range [1]
-1002 --val-range | run m.onnx T --val-range [2,1]
 1005 'y' | run m.onnx T --val-range y:[0,1]
 1004 --input-shapes | run m.onnx T --input-shapes x
-1002 --input-shapes | run m.onnx T --input-shapes x:[a]
 1002 'x' | run m.onnx T --input-shapes x:[2]
 1005 'y' | run m.onnx T --input-shapes y:[2]
 1002 --timeout | run m.onnx T --timeout 0
-1001 --timeout | run m.onnx T --timeout soon
 1002 --timeout | reduce m.onnx -o o.onnx T --timeout nan
-1002 --timeout | reduce m.onnx -o o.onnx T --timeout inf
-1002 --timeout | reduce m.onnx -o o.onnx T --timeout -1
-1002 --max-time | reduce m.onnx -o o.onnx T --max-time nan
-1001 --max-probes | reduce m.onnx -o o.onnx T --max-probes 0
 1001 --workers | reduce m.onnx -o o.onnx T --workers 0
-1001 --repeat | reduce m.onnx -o o.onnx T --repeat -1
 1002 --confidence | reduce m.onnx -o o.onnx T --confidence 1
-1002 --confidence | reduce m.onnx -o o.onnx T --confidence nan
 1001 --mode | reduce m.onnx -o o.onnx T --mode quick
 1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --no-reduce-inputs --no-reduce-outputs
 1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-inputs
-1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-outputs
 1003 --repeat | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
 1003 --repeat | samples m.onnx T --repeat 5 --iterations 2
-1001 --fail-code | reduce m.onnx -o o.onnx --fail-code x --check false
 1002 --fail-regex | reduce m.onnx -o o.onnx --fail-regex ( --check false
 1004 --fail-regex | reduce m.onnx -o o.onnx T --fail-regex x
-1004 --fail-code | reduce m.onnx -o o.onnx T --fail-code 1
-1004 --ignore-fail-code | reduce m.onnx -o o.onnx T --ignore-fail-code 1
 1011 --check | reduce m.onnx -o o.onnx --check
-1011 --check | reduce m.onnx -o o.onnx --check ""
 1011 --check | reduce m.onnx -o o.onnx --check "'an open quote"
 1011 no-such | reduce m.onnx -o o.onnx --check no-such {model}
-1011 ./no/such | reduce m.onnx -o o.onnx --check "./no/such {model}"
 1011 ./m.onnx | reduce m.onnx -o o.onnx --check ./m.onnx {model}
 1006 nowhere | reduce m.onnx -o o.onnx --candidate nowhere/m.onnx --check false
 1006 m.onnx | reduce m.onnx -o o.onnx --candidate m.onnx --check false
@@ -158,7 +134,6 @@ REFUSALS = """
 1002 --until | repeat m.onnx --until soon
 1003 -n | repeat m.onnx --repeat 3
 1003 `diagnose` | diagnose m.onnx T --postprocess top-1
-1003 `diagnose` | diagnose m.onnx T --compare indices
 
 # names of tensors, nodes and samples
 1005 't22' 't2' | extract chain.onnx -o o.onnx --inputs t22
@@ -172,11 +147,8 @@ REFUSALS = """
 1005 'nope*' | run chain.onnx --onnxrt --onnx-outputs nope*
 1005 t0 | run chain.onnx --onnxrt --onnx-exclude-outputs t0
 1004 --onnx-exclude | run chain.onnx --onnxrt --onnx-exclude-outputs *
-1005 'nope' | convert m.onnx -o o.onnx --fp16 --keep-fp32 nope
-1005 'nope' | sanitize m.onnx -o o.onnx --override-input-shapes nope:[7]
 1004 sweep | sweep free.onnx --onnxrt
 1002 x:[9..1,8] | sweep free.onnx --onnxrt --shapes x:[9..1,8]
-1002 x:[a,8] | sweep free.onnx --onnxrt --shapes x:[a,8]
 1005 'z' | sweep free.onnx --onnxrt --shapes z:[1..4,8]
 1002 'x' | sweep free.onnx --onnxrt --shapes x:[1..4]
 1003 twice | sweep free.onnx --onnxrt --shapes x:[1..4,8] --input-shapes x:[1,8]
@@ -218,46 +190,33 @@ REFUSALS = """
 1003 --min | reduce m.onnx -o o.onnx T --metric top-1 --max 0.5
 1003 --max | reduce m.onnx -o o.onnx T --metric whole.py --lower-is-better --min 0.5
 1009 2 | reduce m.onnx -o o.onnx T --metric top-1 --min 2
-1002 --max-drop | reduce m.onnx -o o.onnx T --metric top-1 --max-drop much
 1003 one | reduce m.onnx -o o.onnx T --metric top-1 --max-drop 1% --atol 1
-1002 --min | reduce m.onnx -o o.onnx T --metric whole.py --min nan
 1005 metric | reduce m.onnx -o o.onnx T --metric nobody --min 1
-1003 --save-outputs | run m.onnx T --metric top-1 --save-outputs o.npz
-1009 NaN | run m.onnx T --metric nan.py
 
 # values from files
 1007 'x' 'y' | run m.onnx T --load-inputs y.npz
 1007 xy.npz 'y' | layerwise m.onnx T --load-inputs xy.npz
 1007 wide.npz 'x' [2,_4] [2,_3] | reduce m.onnx -o o.onnx T --load-inputs wide.npz
-1007 flat.npz [6] [2,_3] | precision m.onnx -o o.onnx T --load-inputs flat.npz
 1007 double.npz float64 float32 | extract m.onnx -o o.onnx --load-inputs double.npz
 1007 none.npz 'x' | diagnose m.onnx T --load-inputs none.npz
 1007 missing.npz | run m.onnx T --load-inputs missing.npz
-1007 empty.npz | run m.onnx T --load-inputs empty.npz
 1007 text.npz | run m.onnx T --load-inputs text.npz
-1007 cut.npz | run m.onnx T --load-inputs cut.npz
 1007 bad.json | run m.onnx T --load-inputs bad.json
 1007 shapes.json 'x' [5,_3] | run m.onnx T --load-inputs shapes.json
 1007 int32 float32 | run m.onnx T --load-inputs types.json
 1003 --iterations | run m.onnx T --load-inputs x.npz --iterations 2
 1008 raises.py 1 ZeroDivision | run m.onnx T --data-loader-script raises.py
-1008 syntax.py SyntaxError | run m.onnx T --data-loader-script syntax.py
 1008 void.py load_data | run m.onnx T --data-loader-script void.py
-1008 void.py 'f' | run m.onnx T --data-loader-script void.py:f
 1008 no_sample.py | run m.onnx T --data-loader-script no_sample.py
-1008 leaves.py SystemExit | run m.onnx T --data-loader-script leaves.py
 1007 other.py 'y' | run m.onnx T --data-loader-script other.py
 1004 model | run
 1004 model | run --onnxrt
 1004 model | run --onnxrt --load-outputs a.npz a.npz
 1004 a.npz | run --load-outputs a.npz
 1007 gone.npz | run --load-outputs a.npz gone.npz
-1007 gone.npz | run m.onnx T --load-outputs gone.npz
 1007 'y' | run --load-outputs a.npz x.npz
 1007 two.json 2 | run --load-outputs a.npz two.json
 1007 bad.json | run --load-outputs a.npz bad.json
-1007 odd.json | run --load-outputs a.npz odd.json
-1007 nothing.json | run --load-outputs a.npz nothing.json
 1007 PyTorch | run --load-outputs a.npz torch.json
 1007 empty | run --load-outputs a.npz empty
 1005 'q' | run --load-outputs a.npz a.npz --atol q:1
@@ -269,16 +228,11 @@ REFUSALS = """
 # where an answer cannot be written, and what is not written over
 1006 nowhere/o.json | run m.onnx T --json nowhere/o.json
 1006 folder | extract m.onnx -o o.onnx --json folder
-1006 m.onnx/o.json | layerwise m.onnx T --json m.onnx/o.json
 1006 nowhere/o.onnx | reduce m.onnx T -o nowhere/o.onnx
 1006 folder | extract m.onnx -o folder
-1006 m.onnx/o.onnx | precision m.onnx T -o m.onnx/o.onnx
-1006 nowhere/g.onnx | reduce m.onnx T -o o.onnx --min-good nowhere/g.onnx
-1006 nowhere/x.npz | run m.onnx T --save-inputs nowhere/x.npz
 1006 folder | run m.onnx T --save-outputs folder
 1006 nowhere | run m.onnx T --report nowhere/r.html
 1006 nowhere | run m.onnx T --save-onnx nowhere/o.onnx
-1006 m.onnx/o | diagnose m.onnx T -o m.onnx/o
 1006 m.onnx | diagnose m.onnx T -o m.onnx
 1006 m.onnx | convert chain.onnx -o m.onnx --fp16
 1006 there.onnx --overwrite | reduce m.onnx T -o there.onnx
@@ -286,7 +240,6 @@ REFUSALS = """
 1006 there.onnx --overwrite | extract m.onnx -o there.onnx
 1006 there --overwrite | diagnose m.onnx T -o there
 1006 taken.zip | diagnose m.onnx T -o taken --zip
-1006 a.b.zip | diagnose m.onnx T -o a.b --zip
 1006 x.npz | samples m.onnx T --load-inputs x.npz -o x.npz
 
 # targets
@@ -298,7 +251,6 @@ REFUSALS = """
 1003 --session-option | run m.onnx --onnxrt --session-option a:1 a:2
 1002 no.so | run m.onnx --onnxrt --custom-op-library no.so
 1002 most basic | run m.onnx --onnxrt --graph-optimization-level most
-1002 --pool-limit | run m.onnx --trt --pool-limit 4G
 1002 --pool-limit | run m.onnx --trt --pool-limit workspace:lots
 1002 no.so | layerwise m.onnx --trt --plugins no.so
 1002 --load-timing-cache | run m.onnx --trt --load-timing-cache no
@@ -311,36 +263,28 @@ REFUSALS = """
 1001 --builder-optimization-level | run m.onnx --trt --builder-optimization-level 6
 1003 --load-engine | reduce m.onnx -o o.onnx --trt --load-engine notes
 1003 --save-engine | diagnose m.onnx -o o --trt --save-engine notes
-1003 --save-engine | layerwise m.onnx --trt --save-engine notes
 1002 no.plan | run m.onnx --trt --load-engine no.plan
 1003 --strongly-typed | run m.onnx --trt --fp16 --load-engine notes --strongly-typed
 1003 --save-engine | run m.onnx --trt --fp16 --load-engine notes --save-engine e
 1003 --builder-optimization-level | run m.onnx --trt --load-engine notes --builder-optimization-level 3
 1004 --through {out} | run m.onnx --through "cp {model}"
 1004 --through {model} | run m.onnx --through ""
-1002 --through quot | run m.onnx --through "cp 'a {model} {out}"
 1002 nosuchtool | run m.onnx --through "nosuchtool {model} {out}"
 
 # runs and builds
 2006 gone | view gone
-2006 empty | view empty
 2006 .bisect-trt | log
 2006 .bisect-trt | resume
 2006 .bisect-trt | report
-2006 gone | report gone
 2006 notes | report notes
-2006 bad.json | report bad.json
-2006 nothing.json | report nothing.json
 2006 odd.json | report odd.json
 2006 99 | report later.json
 2006 damaged | report part.json
-2006 gone | log gone
 2006 gone | resume gone
 2002 good | diff folder empty
 1004 builds | diff
 1004 odd.json | diff odd.json
 2002 odd.json | diff odd.json bad.json
-2002 gone.json | diff gone.json odd.json
 """
 """The code of an error, words that name the thing (``,_`` is a comma and a space), and the command line; ``T`` is a target."""
 
@@ -460,52 +404,34 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "command"), [*((kind, "run") for kind in BAD_MODELS), *(("truncated", name) for name in COMMANDS)]
-)
-def test_a_model_that_cannot_be_read(cli: CommandLine, kind: str, command: str) -> None:
+@pytest.mark.parametrize("kind", BAD_MODELS)
+def test_a_model_that_cannot_be_read(cli: CommandLine, kind: str) -> None:
     path = Path("bad.onnx")
     spoil, words = BAD_MODELS[kind]
     spoil(path)
-    ran = cli(*command_lines(path)[command], "--json", "r.json")
-    assert ran.status == UNAVAILABLE
-    assert all(word in ran.error for word in ["bad.onnx", *words])
-    result = read_json(Path("r.json"))
-    assert (result["command"], result["status"], result["probes"]["run"]) == (command, "error", 0)
-    assert result["error"]["code"] == ran.code
-    assert result["why"] in ran.error
-    assert not list(Path().glob("out*"))
+    for command in COMMANDS if kind == "truncated" else ["run"]:
+        ran = cli(*command_lines(path)[command], "--json", "r.json")
+        assert (ran.status, all(word in ran.error for word in ["bad.onnx", *words])) == (UNAVAILABLE, True), ran.error
+        result = read_json(Path("r.json"))
+        assert (result["command"], result["status"], result["probes"]["run"]) == (command, "error", 0)
+        assert (result["error"]["code"], result["why"] in ran.error) == (ran.code, True)
+        assert not list(Path().glob("out*"))
 
 
-UNKNOWN = _nodes(("Relu", "x", "t0"), ("NoSuchOperator", "t0", "t1"), ("Relu", "t1", "t2"))
+def test_an_unknown_operator(cli: CommandLine) -> None:
+    _nodes(("Relu", "x", "t0"), ("NoSuchOperator", "t0", "t1"), ("Relu", "t1", "t2"))(Path("model.onnx"))
+    for command in ("diagnose", "run", "layerwise", "reduce"):
+        ran = cli(*command_lines("model.onnx")[command])
+        assert (ran.status, "NoSuchOperator" in ran.error, "make t1" in ran.error) == (UNAVAILABLE, True, True)
+        assert ".onnx failed" not in ran.err  # which would be a file of ours
+        assert not list(Path().glob("out*"))
 
 
-@pytest.mark.parametrize("command", ["diagnose", "run", "layerwise", "reduce"])
-def test_an_unknown_operator(cli: CommandLine, command: str) -> None:
-    UNKNOWN(Path("model.onnx"))
-    ran = cli(*command_lines("model.onnx")[command])
-    assert ran.status == UNAVAILABLE
-    assert all(word in ran.error for word in ("NoSuchOperator", "make t1"))
-    assert ".onnx failed" not in ran.err  # which would be a file of ours
-    assert not list(Path().glob("out*"))
-
-
-def test_an_unknown_operator_is_no_matter_to_a_check_of_ones_own(cli: CommandLine) -> None:
-    UNKNOWN(Path("model.onnx"))
-    check = script(Path("check"), f"{has('make t1')} && exit 1; exit 0")
-    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--check", f"./{check}", "{model}")
-    assert ran.status == 0
-    assert node_names(Path("out.onnx")) == ["make t1"]
-    assert "NoSuchOperator 'make t1'" in ran.err
-
-
-@pytest.mark.parametrize("command", ["diagnose", "run"])
-def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine, command: str) -> None:
+def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["t0"], name="twin"), helper.make_node("Neg", ["t0"], ["t1"], name="twin")]
-    refused = cli(*command_lines(save(Path("model.onnx"), nodes))[command])
+    refused = cli("diagnose", save(Path("model.onnx"), nodes), *TARGET)
     assert refused.status == UNAVAILABLE
-    advised = "bisect-trt sanitize model.onnx -o model-named.onnx"
-    assert f"`{advised}`" in refused.error
+    advised = refused.error.split("`")[1]
     sanitized = cli(*shlex.split(advised)[1:], "--json", "s.json")
     assert (sanitized.status, node_names(Path("model-named.onnx"))) == (0, ["twin", "twin_2"])
     assert read_json(Path("s.json"))["changes"]["renamed_nodes"] == 1
@@ -516,31 +442,30 @@ def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine, com
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "options"),
     [
-        ("exit 1", "fails with all 4 nodes in fp32 too: exit status 1"),
-        ("exit 0", "passes with all 4 nodes lowered: exit status 0"),
-        ("exit 125", "cannot judge the model with all 4 nodes"),
-        ("grep -qa _fp16 \"$1\" && exit 125; exit 0", "cannot judge the model with all 4 nodes lowered"),
+        ("exit 1", []),
+        ("exit 1", ["--repeat", "2"]),
+        ("exit 0", []),
+        ("exit 125", []),
+        ('grep -qa _fp16 "$1" && exit 125; exit 0', ["--repeat", "2"]),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("options", [[], ["--repeat", "2"]])
-def test_precision_is_not_the_reason(cli: CommandLine, body: str, said: str, options: list[str]) -> None:
+)
+def test_precision_is_not_the_reason(cli: CommandLine, body: str, options: list[str]) -> None:
     line = ["precision", chain(Path("m.onnx")), "-o", "mixed.onnx", "--json", "r.json", "--fp16", *options]
     ran = cli(*line, "--check", "./" + script(Path("check"), body), "{model}")
-    assert (ran.status, ran.err, said in ran.out) == (1, "", True)
     result = read_json(Path("r.json"))
-    assert (result["status"], result["keep_fp32"], said in result["why"]) == ("not_reproduced", [], True)
+    assert (ran.status, ran.err, "all 4 nodes" in result["why"]) == (1, "", True)
+    assert (result["status"], result["keep_fp32"]) == ("not_reproduced", [])
     assert not Path("mixed.onnx").exists()
 
 
 def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
     line = ["precision", chain(Path("m.onnx")), "-o", "mixed.onnx", "--json", "r.json", "--onnxrt", "--fp16"]
-    ran = cli(*line, "--check", "python3", "nocheck.py", "{model}")
-    assert ran.status == 1
-    assert "--onnxrt has no effect beside --check" in ran.out
+    ran = cli(*line, "--check", "python3", "nocheck.py", "{model}").ended(1)
+    assert "--onnxrt has no effect" in ran.out
     why = read_json(Path("r.json"))["why"]
-    assert "nocheck.py': [Errno 2] No such file or directory\"" in why
+    assert "No such file or directory" in why
     name, *words = why.split("`")[1].split()
     assert name == "bisect-trt"
     assert "can't open file" in cli(*words).out

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import CommandLine
-from support import arrays, bisect_trt, chain
+from support import arrays, bisect_trt, chain, rest_slow
 from wheels import Index
 
 import bisect_trt as api
@@ -90,15 +91,35 @@ def seen(letters: str) -> dict[str, str]:
     return {f"1.{number}": words[letter] for number, letter in enumerate(letters)}
 
 
-def test_both_boundaries(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = "OPFFP"
+@pytest.mark.parametrize(
+    ("history", "status", "boundaries", "verdicts", "said"),
+    rest_slow(
+        [
+            ("PFP", 0, ("1.1", "1.2"), "PFP", ""),
+            ("OPFFP", 0, ("1.2", "1.4"), "OPFFP", "Unsupported model IR version"),
+            # A release that cannot be imported may hide where it appeared: said, and not proven.
+            ("PBRR", 3, ("1.2", None), "PBRR", "built for another world"),
+            # An operator that the newest release lacks is the failure; where the newest passes, it is a matter of age.
+            ("PNN", 0, ("1.1", None), "PNN", "Fused"),
+            ("NP", 1, (None, None), "OP", "Fused"),
+            ("O", 4, (None, None), "O", "Unsupported model IR version"),
+        ]
+    ),
+)
+def test_boundaries(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    history: str,
+    status: int,
+    boundaries: tuple[str | None, str | None],
+    verdicts: str,
+    said: str,
+) -> None:
     releases(here, history).tell(monkeypatch)
-    status, result, out = ask(here, "model.onnx", "--onnxrt")
-    assert (status, result["status"], result["first_failing"], result["first_passing"]) == (0, "found", "1.2", "1.4")
-    assert result["releases"] == seen(history)
-    assert "onnxruntime 1.1 passes, 1.2 fails; 1.4 passes again." in out
-    assert "Fix: upgrade to onnxruntime 1.4 or later." in out
-    assert "Unsupported model IR version" in result["reasons"]["1.0"]
+    ended, result, _ = ask(here, "model.onnx", "--onnxrt")
+    assert (ended, result["releases"]) == (status, seen(verdicts))
+    assert (result["first_failing"], result["first_passing"]) == boundaries
+    assert said in json.dumps(result["reasons"])
 
 
 SAYS = "Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
@@ -135,40 +156,6 @@ def test_a_package_of_several_wheels_is_installed_without_what_they_depend_on() 
 
 
 @pytest.mark.slow
-def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that cannot be imported may hide where it appeared: said, and not proven."""
-    releases(here, "PBRR").tell(monkeypatch)
-    status, result, out = ask(here, "model.onnx", "--onnxrt")
-    assert (status, result["first_failing"], result["first_passing"]) == (3, "1.2", None)
-    assert result["releases"] == {"1.0": "PASS", "1.1": "UNRESOLVED", "1.2": "FAIL", "1.3": "FAIL"}
-    assert "the release in which it appeared is uncertain: 1.1 has no verdict" in result["why"]
-    assert "built for another world" in result["why"]
-    assert "1.3, the newest release with a verdict, still fails" in out
-
-
-@pytest.mark.slow
-def test_an_operator_that_the_newest_lacks_is_the_failure(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the same in another release is the same; where the newest passes, it is a matter of a release's age."""
-    releases(here, "PNN").tell(monkeypatch)
-    status, result, _ = ask(here, "model.onnx", "--onnxrt")
-    assert (status, result["releases"], result["first_failing"]) == (0, seen("PNN"), "1.1")
-
-
-@pytest.mark.slow
-def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases(here, "NP").tell(monkeypatch)
-    status, result, out = ask(here, "model.onnx", "--onnxrt")
-    assert (status, result["status"], result["first_failing"]) == (1, "not_reproduced", None)
-    assert result["releases"] == {"1.0": "UNRESOLVED", "1.1": "PASS"}
-    assert "no release of onnxruntime from 1.0 to 1.1 fails; 1 of 2 have no verdict (1.0: " in result["why"]
-    assert "Try" not in out
-    releases(here / "other", "O").tell(monkeypatch)
-    status, result, out = ask(here, "model.onnx", "--onnxrt", "--to", "1.0")
-    assert (status, result["releases"]) == (4, {"1.0": "UNRESOLVED"})
-    assert "no release of onnxruntime has a verdict (1.0: " in out
-
-
-@pytest.mark.slow
 def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The history need not be one stretch; what was seen is said."""
     index = Index(here / "index")
@@ -183,7 +170,7 @@ def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(result["releases"].values()) == ["FAIL", "PASS", "PASS", "FAIL", "PASS", "UNRESOLVED"]
     assert result["failing"] == [["1.0", "1.0"], ["1.3", "1.3"]]
     table = [line.split()[:2] for line in out.splitlines() if line.startswith("  1.")]
-    assert table == [[release, verdict] for release, verdict in result["releases"].items()]
+    assert table == [[*each] for each in result["releases"].items()]
     words[-1:] = ["--from", "1.0", "--to", "1"]
     status, some, _ = ask(here, *words, "--check", "{python}", "-c", "import helper", "{model}")
     assert (status, len(some["releases"])) == (1, 6)
@@ -206,8 +193,6 @@ def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder = here / "reproducer"
     folder.mkdir()
     chain(folder / "model.onnx")
-    import numpy as np
-
     np.savez(folder / "inputs.npz", x=np.full((2, 3), 7, np.float32))
     result = api.releases(folder, target="onnxrt", find_all=True)
     assert (result.status, result.extra["first_failing"], result.extra["releases"]) == ("found", "1.1", seen("PF"))
@@ -222,30 +207,21 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     chain(here / "model.onnx", 1)
     words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
     ran = bisect_trt(*words, cwd=here)
-    assert (
-        "The first failing release was not searched, because that installs releases: bisect-trt releases out --onnxrt"
-        in ran.out
-    )
+    assert "bisect-trt releases out --onnxrt" in ran.out
     assert "releases" not in json.loads((here / "result.json").read_text())
     ran = bisect_trt(*words, "--overwrite", "--releases", cwd=here)
     result = json.loads((here / "result.json").read_text())
     assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
     assert result["releases"] == seen("PFP")
-    said = "onnxruntime 1.0 passes, 1.1 fails; 1.2 passes again."
-    assert said in ran.out
-    assert "Fix: upgrade to onnxruntime 1.2 or later." in ran.out
-    assert (
-        (here / "out" / "ISSUE.md")
-        .read_text()
-        .startswith("> **Fixed in a newer release.** onnxruntime 1.2 passes: upgrade to it or later")
-    )
-    assert f"fixed in a newer release?** {said}\n" in (here / "out" / "ISSUE.md").read_text()
+    issue = (here / "out" / "ISSUE.md").read_text()
+    assert issue.startswith("> **Fixed in a newer release.**")
+    assert "fixed in a newer release?** " in issue
 
 
 def test_an_index_without_such_releases(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     releases(here, "PP").tell(monkeypatch)
     ran = cli("releases", chain(Path("model.onnx")), "--onnxrt", "--from", "9")
-    assert (ran.status, "the index has no release of onnxruntime from 9" in ran.error) == (4, True)
+    assert (ran.status, "from 9" in ran.error) == (4, True)
 
 
 def test_a_function_cannot_be_a_check(here: Path) -> None:
@@ -253,10 +229,8 @@ def test_a_function_cannot_be_a_check(here: Path) -> None:
         api.releases(here / "model.onnx", lambda _: True, package="onnxruntime")
 
 
-def test_the_interpreter_at_hand_stands_for_it_elsewhere(here: Path) -> None:
-    ran = bisect_trt(
-        "reduce", "model.onnx", "-o", "out.onnx", "--check", "{python}", "-c", "exit(1)", "{model}", cwd=here
-    )
-    assert ran.status == 0
+def test_the_interpreter_at_hand_stands_for_it_elsewhere(cli: CommandLine, here: Path) -> None:
+    check = ["--check", "{python}", "-c", "exit(1)", "{model}"]
+    assert cli("reduce", chain(here / "model.onnx"), "-o", "out.onnx", *check).status == 0
     log = next((here / ".bisect-trt").glob("*/candidates/*/command.txt")).read_text()
     assert log.startswith(sys.executable)

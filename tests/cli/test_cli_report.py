@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
-from support import TARGET, chain, command_lines, has, node_tag, overflowing, read_json, script
-
-from bisect_trt.report.summary import headline
+from support import TARGET, chain, has, node_tag, overflowing, read_json, script
 
 RUNS = Path(".bisect-trt")
-ENDINGS = {"diagnose": 0, "reduce": 0, "layerwise": 0, "extract": 0, "run": 1}
 
 
 def the_run() -> Path:
@@ -27,19 +24,6 @@ def the_run() -> Path:
 
 def sections(page: Path) -> list[str]:
     return re.findall(r'<section id="(\w+)"', page.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("command", ENDINGS)
-def test_every_command_leaves_a_result_and_a_report(cli: CommandLine, command: str) -> None:
-    model = overflowing(Path("model.onnx"))
-    assert cli(*command_lines(model)[command], "--json", "r.json").status == ENDINGS[command]
-    run = the_run()
-    result = read_json(run / "result.json")
-    assert result == read_json(Path("r.json"))
-    assert result["artifacts"]["report"] == str(run / "report.html")
-    page = (run / "report.html").read_text(encoding="utf-8")
-    assert f"<h1>{headline(result)}</h1>".replace("'", "&#39;") in page
-    assert {"answer", "graph", "commands", "environment"} <= set(sections(run / "report.html"))
 
 
 def test_what_diagnose_found_is_in_its_report(cli: CommandLine) -> None:
@@ -118,8 +102,7 @@ def test_a_run_that_ends_early_says_how_to_go_on(cli: CommandLine) -> None:
 
 def test_a_run_that_breaks_leaves_what_is_known(cli: CommandLine) -> None:
     Path("model.onnx").write_text("no model")
-    ran = cli("run", "model.onnx", *TARGET)
-    assert ran.status == 4
+    cli("run", "model.onnx", *TARGET).ended(4)
     page = (the_run() / "report.html").read_text(encoding="utf-8")
     assert "it is another kind of file or was cut short" in page
     assert sections(the_run() / "report.html") == ["answer", "commands", "environment"]
@@ -151,30 +134,6 @@ def test_a_graph_that_cannot_be_described_does_not_change_the_answer(
     assert sections(the_run() / "report.html") == ["answer", "findings", "search", "commands", "environment"]
 
 
-HOSTILE = '</script><script>document.title="taken"</script>"\'&amp;@SCRIPT@\u202e\x07' + "x" * 480
-
-
-def test_names_and_output_are_text_and_nothing_more(cli: CommandLine) -> None:
-    import onnx
-
-    model = onnx.load(str(overflowing(Path("model.onnx"))))
-    for place, node in enumerate(model.graph.node):
-        node.name = f"{HOSTILE}{place}"
-        node.doc_string = HOSTILE
-    onnx.save(model, "model.onnx")
-    check = script(Path("check.sh"), "echo '<img src=x onerror=alert(1)>'; exit 1")
-    assert cli("layerwise", "model.onnx", *TARGET).status == 0
-    assert (
-        cli("reduce", "model.onnx", "-o", "o.onnx", "--fail-regex", "<img", "--check", f"./{check}", "{model}").status
-        == 0
-    )
-    for run in RUNS.iterdir():
-        page = (run / "report.html").read_text(encoding="utf-8")
-        assert page.count("<script") == page.count("</script>") <= 2
-        assert "<img" not in page
-        assert not set(page) & {"\u202e", "\x07"}
-
-
 def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: CommandLine) -> None:
     assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
     plain: dict[str, Any] = read_json(the_run() / "result.json")
@@ -183,14 +142,3 @@ def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: 
     assert cli("report", "old.json").status == 0
     assert sections(Path("report.html")) == ["answer", "findings", "environment"]
     assert "Mul &#39;big&#39;" in Path("report.html").read_text()
-
-
-def test_the_summary_names_it(cli: CommandLine) -> None:
-    model = overflowing(Path("model.onnx"))
-    command = ("diagnose", model, *TARGET, "-o", "out", "--overwrite", "--json", "r.json", "--zip")
-    for quiet in ((), ("-q",)):
-        ran = cli(*command, *quiet)
-        report = read_json(Path("r.json"))["artifacts"]["report"]
-        assert re.search(rf"^Report +{re.escape(report)}$", ran.out, re.MULTILINE)
-        assert re.search(r"^Wrote +out\.zip \(", ran.out, re.MULTILINE)
-    assert re.search(r"^Report +here\.html", cli("run", model, *TARGET, "--report", "here.html").out, re.MULTILINE)

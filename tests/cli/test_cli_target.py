@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Ran, chain, read_json
 
 from bisect_trt.cli.parser import parse as parse_words
 from bisect_trt.commands.checks import tolerance_options
@@ -20,7 +19,6 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 
-CommandLine = Callable[..., Ran]
 FILE = str(Path(__file__).resolve())
 """A file that exists: what is in a plugin, an engine or a timing cache is TensorRT's business."""
 
@@ -131,12 +129,6 @@ def test_what_options_become(words: list[str], expected: TargetSettings | TrtSet
     settings = parse(words)
     assert settings is not None
     assert settings == expected if isinstance(expected, TargetSettings) else settings.of(TrtSettings) == expected
-
-
-def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
-    ran = cli("run", chain(tmp_path / "m.onnx"), "--onnxrt", "--onnx-outputs", "t2", "t0", "--json", "r.json")
-    assert ran.status == 0
-    assert [entry["name"] for entry in read_json(Path("r.json"))["comparisons"]] == ["t2", "t0"]
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,8 @@ def tokens(here: Path) -> Path:
 
 
 def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Path) -> None:
-    ran = cli("samples", tokens, *TARGET, "--load-inputs", "x.npz", "--json", "r.json")
-    assert ran.status == 0, ran.err
-    found = read_json(Path("r.json"))
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "x.npz", "--json", "r.json").ended(0)
+    found = ran.result
     samples = found["samples"]
     assert (samples["failing"], samples["total"], samples["unresolved"]) == ([3, 6, 8, 12], 12, [])
     np.testing.assert_array_equal(arrays("minimal-input.npz")["ids"], [[GUILTY]])
@@ -66,9 +65,7 @@ def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path
     )
     check = script(here / "check.sh", 'python seen.py "$1"')
     options = ["--load-inputs", "x.npz", "--json", "r.json", "--max-probes", "15"]
-    ran = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}")
-    assert ran.status == 3, ran.err
-    result = read_json(Path("r.json"))
+    result = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}").ended(3).result
     least = result["samples"]["minimal_input"]
     assert (result["status"], least["minimality"]) == ("inconclusive", "unproven")
     assert "the budget is spent (--max-probes 15)" in least["why"]
@@ -94,8 +91,7 @@ def test_nan_inf_and_conditions_are_said_as_json_and_options_have_them(cli: Comm
     x.flat[:2] = np.nan, -np.inf
     np.savez("x.npz", x=x)
     check = ["--fail-regex", "odd", "--check", f"{sys.executable} check.py {{inputs}}"]
-    ran = cli("samples", model, "--load-inputs", "x.npz", "--json", "r.json", *check)
-    assert ran.status == 0, ran.err
+    cli("samples", model, "--load-inputs", "x.npz", "--json", "r.json", *check).ended(0)
     least = read_json(Path("r.json"))["samples"]["minimal_input"]
     assert {each["value"] for each in least["elements_kept"]} == {"nan", "-inf"}
     assert "--fail-regex odd --check" in least["command"]
@@ -109,75 +105,54 @@ def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Pa
         "first = not seen.exists(); seen.touch(); sys.exit(first)\n"
     )
     check = ["--workers", "1", "--check", f"{sys.executable} check.py {{inputs}}"]
-    ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check)
-    assert ran.status == 3
-    least = read_json(Path("r.json"))["samples"]["minimal_input"]
-    assert "the failure is flaky" in least["why"]
+    ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check).ended(3)
+    least = ran.result["samples"]["minimal_input"]
+    assert "flaky" in least["why"]
     assert least["command"].startswith("bisect-trt repeat")
     assert f"To measure how often it fails: {least['command']}" in ran.out
 
 
-def joined(dtype: int, *inputs: str) -> Path:
-    """Inputs of rows without a name for their number, side by side: they have to have as many."""
-    ends = [helper.make_tensor_value_info(name, dtype, [None, 2]) for name in (*inputs, "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Concat", inputs, ["y"], axis=1, name="join")], "g", ends[:-1], ends[-1:]
-    )
+DOUBLES = [np.linspace(-1, 1, 2 * rows).reshape(rows, 2) for rows in (3, 4, 5)]
+for _values in DOUBLES[:2]:
+    _values[-1, 1] = -0.0
+WORDS = [
+    np.array(each)
+    for each in ([["a", "bc"]], [["odd", "a"], ["bc", "d"]], [["d", "e"]], [["e", "bc"], ["a", "odd"]], [["bc", ""]])
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "failing", "index", "value"),
+    [(TensorProto.DOUBLE, DOUBLES, [1, 2], [2, 1], "-0.0"), (TensorProto.STRING, WORDS, [2, 4], [0, 0], "odd")],
+)
+def test_a_negative_zero_is_no_zero_and_strings_are_values(
+    here: Path, dtype: int, values: list[np.ndarray], failing: list[int], index: list[int], value: str
+) -> None:
+    """Both inputs have rows without a name for their number, side by side: they have to have as many."""
+    ends = [helper.make_tensor_value_info(name, dtype, [None, 2]) for name in "aby"]
+    node = helper.make_node("Concat", ["a", "b"], ["y"], axis=1, name="join")
+    graph = helper.make_graph([node], "g", ends[:-1], ends[-1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "joined.onnx")
-    return Path("joined.onnx")
-
-
-def test_a_negative_zero_is_no_zero(here: Path) -> None:
-    rng = np.random.default_rng(6)
-    samples = [{name: rng.standard_normal((rows, 2)) for name in ("a", "b")} for rows in (3, 4, 5)]
-    for sample in samples[:2]:
-        sample["b"][-1, 1] = -0.0
 
     def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
-        return bool(np.any((inputs["b"] == 0) & np.signbit(inputs["b"])))
+        b = inputs["b"]
+        return "odd" in b if dtype == TensorProto.STRING else bool(np.any((b == 0) & np.signbit(b)))
 
-    found = bisect_trt.samples(joined(TensorProto.DOUBLE, "a", "b"), fails, inputs=samples, output=here / "least.npz")
-    least = found.extra["samples"]["minimal_input"]
-    assert (found.extra["samples"]["failing"], found.minimality) == ([1, 2], "1-minimal")
-    assert [(each["input"], each["index"], str(each["value"])) for each in least["elements_kept"]] == [
-        ("b", [2, 1], "-0.0")
-    ]
-
-
-def test_samples_of_strings(here: Path) -> None:
-    words = [
-        [["a", "bc"]],
-        [["odd", "a"], ["bc", "d"]],
-        [["d", "e"]],
-        [["e", "bc"], ["a", "odd"]],
-        [["", "e"]],
-        [["bc", ""]],
-    ]
-
-    def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
-        return "odd" in inputs["a"]
-
-    found = bisect_trt.samples(
-        joined(TensorProto.STRING, "a"),
-        fails,
-        inputs=[{"a": np.array(each)} for each in words],
-        output=here / "least.npz",
-    )
+    samples = [{"a": np.flip(each), "b": each} for each in values]
+    found = bisect_trt.samples("joined.onnx", fails, inputs=samples, output=here / "least.npz")
     told = found.extra["samples"]
-    assert (told["failing"], told["minimal_input"]["shapes"], found.minimality) == ([2, 4], {"a": [1, 2]}, "1-minimal")
-    assert [(each["index"], each["value"]) for each in told["minimal_input"]["elements_kept"]] == [([0, 0], "odd")]
+    assert (told["failing"], found.minimality) == (failing, "1-minimal")
+    (kept,) = told["minimal_input"]["elements_kept"]
+    assert (kept["input"], kept["index"], str(kept["value"])) == ("b", index, value)
 
 
 def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:
     np.savez(here / "good.npz", ids=np.ones((2, 3), np.int64))
     np.savez(here / "none.npz", ids=np.full((2, 3), 99))
-    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
-    assert ran.status == 1
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz").ended(1)
     assert "none of the 1 samples fails." in ran.err + ran.out
-    ran = cli("samples", tokens, *TARGET, "--load-inputs", "none.npz")
-    assert ran.status == 4
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "none.npz").ended(4)
     assert "no sample has a verdict: the reference does not run it" in ran.err
     Path("minimal-input.npz").write_bytes(b"mine")
-    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
-    assert ran.status == 2
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz").ended(2)
     assert "minimal-input.npz exists" in ran.err

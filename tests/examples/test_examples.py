@@ -179,16 +179,6 @@ def test_vit_overflows_in_the_thirteen_norms_after_block_five(examples: dict[str
     assert worst_error(example.reference["logits"], fewer["logits"]) > 1
 
 
-def test_vit_stream_recovers_between_its_thirteen_origins(examples: dict[str, Example]) -> None:
-    example = examples["vit_overflow"]
-    if np.isnan(example.half["/blocks.6/norm1/Sqrt_output_0"]).any():
-        pytest.skip("this ONNX Runtime's Sqrt makes NaN of Inf (seen in 1.18), which then reaches everything after it")
-    pows = [name for name, value in example.reference.items() if np.abs(value).max() > np.finfo(np.float16).max]
-    assert example.origins == pows
-    assert np.isfinite(example.half["logits"]).all()
-    assert np.array_equal(example.half["/norm/Div_output_0"], np.zeros((1, 197, 192), np.float32))
-
-
 def test_masked_attention_is_nan_for_the_padded_sequence_only(examples: dict[str, Example]) -> None:
     example = examples["masked_attention"]
     padding = example.inputs["attention_mask"][1] == 0
@@ -202,15 +192,6 @@ def test_masked_attention_is_nan_for_the_padded_sequence_only(examples: dict[str
     assert np.isnan(example.half[second][1]).all()
     assert np.isnan(example.half["logits"]).all(axis=2).tolist() == [[False] * 16, [True] * 16]
     assert worst_error(example.reference["logits"][0], example.half["logits"][0]) < 1
-
-
-def test_masked_attention_without_padding_survives_the_infinite_mask(examples: dict[str, Example]) -> None:
-    padded = examples["masked_attention"]
-    ones = np.ones_like(padded.inputs["attention_mask"])
-    full = Example(padded.model, {**padded.inputs, "attention_mask": ones})
-    assert full.origins == ["/Where_output_0"]
-    assert full.errors["/layers.0/attn/Softmax_output_0"] < 1
-    assert full.errors["logits"] < 1
 
 
 def test_masked_attention_is_cured_as_its_readme_says(examples: dict[str, Example]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from support import rest_slow
 
 from truth.cases import Case, onnxruntime_cases
 
@@ -11,7 +12,7 @@ CASES = {(case.pattern.name, case.where): case for case in onnxruntime_cases()}
 """Releases make no other networks."""
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize("case", rest_slow(CASES.values(), now=4), ids=str)
 def test_the_guilty_are_nodes_of_a_valid_model(case: Case) -> None:
     network = case.make()
     onnx.checker.check_model(network.model, full_check=True)
