@@ -79,16 +79,6 @@ def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:
     assert not refused
 
 
-def test_a_search_for_precision_goes_on_with_the_same_samples_only(here: Path) -> None:
-    model = overflowing(here / "model.onnx")
-    for content in (b"one", b"another"):
-        Path("v.npz").write_bytes(content)  # which is no such file: the run is bound to it before it is looked at
-        with pytest.raises(UsageError) as raised:
-            bisect_trt.precision(model, target="onnxrt", validation_data="v.npz", run="mine", max_probes=1)
-    assert "cannot be resumed" in str(raised.value)
-    assert "v.npz" in str(raised.value)
-
-
 def test_importing_the_package_imports_nothing_else() -> None:
     """Nor does a function, before it is called; and none of them a command line."""
     code = f"import sys, bisect_trt; {'; '.join(f'bisect_trt.{name}' for name in PARAMETERS)}; print(*sys.modules)"
@@ -148,15 +138,6 @@ def test_what_a_function_may_say(check: Callable[[Path], object], left: list[str
     assert node_names(Path(str(result.artifacts["reduced"]))) == left
 
 
-def test_an_exception_is_no_failure(here: Path) -> None:
-    def check(_: Path) -> bool:
-        raise ValueError("of another kind")
-
-    result = bisect_trt.reduce(chain(here / "model.onnx"), check)
-    assert result.status == "not_reproduced"
-    assert "raised ValueError: of another kind" in str(result.why)
-
-
 def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = onnx.load(str(overflowing(here / "model.onnx")))
     before = model.SerializeToString()
@@ -172,14 +153,6 @@ def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCa
     assert Path(f"{folder}.zip").exists()
     assert model.SerializeToString() == before
     assert any("fails alone" in record.message for record in caplog.records)
-
-
-@pytest.mark.usefixtures("here")
-def test_what_is_no_model() -> None:
-    models: list[Any] = [None, 3, b"model.onnx", onnx.GraphProto()]
-    for model in models:
-        with pytest.raises(UsageError, match=r"^model: "):
-            bisect_trt.compare(model)
 
 
 def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -298,18 +271,6 @@ def test_assert_matches(here: Path) -> None:
     assert "Reproducer: bug" in str(failure.value)
     done = subprocess.run([sys.executable, "bug/reproduce.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-
-
-def test_sizes_and_samples(here: Path) -> None:
-    overflowing(here / "model.onnx")
-    model = onnx.load("model.onnx")
-    found = bisect_trt.sweep(model, target="onnxrt", fp16=True, shapes=["x:[{1,2,5},3]"])
-    assert found.proven
-    assert found.extra["sweep"]["dimensions"][0]["fail"] == [1, 2, 5]
-    values = [np.full((2, 3), value, np.float32) for value in (-2.9, 2.0)]
-    found = bisect_trt.samples(model, target="onnxrt", fp16=True, inputs=[{"x": value} for value in values])
-    assert found.extra["samples"]["failing"] == [2]
-    assert Path(str(found.artifacts["minimal_input"])).is_file()
 
 
 def test_values_stand_behind_the_model(here: Path) -> None:

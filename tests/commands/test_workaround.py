@@ -13,11 +13,9 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import compared, node_names, overflowing, read_json, rest_slow, save
-from test_arbitration import tied
 from truth.networks import generated
 from truth.patterns import PLANTED
 
-from bisect_trt import workaround
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
@@ -105,18 +103,6 @@ def test_what_has_no_other_form_is_said(cli: CommandLine) -> None:
     assert "none is known of these operators" in said
     assert result["artifacts"]["patched"] is None
     assert not Path("out/patched.onnx").exists()
-
-
-def test_of_a_tie_there_is_nothing_to_work_around(cli: CommandLine) -> None:
-    result, said = ways_of(cli, "diagnose", tied(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
-    assert result["workarounds"] == []
-    assert "there is nothing to work around" in said
-
-
-def test_from_python(here: Path) -> None:
-    result = workaround(squares(here / "model.onnx"), target="onnxrt", fp16=True)
-    assert Path(str(result.artifacts["patched"])).exists()
-    assert [way["passes"] for way in result.extra["workarounds"]] == [None, True, True]
 
 
 def test_a_barrier_changes_no_value() -> None:

@@ -114,7 +114,7 @@ def words(entry: Entry, value: Any) -> list[str]:
 
 @pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
 @given(data=st.data())
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Entry, data: st.DataObject) -> None:
     value = data.draw(values_of(entry))
     name = next(name for name, command in COMMANDS.items() if group in command.groups)
