@@ -21,12 +21,14 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import jsonschema
 import onnx
 
 from answers import seam
 from answers.rows import ROWS, Row
 
 RECORDED = Path(__file__).parent / "recorded"
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").read_text())
 CHECK = f"{sys.executable} {Path(__file__).with_name('check.py')} {{model}}"
 
 
@@ -64,6 +66,7 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
     answer = json.loads(Path("answer.json").read_text()) if Path("answer.json").exists() else {}
     found: dict[str, Any] = {"argv": line, "exit": status}
     if answer:
+        jsonschema.validate(answer, SCHEMA)
         found["status"] = answer.get("status")
         found["minimality"] = answer.get("minimality")
         found["culprits"] = [each["name"] or each["outputs"][0] for each in answer.get("culprits", ())]

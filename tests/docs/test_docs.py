@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -101,8 +102,22 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
         assert Params([Target], values, words=True)[Target].settings(engines=engines) is not None
 
 
-def test_some_commands_need_a_gpu() -> None:
-    assert len(commands_with_trt()) >= 5
+def test_the_skill_names_commands_and_keys_that_exist() -> None:
+    page = (ROOT / "skills" / "bisect-trt" / "SKILL.md").read_text(encoding="utf-8")
+    commands = re.findall(r"\| `(\w+ \w+\.onnx[^`]*)`", page) + re.findall(r"^bisect-trt (.*)$", page, re.MULTILINE)
+    assert len(commands) > 8
+    for text in commands:
+        assert read_values(f"bisect-trt {text}"), text
+    schema = json.loads((ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
+    keys = re.search(r"^\| key \| use \|$(.*?)^$", page, re.MULTILINE | re.DOTALL)
+    assert keys is not None
+    named = {
+        key.split(".")[0]
+        for row in keys[1].splitlines()
+        for key in re.findall(r"`([\w.]+)`", row.split("|")[1:2][0] if row else "")
+    }
+    assert named
+    assert named <= set(schema["properties"])
 
 
 def prose(page: Path) -> str:
