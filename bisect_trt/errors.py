@@ -1,6 +1,6 @@
-"""Every way a run ends early, with its exit status.
+"""Errors that end a run early, with their exit statuses.
 
-The statuses are a promise to scripts (docs/json.md, "Exit status"). No traceback reaches a user unless ``-vv``: the command
+The statuses are stable (docs/json.md, "Exit status"). No traceback reaches a user unless ``-vv``: the command
 line prints the message of a :class:`BisectError`, which names the thing, the reason and the next step.
 """
 
@@ -20,9 +20,9 @@ class ExitStatus(IntEnum):
     USAGE = 2
     """The command line, or a file it names, is wrong."""
     UNPROVEN = 3
-    """Ended without proof: flaky, budget spent, the final re-check disagreed. The best so far is saved."""
+    """The search ended without proof: flaky, budget spent, or the final re-check disagreed. The best so far is saved."""
     UNAVAILABLE = 4
-    """Something needed is not there: no TensorRT, no GPU, an unreadable model."""
+    """Something needed is missing: no TensorRT, no GPU, an unreadable model."""
     INTERRUPTED = 130
     """Ctrl-C; resumable."""
 
@@ -39,7 +39,7 @@ class BisectError(Exception):
 
     @classmethod
     def describe(cls) -> dict[str, str]:
-        """The code, the cause and the remedy, for JSON."""
+        """Return the code, the cause and the remedy, for JSON."""
         return {"code": cls.code, "cause": (cls.__doc__ or "").partition("\n")[0], "remedy": cls.remedy}
 
 
@@ -50,13 +50,13 @@ class InternalError(BisectError):
 
 
 class WrongResultError(BisectError):
-    """What was made of the model does not do what the model does."""
+    """A derived model computes other values than the original."""
 
-    code, remedy = "BT3004", "Report it, and leave out the step that the message names."
+    code, remedy = "BT3004", "Report it, and skip the step that the message names."
 
 
 class UsageError(BisectError):
-    """What was asked for cannot be done as asked."""
+    """The options do not fit together or do not fit the model."""
 
     status = ExitStatus.USAGE
     code, remedy = "BT1000", "Change the command line as the message says."
@@ -105,19 +105,19 @@ class InputValuesError(UsageError):
 
 
 class ScriptError(UsageError):
-    """A script or function of the user's does not do what it is called for."""
+    """A script or function of the user does not meet its interface."""
 
     code, remedy = "BT1008", "Correct the script."
 
 
 class UnsuitableModelError(UsageError):
-    """The model has nothing that the command works on."""
+    """The model has no part that the command applies to."""
 
     code, remedy = "BT1009", "Use another command or another model."
 
 
 class RunStateError(UsageError):
-    """A run is at work, or what it depends on has changed."""
+    """The run is still running, or a file that it depends on has changed."""
 
     code, remedy = "BT1010", "Wait for the run, or start a new one."
 
@@ -125,7 +125,7 @@ class RunStateError(UsageError):
 class CheckCommandError(UsageError):
     """The check command cannot be run."""
 
-    code, remedy = "BT1011", "Run the command by hand, and correct it."
+    code, remedy = "BT1011", "Run the command in a shell, and correct it."
 
 
 class UnavailableError(BisectError):
@@ -184,22 +184,22 @@ class PackageError(UnavailableError):
 
 
 def kinds(base: type[BisectError] = BisectError) -> list[type[BisectError]]:
-    """All classes of errors that are imported and have a code of their own, by that."""
+    """Return all imported classes of errors with a separate code, sorted by code."""
     below = [each for kind in base.__subclasses__() for each in kinds(kind)]
     return sorted([*([base] if "code" in vars(base) else []), *below], key=lambda kind: kind.code)
 
 
 def kind_of(names: Sequence[str]) -> type[BisectError] | None:
-    """The class of an error of another process, by the names of its classes, the most special first."""
+    """Return the class of an error of another process from the names of its base classes, the most derived first."""
     known = {kind.__name__: kind for kind in kinds() if kind.__module__ == __name__}
     return next((known[name] for name in names if name in known), None)
 
 
 def quoted(names: Iterable[str], limit: int = 20) -> str:
-    """Names for a message, the first few of them where there are many."""
+    """Return quoted names for a message, at most ``limit``."""
     return first_few([f"'{name}'" for name in names], limit) or "none"
 
 
 def first_few(words: Sequence[str], limit: int) -> str:
-    """The first words, and how many more there are, on one line."""
+    """Return the first words and the number of the others, on one line."""
     return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")

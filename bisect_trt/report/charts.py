@@ -106,7 +106,7 @@ def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
                 round(top / HEIGHT, 4),
                 f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
                 f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance"
-                + (f"; alone {number(point['own'], 3)} of it" if each is not None else ""),
+                + (f"; alone {number(point['own'], 3)}" if each is not None else ""),
                 makers.get(point["name"]),
             ]
             for point, (x, top), each in zip(points, places, own, strict=True)
@@ -157,7 +157,7 @@ def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -
 
 
 def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Return ascending places of a series that look like all of it: min-max decimation, so that no extreme is lost.
+    """Return ascending places of a series that look like the whole series: min-max decimation, so that no extreme is lost.
 
     Args:
         values: The series; Inf and NaN count as larger than all numbers.
@@ -182,7 +182,7 @@ def plain_number(value: float) -> float | str:
 
 NODE_WIDTH, NODE_HEIGHT = 168, 42
 STUB = 20
-"""Length in pixels of the line that stands for a neighbour outside the drawing."""
+"""Length in pixels of the line that represents a neighbour outside the drawing."""
 _COLUMN, _THIN, _ROW, _MARGIN = 176, 60, 82, 24
 """Pixels: width of a node and of a passing edge with the gap, distance of layers, margin."""
 _SWEEPS = 12
@@ -211,7 +211,7 @@ class Drawing:
 def draw_graph(nodes: Sequence[int], edges: Sequence[Edge]) -> Drawing:
     """Place the nodes of a graph without cycles, makers above readers.
 
-    The steps are those of Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures"
+    The steps follow Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures"
     (1981): layers by the longest path; a chain of hidden nodes for each edge that spans several layers; an order within each
     layer by the barycentre of the neighbours.
 

@@ -39,11 +39,11 @@ _LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings w
 _MOST_LINES = 400
 """The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Time between two lines of progress where there is no terminal."""
 _TITLE_LENGTH = 36
-"""Of a step in the live line, so that there is room for the probes in 80 columns."""
+"""Length of a step's title in the live line, so that 80 columns also hold the probes."""
 _REFRESHES = 4
-"""Of the live line, per second."""
+"""Updates of the live line per second."""
 
 
 @dataclass
@@ -203,7 +203,7 @@ class Console(Watcher):
         """Open nothing yet.
 
         Args:
-            verbosity: The number of ``-v`` minus that of ``-q``.
+            verbosity: The number of ``-v`` minus the number of ``-q``.
             live: Whether to show progress, and to keep the answer for :meth:`conclude`; call :meth:`close` then.
         """
         self.verbosity = verbosity

@@ -50,7 +50,7 @@ _SHARED = (
 _FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
 _HEAD = '''"""Shows a failure again.
 
-Ends with status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else.
+Ends with status 1 if the failure shows, 0 if it does not, and 2, with a sentence, otherwise.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Since:
     """The release in which a failure appeared.
 
     Attributes:
-        sentence: The release, with what is known of later ones.
+        sentence: The release, and whether later ones pass.
         fixed: The release in which ``reproduce.py`` passes, and what to do: the beginning of a sentence.
     """
 
@@ -130,7 +130,7 @@ class Reproducer:
         cause: The causes in the target.
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
-        tracker: The bug tracker, the form of which ``ISSUE.md`` has; by default that of the target.
+        tracker: The bug tracker, the form of which ``ISSUE.md`` has; by default the tracker of the target.
     """
 
     model: onnx.ModelProto
@@ -195,7 +195,7 @@ class Reproducer:
 
     @property
     def script(self) -> Script:
-        """How the target runs the model."""
+        """The settings and modules that run the model on the target."""
         graph = self.model.graph
         inputs, outputs = (tuple(value.name for value in ends) for ends in (graph.input, graph.output))
         nodes = tuple((node.name, tuple(node.output)) for node in graph.node)
@@ -237,7 +237,7 @@ class Reproducer:
         )
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all files but the model itself and the files that the target reads, which are there already.
+        """Write all files except the model and the files that the target reads, which exist already.
 
         Returns:
             All files of the folder, the model first.

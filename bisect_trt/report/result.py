@@ -19,7 +19,7 @@ from bisect_trt.worker.host import facts
 
 SCHEMA = 1
 RESULT_FILE, REPORT_FILE = "result.json", "report.html"
-"""In the folder of each run."""
+"""Files in the folder of each run."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
 _PACKAGES = (
@@ -39,19 +39,19 @@ _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidi
 
 @dataclass(repr=False)
 class Result:
-    """What a command found; the keys are a promise to scripts (docs/json.md).
+    """The result of a command; its keys are stable (docs/json.md).
 
     Attributes:
         command: Which command.
         status: ``found``, ``not_reproduced``, ``inconclusive``, ``interrupted`` or ``error``.
         model: Path, sha256, number of nodes and units; empty if it could not be read.
-        probes: How many ran, were answered from memory, and ended how.
+        probes: Number of probes that ran, that were answered from memory, and by verdict.
         wall_s: Seconds from start to end.
         culprits: The nodes of the answer: name, op, outputs.
         minimality: ``1-minimal`` or ``unproven``.
-        why: What stands in the way of the proof, or a remark.
-        artifacts: The files that were left; ``None`` for those that were not.
-        extra: What only this command has.
+        why: The reason for a missing proof, or a remark.
+        artifacts: The files that were written; ``None`` for the others.
+        extra: Fields of this command only.
     """
 
     command: str
@@ -72,37 +72,37 @@ class Result:
 
     @property
     def proof(self) -> str:
-        """How minimal the answer is, for people."""
+        """The minimality of the answer as text."""
         return f"{self.minimality}, pairs tried" if self.extra.get("pairs_tried") else self.minimality
 
     @property
     def comparisons(self) -> list[dict[str, Any]]:
-        """Of ``compare``: what was seen of each output, as ``TensorComparison.from_json`` reads it."""
+        """The comparison of each output (``compare``), as ``TensorComparison.from_json`` reads it."""
         return list(self.extra.get("comparisons", ()))
 
     @property
     def cause(self) -> list[list[str]]:
-        """Of ``cause`` and ``diagnose``: sets of switches of the target, each enough to turn for it to pass, cheapest first."""
+        """Sets of switches of the target (``cause``, ``diagnose``); each set suffices, the cheapest first."""
         return [list(switches) for switches in self.extra.get("cause", ())]
 
     @property
     def keep_fp32(self) -> list[dict[str, Any]]:
-        """Of ``precision``, and of ``diagnose`` where that is the fix: the nodes to keep in fp32, and why; the safe set."""
+        """The recommended nodes to keep in fp32, with reasons (``precision``, and ``diagnose`` where that is the fix)."""
         return list(self.extra.get("keep_fp32", ()))
 
     @property
     def minimal(self) -> list[dict[str, Any]]:
-        """The same of the minimal set: what is enough for the inputs that were given."""
+        """The nodes that the given inputs need in fp32, with reasons."""
         return list(self.extra.get("minimal", ()))
 
     @property
     def first_mismatch(self) -> dict[str, Any] | None:
-        """Of ``layerwise`` and ``diagnose``: the first tensor that goes wrong, its node and its error."""
+        """The first wrong tensor, its node and its error (``layerwise``, ``diagnose``)."""
         return self.extra.get("first_mismatch")
 
     @property
     def tensors(self) -> list[dict[str, Any]]:
-        """Of ``layerwise`` and ``diagnose``: every tensor that was compared."""
+        """All compared tensors (``layerwise``, ``diagnose``)."""
         return list(self.extra.get("tensors", ()))
 
     def suggest(self, command: str) -> None:
@@ -117,7 +117,7 @@ class Result:
         return f"<Result of {self.command}: {self.status}, {self.minimality}, {len(self.culprits)} culprits>"
 
     def end_early(self, ending: BaseException) -> ExitStatus:
-        """Say what ended the command before it had an answer; return the exit status of that."""
+        """Record the exception that ended the command early; return the exit status."""
         if isinstance(ending, KeyboardInterrupt):
             self.status, self.why = "interrupted", "stopped by the user"
             return ExitStatus.INTERRUPTED
@@ -139,10 +139,10 @@ class Result:
         return json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n"
 
     def write(self, path: Path, content: bytes | None = None) -> bytes:
-        """Write it as JSON; ``content`` is what an earlier call wrote, where it has not changed since.
+        """Write the result as JSON; ``content`` is the return value of an earlier call, if nothing changed since.
 
         Returns:
-            What was written.
+            The JSON.
 
         Raises:
             UsageError: The file cannot be written.
@@ -154,7 +154,7 @@ class Result:
 
     @property
     def exit_status(self) -> ExitStatus:
-        """The process exit status that goes with it."""
+        """The exit status of the process."""
         if self.status == "found":
             return ExitStatus.OK if self.minimality == "1-minimal" else ExitStatus.UNPROVEN
         return {
@@ -165,27 +165,27 @@ class Result:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What :meth:`Result.write` wrote.
+    """Return a result that :meth:`Result.write` wrote.
 
     Args:
         path: The file, or the folder of a run.
 
     Raises:
-        UnavailableError: There is none, it holds something else, or another version of bisect-trt wrote it.
+        UnavailableError: It does not exist, is not a result, or has another schema.
     """
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         plain = json.loads(file.read_bytes())
     except OSError as error:
         raise RunFolderError(
-            f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or what --json wrote."
+            f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or a file of --json."
         ) from error
     except ValueError as error:
         raise RunFolderError(
-            f"{file} is damaged or no result of bisect-trt ({error}); run the command again."
+            f"{file} is damaged or not a result of bisect-trt ({error}); run the command again."
         ) from error
     if not isinstance(plain, dict) or "schema" not in plain:
-        raise RunFolderError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
+        raise RunFolderError(f"{file} is not a result of bisect-trt; give the folder of a run, or a file of --json.")
     if plain["schema"] != SCHEMA:
         raise RunFolderError(
             f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
@@ -196,7 +196,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """Return versions, processor and GPUs of this machine by name, for a bug report; what is not known is left out."""
+    """Return versions, processor and GPUs of this machine by name, for a bug report; unknown ones are omitted."""
     known = facts([*_PACKAGES, *_CUDA_PACKAGES, *_CUDNN_PACKAGES])
     packages, gpus = known.get("packages", {}), known.get("GPU", ())
     seen = {

@@ -16,7 +16,7 @@ MOST_LINES, WIDTH = 25, 80
 _INDENT = 9
 _LINES_OF_A_ROW = 3
 _NAMED = 3
-"""So many nodes are named one by one; more are grouped by the modules that they are in."""
+"""Number of nodes that are named one by one; more are grouped by modules."""
 _SHOWN = 4
 _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""

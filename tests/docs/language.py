@@ -80,7 +80,7 @@ def found(path: Path) -> Iterator[str]:
             around = text[max(0, match.start() - 30) : match.end() + 20].replace("\n", " ")
             yield f"{name}:{line + before}: '{match[0]}' in '...{around}...': {advice}"
         if is_doc and (start := _STARTS.match(text)):
-            yield f"{name}:{line}: '{start[0]}' begins '{text[:60]}': {BANNED_STARTS[_STARTS.pattern]}"
+            yield f"{name}:{line}: '{start[0]}' begins '{text[:60].splitlines()[0]}': {BANNED_STARTS[_STARTS.pattern]}"
 
 
 def files() -> Iterator[Path]:

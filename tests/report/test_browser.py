@@ -217,7 +217,7 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
     x, y = browser.centre("#plot")
     browser.mouse("mouseMoved", x, y)
     told = browser.evaluate("document.querySelector('#readout').innerText")
-    assert re.search(r"[\d.]+ of the tolerance; alone [\d.]+ of it", told)
+    assert re.search(r"[\d.]+ of the tolerance; alone [\d.]+", told)
     assert browser.evaluate("document.querySelectorAll('#plot path.line').length") == 2
     browser.evaluate("document.querySelector('#plot svg').focus()")
     browser.key("Home")
