@@ -31,7 +31,7 @@ Check: TypeAlias = Callable[..., object] | str | Sequence[str]
 """A function, or a command as after ``--check``."""
 _SHOWN = 5
 _FREE = ("verbose", "overwrite", "workers", "max_probes", "max_time")
-"""Options that do not change what a verdict is about, so that a run goes on with other ones too."""
+"""Options that do not affect verdicts, so a run may be resumed with other values."""
 _HELP = """{help}
 
 Args:

@@ -219,7 +219,7 @@ class Session:
         why = f"the final re-check disagreed: {record.reason}"
         flakiness = self.prober.runner.flakiness
         if record.verdict is Verdict.PASS and not self.prober.measured:
-            why = f"{why}; {FLAKY.format('it failed before it was written and read back')}"
+            why = f"{why}; {FLAKY.format('it failed, and passed when it was read back')}"
         elif record.verdict is Verdict.PASS and flakiness.is_steady:
             runs = f"{flakiness.runs} of {flakiness.runs} runs"
             why = f"the check is flaky: the original failed in {runs}, the answer fails less often; {why}"

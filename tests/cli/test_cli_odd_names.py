@@ -95,6 +95,6 @@ def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: P
     assert not (here / "owned").exists()
     (run,) = (here / ".bisect-trt").iterdir()
     assert re.fullmatch(r"[\w.-]+", run.name)
-    further = next(line for line in ran.out.splitlines() if "this looks further: " in line)
+    further = next(line for line in ran.out.splitlines() if "to search further: " in line)
     words = shlex.split(further.partition(": ")[2])
     assert words == ["bisect-trt", "workaround", str(here / name), "--onnxrt", "--fp16"]

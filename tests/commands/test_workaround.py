@@ -94,13 +94,13 @@ def test_squares_past_fp16_are_scaled_everywhere(cli: CommandLine) -> None:
     assert result["artifacts"]["patched"] == str(Path("out/patched.onnx"))
     assert cli("run", "out/patched.onnx", "--onnxrt", "--fp16").status == 0
     assert {"scale", "norm", "again", "norm2"} <= set(node_names(Path("out/patched.onnx")))
-    assert "What makes the whole model pass?" in said
+    assert "Which workaround makes the whole model pass?" in said
 
 
 def test_what_has_no_other_form_is_said(cli: CommandLine) -> None:
     result, said = ways_of(cli, "diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
     assert [way["kind"] for way in result["workarounds"]] == ["barrier", "rewrite", "precision"]
-    assert "none is known of these operators" in said
+    assert "none is known for these operators" in said
     assert result["artifacts"]["patched"] is None
     assert not Path("out/patched.onnx").exists()
 
