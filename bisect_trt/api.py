@@ -102,13 +102,13 @@ def assert_matches(
     reproducer: str | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> None:
-    """Raise an AssertionError, and leave a reproducer, unless a target computes what the reference does.
+    """Raise an AssertionError and write a reproducer if outputs of a target do not match the reference.
 
     Args:
         model: As for :func:`diagnose`.
         inputs: As there.
         target: As there.
-        reproducer: The reproducer's folder, written over; in the run's folder if not given.
+        reproducer: The reproducer's folder, which is replaced; by default in the run's folder.
         **options: Options that ``run`` and ``diagnose`` both take, with underscores.
 
     Raises:

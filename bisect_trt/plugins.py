@@ -38,7 +38,7 @@ def installed(group: str) -> dict[str, str]:
 
 
 def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
-    """Import what an entry point names.
+    """Import the object of an entry point.
 
     Raises:
         UnavailableError: Its package cannot be imported.

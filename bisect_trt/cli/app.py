@@ -112,7 +112,7 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
 
 
 def _stop_at_once(call: Call) -> None:
-    """The last words after a second Ctrl-C; in a signal handler, so past all that may hold a lock."""
+    """Print the last line after a second Ctrl-C; it takes no lock, because it runs in a signal handler."""
     call.console.abandon()
     how = "" if call.folder is None else f"; go on with: bisect-trt resume {shlex.quote(str(call.folder))}"
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())

@@ -113,7 +113,7 @@ def _program(version: Annotated[bool, _VERSION] = False) -> None:
 def _function(
     name: str, groups: tuple[type, ...], run: Callable[[str, dict[str, Any]], object]
 ) -> Callable[..., object]:
-    """A function from which Typer makes a command with the options of some groups."""
+    """Return a function with a signature from which Typer creates a command with the options of some groups."""
 
     def function(**values: Any) -> None:  # noqa: ANN401 - of many types
         values.pop("help_all", None)
@@ -147,7 +147,7 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 
 
 def _annotation(entry: Entry, group: type, *, shared: bool) -> tuple[Any, Any]:
-    """The annotation and the default of a parameter as Typer reads them; values stay words except numbers and choices."""
+    """Return the annotation and the default of a parameter for Typer, which converts numbers and choices only."""
     option = entry.option
     words = option.read is not None or entry.form == "named"
     one: Any = Path if option.metavar == "FILE" else str if words else entry.kind

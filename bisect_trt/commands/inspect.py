@@ -87,7 +87,7 @@ def run(call: Call) -> Result:
 
 
 def read_words(word: str | None, path: Path | None) -> tuple[FileKind, Path]:
-    """The kind and the file of ``KIND FILE`` or of ``FILE``; the suffix shows the kind then.
+    """Return the kind and the file of ``KIND FILE``, or of ``FILE`` by its suffix.
 
     Raises:
         UnavailableError: The file does not exist.
@@ -152,7 +152,7 @@ def _operator(node: onnx.NodeProto) -> str:
 
 
 def _describe_tensor(name: str, infos: Infos) -> dict[str, Any]:
-    """Return name, type and shape of a tensor; ``None`` where unknown."""
+    """Return name, type and shape of a tensor; unknown values are ``None``."""
     info = infos.get(name)
     if info is None:
         return {"name": name, "dtype": None, "shape": None}
@@ -232,7 +232,7 @@ def describe_data(path: Path, values: int | None = None) -> dict[str, Any]:
 
 
 def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
-    """Return statistics of the finite elements: ``None`` where there are none, and missing for strings."""
+    """Return statistics of the finite elements; ``None`` if there are none. Strings have no statistics."""
     if is_string(tensor.dtype):
         return {"dtype": "string", "shape": list(tensor.shape)}
     real = tensor.astype(np.float32) if is_extension(tensor.dtype) else tensor

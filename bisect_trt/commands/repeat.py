@@ -281,7 +281,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> None:
 
 
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
-    """Build the engine for repeated runs; ``None`` where the target makes no engines, or the build fails."""
+    """Build the engine for repeated runs; return ``None`` if the target makes no engines or the build fails."""
     subject, original = session.subject, session.subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
     if not target.target.engines:

@@ -74,7 +74,7 @@ class _Reduction:
         return self.session.prober.probe(self.candidate(values, title), again=again).verdict
 
     def probe_each(self) -> dict[str, Any]:
-        """Probe every sample; return their field of the result, which is filled in however this ends."""
+        """Probe every sample; return the field ``samples`` of the result, which is filled in however this ends."""
         samples, prober = self.session.subject.samples, self.session.prober
         series: Series[int] = Series(
             lambda number: self.candidate(samples[number - 1], f"sample {number}"),

@@ -295,7 +295,7 @@ class Session:
             self.result.extra.setdefault("metric", dict(found))
 
     def until_done(self, story: Callable[[], Done]) -> Done:
-        """Return the result of a function; run it again where the user takes an answer back.
+        """Return the result of a function; run it again if the user takes an answer back.
 
         Earlier answers are remembered, so the function reaches the same question again.
         """

@@ -164,7 +164,7 @@ class Subject:
         self._about: dict[TargetSettings, Lowering] = {}
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
-        """Give a model the lowest IR version that it needs, where a runtime may refuse its own."""
+        """Give a model the lowest IR version that it needs, if a runtime may refuse its own."""
         own, needed = proto.ir_version, needed_ir_version(proto)
         if needed == own or not (self.settings.older or own > _KNOWN_IR):
             return

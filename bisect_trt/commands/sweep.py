@@ -358,7 +358,7 @@ def _sentence(dimension: Mapping[str, Any]) -> str:
 
 
 def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
-    """Return the verdicts along one dimension, with the others where it fails and most sizes were probed."""
+    """Return the verdicts along one dimension, at the sizes of the others with a failure and the most probes."""
     lines: dict[Point, dict[int, Verdict]] = {}
     for point, verdict in sorted(seen.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict

@@ -306,7 +306,7 @@ def _str(value: Any) -> str:  # noqa: ANN401 - of many types
 
 
 def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
-    """A path that a file can have; absolute if it begins with a dash, so that no command takes it for an option."""
+    """Read a path; it becomes absolute if it begins with a dash, so that no command reads it as an option."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError("a path")
     path = Path(value)
@@ -330,7 +330,7 @@ def changed(group: object) -> dict[str, Any]:
 
 
 def written(group: Any) -> list[str]:  # noqa: ANN401 - an instance of any group
-    """The options of a group that differ from their defaults, as the words of a command line."""
+    """Return the options of a group that differ from their defaults, as words of a command line."""
     values = changed(group)
     known = [entry for entry in entries(type(group)) if entry.name in values and not entry.option.positional]
     return [word for entry in known for word in entry.words(values[entry.name])]
@@ -344,5 +344,5 @@ def _word(value: Any) -> str:  # noqa: ANN401 - of many types
 
 
 def title(group: type) -> str:
-    """The heading above the options of a group: the first line of its docstring."""
+    """Return the heading above the options of a group: the first line of its docstring."""
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")

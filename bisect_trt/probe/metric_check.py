@@ -143,7 +143,7 @@ class MetricCheck:
         return self.runs.workers.ask(request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
 
     def _rest(self, files: CandidateFiles) -> tuple[Path | None, Path | None]:
-        """Write the models around a piece beside it, where the file of its weights is."""
+        """Write the models around a piece into its folder, which has the file of weights."""
         models = self.rest(onnx.load(str(files.model), load_external_data=False))
         paths: list[Path | None] = []
         for name, model in zip(("before", "after"), models, strict=True):
