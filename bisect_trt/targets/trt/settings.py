@@ -64,7 +64,7 @@ class TrtSettings(OwnSettings):
     strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
     min_shapes: Annotated[Shapes, _shapes("--trt-min-shapes", "Smallest input shapes of the profile (T).")] = ()
     opt_shapes: Annotated[
-        Shapes, _shapes("--trt-opt-shapes", "Usual ones; default those of --trt-max-shapes (T).")
+        Shapes, _shapes("--trt-opt-shapes", "Usual ones; default: as --trt-max-shapes (T).")
     ] = ()
     max_shapes: Annotated[Shapes, _shapes("--trt-max-shapes", "Largest ones (T).")] = ()
     pool_limits: Annotated[
@@ -105,7 +105,7 @@ class TrtSettings(OwnSettings):
         option(
             "--avoid-tactic",
             metavar="LAYER=IMPLEMENTATION:TACTIC",
-            help="A tactic that a layer shall not take (T).",
+            help="A tactic that a layer must not use (T).",
         ),
     ] = ()
     pin_tactics: Annotated[
