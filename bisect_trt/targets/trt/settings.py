@@ -63,9 +63,7 @@ class TrtSettings(OwnSettings):
     ] = False
     strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
     min_shapes: Annotated[Shapes, _shapes("--trt-min-shapes", "Smallest input shapes of the profile (T).")] = ()
-    opt_shapes: Annotated[
-        Shapes, _shapes("--trt-opt-shapes", "Usual ones; default: as --trt-max-shapes (T).")
-    ] = ()
+    opt_shapes: Annotated[Shapes, _shapes("--trt-opt-shapes", "Usual ones; default: as --trt-max-shapes (T).")] = ()
     max_shapes: Annotated[Shapes, _shapes("--trt-max-shapes", "Largest ones (T).")] = ()
     pool_limits: Annotated[
         tuple[tuple[str, int], ...],
