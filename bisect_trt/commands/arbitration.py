@@ -1,7 +1,7 @@
-"""Which side of a minimal case is wrong: the target, the reference, the low precision, or neither, where two roundings tie.
+"""Decides which side of a minimal case is wrong: the target, the reference, the low precision, or neither.
 
-The case is computed by the target, the reference, ONNX's reference evaluator in float64 (else in the model's own types), and
-by the reference with each tensor rounded. The outputs of each are a row of :class:`Opinions`; :func:`judge` compares the rows.
+The case is computed by the target, by the reference, by ONNX's reference evaluator in float64, and by the reference with every
+tensor rounded. :class:`Opinions` holds the outputs of each, and its method :meth:`~Opinions.judge` compares them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +22,10 @@ from bisect_trt.commands.rounding import (
     Computed,
     Run,
     Values,
-    first_turned,
-    furthest_moved,
-    is_steady,
-    is_tie,
+    is_continuous,
     mark_decisions,
+    perturb,
+    tied_decision,
 )
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
@@ -50,21 +50,20 @@ _EVALUATOR = TargetSettings("onnx")
 _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
-_KINDS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
-"""Kinds of differences that are no number."""
+_NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
 _EVALUATOR_IGNORES = {"clip", "input_forget"}
-"""Attributes of recurrent nodes that ONNX's evaluator does not implement, without saying so."""
+"""Attributes of recurrent nodes that ONNX's evaluator silently ignores."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Which side is wrong.
+    """The side that is wrong.
 
     Attributes:
-        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself must be so far off; ``tie``
-            where a decision is too near to its edge for either to be wrong; ``random`` where a node draws its numbers;
-            ``unknown`` where that cannot be decided.
-        sentence: Why, with the figures.
+        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself is that far off; ``tie`` where a
+            decision is so close that both results are right; ``random`` where a node draws random numbers; ``unknown`` where
+            that cannot be decided.
+        sentence: The reason, with the figures.
         figures: The same as numbers: the largest absolute error of each side, and what the rule compared.
     """
 
@@ -74,12 +73,12 @@ class Fault:
 
     @property
     def is_bug(self) -> bool:
-        """Whether it may be worth a report to the makers of the target."""
+        """Whether it may be worth a bug report to the vendor of the target."""
         return self.whose in ("target", "unknown")
 
     @property
-    def is_targets(self) -> bool:
-        """Whether another setting of the target, or another form of the model, may make it pass: else there is nothing to fix."""
+    def is_fixable(self) -> bool:
+        """Whether another setting of the target, or another form of the model, may make it pass."""
         return self.whose in ("target", "precision", "unknown")
 
     def to_json(self) -> dict[str, Any]:
@@ -89,20 +88,47 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class _Error:
+    """The difference of two sides."""
+
+    passed: bool
+    severity: float  # in tolerances, of the element furthest past its own
+    largest: float  # absolute
+    words: str  # in place of a number
+
+    def __str__(self) -> str:
+        finite = math.isfinite(self.severity) and math.isfinite(self.largest)
+        return f"{self.largest:.3g}" if finite else self.words
+
+    def times(self, other: _Error) -> float:
+        """Return how many times worse it is, absolute or in tolerances; 1 where both are NaN or Inf."""
+        if not math.isfinite(other.severity):
+            return 1.0
+        if not math.isfinite(self.severity):
+            return math.inf
+        absolute = self.largest / other.largest if 0 < other.largest < math.inf else 0.0
+        return max(absolute, self.severity / max(other.severity, 1.0))
+
+
+@dataclass(frozen=True)
 class Opinions:
-    """The outputs of a minimal case by several runtimes; where one has none, the reason in words.
+    """The outputs of a minimal case on several runtimes; a text in place of outputs is the reason why there are none.
 
     Attributes:
         model: The case, with the tensors of its deciding nodes among its outputs.
         outputs: The tensors that are compared.
         inputs: Its input values.
-        reference: The reference's outputs.
-        target: The target's.
-        right: Those of ONNX's reference evaluator, which count as right.
-        wide: Whether that computed in float64.
-        rounded: The reference's with each tensor rounded to ``low``, or in fp32 moved at random by its rounding.
+        reference: The outputs of the reference.
+        target: The outputs of the target.
+        right: The outputs of ONNX's reference evaluator, which count as right.
+        wide: Whether the evaluator computed in float64.
+        rounded: The reference's with each tensor rounded to ``low``, or in fp32 perturbed at random by its rounding. Empty where
+            rounding cannot make such a difference.
         low: The low precision of the target, where it is emulated here.
-        others: Low precisions of the target that are not.
+        tolerance: How far the target may be off.
+        target_name: The target in sentences.
+        reference_name: The reference in sentences.
+        run: Runs another model on the reference.
     """
 
     model: onnx.ModelProto
@@ -111,16 +137,179 @@ class Opinions:
     reference: Values
     target: Computed
     right: Computed
+    tolerance: ToleranceOptions
+    target_name: str
+    reference_name: str
+    run: Run
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
-    others: tuple[str, ...] = ()
 
-    @property
+    def judge(self) -> Fault:
+        """Decide which side is wrong: the first rule that applies decides."""
+        if isinstance(self.target, str):
+            return self._refused(self.target) or self._drawn() or self._unknown(self.target)
+        rules = (self._drawn, self._tied, self._passes, self._rounded, self._reference_is_off)
+        return next((fault for rule in rules if (fault := rule()) is not None), None) or self._target_is_off()
+
+    @cached_property
     def drawing(self) -> onnx.NodeProto | None:
         """The first node that draws random numbers."""
         found = drawing_nodes(self.model, {**self.reference, **self.inputs}, unsure=False)
         return self.model.graph.node[found[0]] if found else None
+
+    @property
+    def arbiter(self) -> str:
+        """The evaluator in sentences."""
+        return f"ONNX's reference evaluator{' in float64' if self.wide else ''}"
+
+    @cached_property
+    def own(self) -> _Error | None:
+        """The error of the reference; ``None`` if the evaluator does not run the case."""
+        if isinstance(self.right, str) or not self.outputs:
+            return None
+        # Two exact computations may differ by the rounding of the types that the model itself has.
+        low = any(value.dtype == np.float16 for value in self.reference.values())
+        precision = Precision.FP16 if low else Precision.FP32
+        exact = replace(self.tolerance, atol={}, rtol={}, check_error_stat={}, precision=precision)
+        return self._error(self.right, self.reference, exact)
+
+    @cached_property
+    def seen(self) -> _Error:
+        """The difference between target and reference."""
+        return self._error(self.reference, self._made)
+
+    @property
+    def _made(self) -> Values:
+        return {} if isinstance(self.target, str) else self.target
+
+    def _error(self, right: Values, values: Values, tolerance: ToleranceOptions | None = None) -> _Error:
+        expected = {name: right[name] for name in self.outputs if name in right}
+        comparisons = compare_all(expected, values, tolerance or self.tolerance, lows=lows_of(self.model.graph))
+        wrong = [each for each in comparisons if not each.passed]
+        errors = [
+            math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs for each in comparisons
+        ]
+        words = next((_NOT_NUMBERS[each.kind.value] for each in wrong if each.kind.value in _NOT_NUMBERS), "NaN or Inf")
+        worst = max((each.severity for each in wrong), default=0.0)
+        return _Error(not wrong, worst, max(errors, default=0.0), words)
+
+    def _fault(self, whose: Whose, sentence: str, **figures: object) -> Fault:
+        """Return a fault with the figures that are known, and others."""
+        known: dict[str, Any] = (
+            {} if self.own is None else {"reference_error": self.own.largest, "arbiter": self.arbiter}
+        )
+        if self._made:
+            known |= {"target_error": self.seen.largest, "severity": self.seen.severity}
+        if not isinstance(self.rounded, str) and self._made:
+            alone = self._error(self.reference, self.rounded)
+            known |= {"rounding_error": alone.largest, "precision": self.low or "fp32"}
+            known["times_worse"] = self.seen.times(alone)
+        return Fault(whose, sentence, known | figures)
+
+    def _unknown(self, why: str, **figures: object) -> Fault:
+        return self._fault("unknown", f"Which side is wrong cannot be decided: {why}.", **figures)
+
+    def _bug(self, why: str, lack: str = "", figures: Mapping[str, object] | None = None) -> Fault:
+        return self._fault("target", f"It is a bug in {self.target_name}{lack}: {why}.", **(figures or {}))
+
+    def _no_arbiter(self) -> str:
+        line = " ".join(str(self.right).split())
+        return f"{self.arbiter} does not run the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
+
+    def _refused(self, message: str) -> Fault | None:
+        """The target does not run the case."""
+        others = f"{self.arbiter} and {self.reference_name}"
+        if self.own is None:
+            neither = self._no_arbiter() if self.outputs else f"{self.reference_name} does not run it either"
+            return self._unknown(f"{self.target_name} does not run the case, and {neither}")
+        if not self.own.passed and self.drawing is None:
+            return self._unknown(f"{self.target_name} does not run the case, and {others} differ by {self.own}")
+        lack = ", which crashes" if message.startswith(CRASHED) else ", or an operator that it does not support"
+        return self._bug(f"{others} both run it", lack)
+
+    def _drawn(self) -> Fault | None:
+        """The case draws random numbers."""
+        if (node := self.drawing) is None:
+            return None
+        advice = (
+            "make the random tensor an input of the model, or give the node a seed so that one runtime repeats itself"
+        )
+        if node.op_type == "Dropout":
+            advice = "export the model in eval mode (`model.eval()` in PyTorch), or set its training_mode to false"
+        sentence = (
+            f"{node.op_type} '{label(node)}' draws random numbers, so two runtimes need not agree. This is not a bug in "
+            f"{self.target_name}. To compare them, {advice}."
+        )
+        return Fault("random", sentence, {"node": label(node), "op": node.op_type})
+
+    def _tied(self) -> Fault | None:
+        """The first node that decided otherwise was so close that both results are right."""
+        precision = Precision(self.low) if self.low else self.tolerance.precision
+        others = [self._made] if isinstance(self.right, str) else [self._made, self.right]
+        node = tied_decision(self.model, self.inputs, self.reference, others, precision, self.run)
+        if node is None:
+            return None
+        one, other = self.reference[node.output[-1]], self._made[node.output[-1]]  # TopK: the indices
+        count = int(np.count_nonzero(one != other)) if one.shape == other.shape else 1
+        differ = (
+            f"decision{'s' if count > 1 else ''} of {node.op_type} '{label(node)}' differ{'' if count > 1 else 's'}"
+        )
+        sentence = f"A tie: {count} {differ}, within the rounding of its inputs. Neither side is wrong."
+        return Fault("tie", sentence, {"op": node.op_type, "node": label(node), "decisions": count})
+
+    def _passes(self) -> Fault | None:
+        """The target makes no error any more."""
+        return self._unknown("run once more, the target does not fail") if self.seen.passed else None
+
+    def _rounded(self) -> Fault | None:
+        """Rounding alone, without the target, makes the same error."""
+        if isinstance(self.rounded, str):
+            return None
+        alone = self._error(self.reference, self.rounded)
+        if alone.passed or self.seen.times(alone) > MUCH_WORSE:
+            return None
+        what, advice = (
+            f"these values: rounding alone, without the target, is off by {alone}",
+            "keep these nodes in a wider precision",
+        )
+        if self.low is None:
+            # It is a bug if the reference does not lose these digits.
+            if self.own and not isinstance(self.right, str):
+                beside = self._error(self.right, self._made)
+                if beside.times(self.own) >= MUCH_WORSE:
+                    return None
+            advice = "subtract the mean, or scale, before"
+        elif not math.isfinite(alone.severity):
+            limit = 65504.0 if self.low == "fp16" else float(np.finfo(np.float32).max)
+            floats = (value for value in (*self.inputs.values(), *self.reference.values()) if value.dtype.kind == "f")
+            largest = max((float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats), default=0.0)
+            if largest > limit:
+                what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
+        sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
+        return self._fault("rounding" if self.low is None else "precision", sentence)
+
+    def _reference_is_off(self) -> Fault | None:
+        """The reference does not match float64; the target may. Or nothing else is known."""
+        if isinstance(self.right, str) or self.own is None or self.own.passed:
+            if self.rounded and isinstance(self.rounded, str):
+                return self._unknown(self.rounded)
+            return self._unknown(self._no_arbiter()) if self.own is None else None
+        beside = self._error(self.right, self._made)
+        off = f"compared with {self.arbiter}, {self.target_name} is off by {beside}, and {self.reference_name} by {self.own}"
+        figures = {"target_error": beside.largest}
+        if beside.passed:
+            return self._fault("reference", f"The reference is off: {off}.", **figures)
+        times = beside.times(self.own)
+        figures["times_worse"] = times
+        return self._unknown(off, **figures) if times < MUCH_WORSE else self._bug(off, figures=figures)
+
+    def _target_is_off(self) -> Fault:
+        """The reference matches float64, and the target is further off than rounding makes it."""
+        agree = f"{self.arbiter} and {self.reference_name} agree to within {self.own}"
+        if self.low is not None and not isinstance(self.rounded, str):
+            agree += f", rounding to {self.low} alone is off by {self._error(self.reference, self.rounded).largest:.3g}"
+        return self._bug(f"{agree}, and {self.target_name} is off by {self.seen}")
 
 
 def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate) -> Fault:
@@ -131,83 +320,95 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     if target.build_only:
         if isinstance(_run(subject, answer.proto, dict(subject.values(answer, answer.inputs))), str):
             return Fault("unknown", f"Which side is wrong cannot be decided: {reference} does not run the case either.")
-        lack = "or an operator, a type or a shape that it does not have"
-        return Fault("target", f"It is a bug of {name}, {lack}: {reference} runs the case.")
-    if name == right:  # one runtime, set up in two ways
-        name, reference = target.describe(), f"the reference ({right} on the CPU, graph optimisations off)"
+        lack = "or an operator, a type or a shape that it does not support"
+        return Fault("target", f"It is a bug in {name}, {lack}: {reference} runs the case.")
+    if name == right:  # one runtime with two configurations
+        name, reference = target.describe(), f"the reference ({right} on the CPU, graph optimizations off)"
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
-    broken = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
-    opinions = _gather(subject, answer, target, outcome.reason if outcome is not None and broken else None)
-    return judge(opinions, tolerance, name, reference, lambda model, fed: _run(subject, model, fed))
+    refused = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
+    settings = replace(target, keep=answer.keep or target.keep, held=answer.held or target.held)
+    inputs, golden = (dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs))
+    marked = mark_decisions(answer.proto)
 
+    def run(model: onnx.ModelProto, values: Values = inputs, on: TargetSettings | None = None) -> Computed:
+        return _run(subject, model, values, on)
 
-def _gather(subject: Subject, candidate: Candidate, target: TargetSettings, refused: str | None) -> Opinions:
-    """Compute a minimal case by all; ``refused`` is why the target does not run it, if so."""
-    settings = replace(target, keep=candidate.keep or target.keep, held=candidate.held or target.held)
-    inputs, golden = (dict(subject.values(candidate, names)) for names in (candidate.inputs, candidate.outputs))
-    lows = tuple(name for name in settings.low_precisions if name != "tf32")  # TF32 is a matter of tolerance
-    low = lows[0] if len(lows) == 1 and lows[0] in LOW_TYPES else None
-    model = mark_decisions(candidate.proto)
+    def with_decisions(made: Computed, on: TargetSettings | None = None) -> Computed:
+        """Add the tensors that decisions read; marking them may change what the target computes, so its outputs stay."""
+        inner = run(marked, on=on) if marked is not answer.proto and not isinstance(made, str) else {}
+        return made if isinstance(made, str) or isinstance(inner, str) else {**inner, **made}
 
-    def rounded() -> Computed:
-        if low is not None:
-            return _run(subject, lower_roundtrip(model, settings.keep, low=LOW_TYPES[low]), inputs)
-        # The last place of fp32 does not measure lower types.
-        if lows or isinstance(made, str) or not is_steady(model) or lows_of(model.graph):
-            return ""
-        unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
-        infos = Network(model).infos
-        return furthest_moved(model, infos, unit, golden, lambda each: _run(subject, each, inputs), _TRIALS)
-
-    def wide() -> Computed:
-        wider = {name: each.astype(np.float64) if each.dtype == np.float32 else each for name, each in inputs.items()}
-        return _run(subject, widened(model, subject.workspace.weights.folder_of(model)), wider, _EVALUATOR)
-
-    made: Computed = refused if refused is not None else _run(subject, model, inputs, settings)
-    # A model whose tensors were shrunk has no activations of the original's.
-    inner: Computed = golden
-    if model is not candidate.proto:
-        inner = _run(subject, model, inputs)
-        if not isinstance(made, str):  # marks may change what it makes
-            bare = _run(subject, candidate.proto, inputs, settings)
-            alike = not isinstance(bare, str) and all(
-                np.array_equal(one, made[name], equal_nan=one.dtype.kind == "f") for name, one in bare.items()
-            )
-            made = made if alike else bare
-    ignored = next(filter(None, map(_ignored, model.graph.node)), None)
-    right = ignored or _attempt(wide)
-    in_float64 = not isinstance(right, str)
-    return Opinions(
-        model,
-        tuple(name for name in candidate.outputs if name in golden),
-        inputs,
-        {**(golden if isinstance(inner, str) else inner), **golden},
-        made,
-        right if in_float64 or ignored else _run(subject, model, inputs, _EVALUATOR),
-        in_float64,
-        _attempt(rounded),
-        low,
-        lows if low is None else (),
+    made = (
+        outcome.reason if outcome is not None and refused else with_decisions(run(answer.proto, on=settings), settings)
     )
+    ignored = next(filter(None, map(_ignored, marked.graph.node)), None)
+    exact = ignored or _attempt(lambda: _in_float64(subject, marked, inputs))
+    low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
+    reference_values = with_decisions(golden)
+    assert not isinstance(reference_values, str)
+    return Opinions(
+        marked,
+        tuple(each for each in answer.outputs if each in golden),
+        inputs,
+        reference_values,
+        made,
+        run(marked, on=_EVALUATOR) if isinstance(exact, str) and not ignored else exact,
+        tolerance,
+        name,
+        reference,
+        run,
+        not isinstance(exact, str),
+        rounded,
+        low,
+    ).judge()
+
+
+def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Computed:
+    """Return the outputs that ONNX's reference evaluator computes in float64."""
+    wider = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in inputs.items()}
+    return _run(subject, widened(model, subject.workspace.weights.folder_of(model)), wider, _EVALUATOR)
+
+
+def _round(
+    model: onnx.ModelProto, settings: TargetSettings, golden: Values, run: Callable[..., Computed], *, refused: bool
+) -> tuple[str | None, Computed]:
+    """Run the reference with rounding: to the low precision of the target, or perturbed by the rounding of fp32.
+
+    Returns:
+        The low precision, if it is emulated; and the outputs, or why there are none: empty where rounding makes no difference.
+    """
+    lows = tuple(each for each in settings.low_precisions if each != "tf32")  # TF32 only widens the tolerance
+    if len(lows) == 1 and lows[0] in LOW_TYPES:
+        low = lows[0]
+        made = _attempt(lambda: run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low])))
+        return low, f"rounding to {low} cannot be emulated ({made})" if isinstance(made, str) else made
+    if lows:
+        return None, f"rounding to {' and '.join(lows)} is not emulated here"
+    # The last place of fp32 does not measure lower types.
+    if refused or not is_continuous(model) or lows_of(model.graph):
+        return None, ""
+    unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
+    made = _attempt(lambda: perturb(model, Network(model).infos, unit, golden, run, _TRIALS))
+    return None, "" if isinstance(made, str) else made
 
 
 def _attempt(compute: Callable[[], Computed]) -> Computed:
-    """Return what it computes, or why it cannot: weights that are missing, an opset that is too old, unfit shapes."""
+    """Return what it computes, or why it cannot: weights that are missing, an opset that is too old, wrong shapes."""
     try:
         return compute()
-    except Exception as error:  # whatever ONNX raises
+    except Exception as error:  # any error of ONNX
         return str(error)
 
 
-def _run(subject: Subject, model: onnx.ModelProto, fed: Values, runner: TargetSettings | None = None) -> Computed:
-    """Return the outputs of a model; of the reference without a runner."""
+def _run(subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettings | None = None) -> Computed:
+    """Return the outputs of a model on a target; on the reference without one."""
     models, made = subject.models, subject.workspace.scratch("fault.made.npz")
-    settings = models.reference if runner is None else runner
+    settings = models.reference if on is None else on
     request = Collect(settings, models.write("fault", model), models.feed("fault.in", fed), made)
     try:
-        reply = models.workers.ask(request, _EVALUATOR_SECONDS if runner == _EVALUATOR else None, here=runner is None)
+        reply = models.workers.ask(request, _EVALUATOR_SECONDS if on == _EVALUATOR else None, here=on is None)
     except BisectError as error:
         return str(error)
     return reply.message if isinstance(reply, Failed) else load_npz(made)
@@ -217,174 +418,3 @@ def _ignored(node: onnx.NodeProto) -> str:
     """Return why the evaluator has no opinion on a node; empty if it has one."""
     ignored = [each.name for each in node.attribute if each.name in _EVALUATOR_IGNORES]
     return f"it ignores '{ignored[0]}' of {node.op_type}" if ignored and node.op_type in ("GRU", "LSTM", "RNN") else ""
-
-
-@dataclass(frozen=True)
-class _Error:
-    """How far values are from others."""
-
-    passed: bool
-    severity: float  # in tolerances, at the element that is furthest past its own
-    largest: float  # absolute
-    words: str  # where neither is a number
-
-    def __str__(self) -> str:
-        finite = math.isfinite(self.severity) and math.isfinite(self.largest)
-        return f"{self.largest:.3g}" if finite else self.words
-
-    def times(self, other: _Error) -> float:
-        """Return how many times worse, absolute or in tolerances; equally bad where both make NaN or Inf."""
-        if not math.isfinite(other.severity):
-            return 1.0
-        if not math.isfinite(self.severity):
-            return math.inf
-        absolute = self.largest / other.largest if 0 < other.largest < math.inf else 0.0
-        return max(absolute, self.severity / max(other.severity, 1.0))
-
-
-def judge(opinions: Opinions, tolerance: ToleranceOptions, target: str, reference: str, run: Run) -> Fault:
-    """Decide which side is wrong: the first rule that applies decides.
-
-    Args:
-        opinions: The outputs of each runtime.
-        tolerance: How far the target may be off.
-        target: Its name in sentences.
-        reference: That of the reference.
-        run: Runs another model on the reference.
-    """
-    each = _Judge(opinions, tolerance, target, reference, run)
-    rules = (each.refused, each.drawn, each.tied, each.rounded, each.reference_is_off)
-    return next((fault for rule in rules if (fault := rule()) is not None), None) or each.target_is_off()
-
-
-class _Judge:
-    """The rules, each of which returns a verdict or ``None``."""
-
-    def __init__(self, opinions: Opinions, tolerance: ToleranceOptions, target: str, reference: str, run: Run) -> None:
-        self._case, self._tolerance, self._run = opinions, tolerance, run
-        self._target, self._reference = target, reference
-        self._made: Values = {} if isinstance(opinions.target, str) else opinions.target
-        self._arbiter = f"ONNX's reference evaluator{' in float64' if opinions.wide else ''}"
-        self._own: _Error | None = None
-        self._figures: dict[str, Any] = {}
-        if not isinstance(opinions.right, str) and opinions.outputs:
-            # Two that compute exactly may be apart by the rounding of the types that the model itself has.
-            low = any(value.dtype == np.float16 for value in opinions.reference.values())
-            computed = Precision.FP16 if low else Precision.FP32
-            exact = replace(tolerance, atol={}, rtol={}, check_error_stat={}, precision=computed)
-            self._own = self._error(opinions.right, opinions.reference, exact)
-            self._figures |= {"reference_error": self._own.largest, "arbiter": self._arbiter}
-
-    def _unknown(self, why: str) -> Fault:
-        return Fault("unknown", f"Which side is wrong cannot be decided: {why}.", self._figures)
-
-    def _bug(self, why: str, lack: str = "") -> Fault:
-        return Fault("target", f"It is a bug of {self._target}{lack}: {why}.", self._figures)
-
-    def _no_arbiter(self) -> str:
-        line = " ".join(str(self._case.right).split())
-        return f"{self._arbiter} does not run the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
-
-    def _error(self, right: Values, values: Values, tolerance: ToleranceOptions | None = None) -> _Error:
-        """Return how far values are from what they should be, on the outputs that are compared."""
-        expected = {name: right[name] for name in self._case.outputs if name in right}
-        comparisons = compare_all(expected, values, tolerance or self._tolerance, lows=lows_of(self._case.model.graph))
-        wrong = [each for each in comparisons if not each.passed]
-        errors = [
-            math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs for each in comparisons
-        ]
-        named = (_KINDS[each.kind.value] for each in wrong if each.kind.value in _KINDS)
-        worst = max((each.severity for each in wrong), default=0.0)
-        return _Error(not wrong, worst, max(errors, default=0.0), next(named, "NaN or Inf"))
-
-    def refused(self) -> Fault | None:
-        """The target does not run the case."""
-        message, others = self._case.target, f"{self._arbiter} and {self._reference}"
-        if not isinstance(message, str):
-            return None
-        if self._own is None:
-            neither = self._no_arbiter() if self._case.outputs else f"{self._reference} does not run it either"
-            return self._unknown(f"{self._target} does not run the case, and {neither}")
-        if not self._own.passed and self._case.drawing is None:
-            return self._unknown(f"{self._target} does not run the case, and {others} differ by {self._own}")
-        lack = ", which crashes" if message.startswith(CRASHED) else ", or an operator that it does not have"
-        return self._bug(f"{others} both run it", lack)
-
-    def drawn(self) -> Fault | None:
-        """The case draws random numbers."""
-        if (node := self._case.drawing) is None:
-            return None
-        advice = "make the random values an input of the model, or set a seed, which makes one runtime repeatable"
-        if node.op_type == "Dropout":
-            advice = "export the model in eval mode (`model.eval()` in PyTorch), or set its training_mode to false"
-        sentence = (
-            f"{node.op_type} '{label(node)}' draws random numbers, so two runtimes need not agree. This is not a bug in "
-            f"{self._target}. To compare them, {advice}."
-        )
-        return Fault("random", sentence, {"node": label(node), "op": node.op_type})
-
-    def tied(self) -> Fault | None:
-        """The first node that decided otherwise was so near to its edge that neither side is wrong."""
-        case, made = self._case, self._made
-        node = first_turned(case.model, case.reference, made)
-        precision = Precision(case.low) if case.low else self._tolerance.precision
-        others = [made] if isinstance(case.right, str) else [made, case.right]
-        if node is None or not is_tie(node, case.model, case.inputs, case.reference, others, precision, self._run):
-            return None
-        one, other = case.reference[node.output[-1]], made[node.output[-1]]  # of TopK the indices
-        count = int(np.count_nonzero(one != other)) if one.shape == other.shape else 1
-        sentence = (
-            f"A tie: {count} decision{'s' if count > 1 else ''} of {node.op_type} '{label(node)}' came out otherwise, within "
-            "the rounding of what it reads. Neither side is wrong."
-        )
-        return Fault("tie", sentence, {"op": node.op_type, "node": label(node), "decisions": count})
-
-    def rounded(self) -> Fault | None:
-        """Rounding by itself, without the target, makes the same error; or the target makes none any more."""
-        case, low, seen = self._case, self._case.low, self._error(self._case.reference, self._made)
-        self._figures |= {"target_error": seen.largest, "severity": seen.severity}
-        if seen.passed:
-            return self._unknown("run once more beside the others, the target does not fail")
-        if isinstance(case.rounded, str):
-            return None if low is None else self._unknown(f"rounding to {low} cannot be emulated ({case.rounded})")
-        alone = self._error(case.reference, case.rounded)
-        self._figures |= {"rounding_error": alone.largest, "precision": low or "fp32", "times_worse": seen.times(alone)}
-        if alone.passed or seen.times(alone) > MUCH_WORSE:
-            return None
-        what = f"these values: rounding alone, without the target, is off by {alone}"
-        if low is None:
-            own, right = self._own, case.right
-            if own and not isinstance(right, str) and self._error(right, self._made).times(own) >= MUCH_WORSE:
-                return None
-            advice = "subtract the mean, or scale, before"
-        else:
-            limit = 65504.0 if low == "fp16" else float(np.finfo(np.float32).max)
-            floats = (value for value in (*case.inputs.values(), *case.reference.values()) if value.dtype.kind == "f")
-            largest = max((float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats), default=0.0)
-            if largest > limit and not math.isfinite(alone.severity):
-                what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
-            advice = "keep these nodes in a wider precision"
-        sentence = f"{low or 'fp32'} cannot represent {what}. This is not a bug in {self._target}: {advice}."
-        return Fault("rounding" if low is None else "precision", sentence, self._figures)
-
-    def reference_is_off(self) -> Fault | None:
-        """The reference does not match float64: does the target? Or nothing else is known."""
-        own, right = self._own, self._case.right
-        if not isinstance(right, str) and own is not None and not own.passed:
-            beside = self._error(right, self._made)
-            self._figures["target_error"] = beside.largest
-            off = f"from {self._arbiter} {self._target} is off by {beside}, and {self._reference} by {own}"
-            if beside.passed:
-                return Fault("reference", f"The reference is off: {off}.", self._figures)
-            self._figures["times_worse"] = beside.times(own)
-            return self._unknown(off) if beside.times(own) < MUCH_WORSE else self._bug(off)
-        if self._case.others:
-            return self._unknown(f"rounding to {' and '.join(self._case.others)} is not emulated here")
-        return self._unknown(self._no_arbiter()) if own is None else None
-
-    def target_is_off(self) -> Fault:
-        """The reference matches float64, and the target is further off than rounding makes it."""
-        right = f"{self._arbiter} and {self._reference} agree to within {self._own}"
-        if self._case.low is not None:
-            right += f", rounding to {self._case.low} alone is off by {self._figures['rounding_error']:.3g}"
-        return self._bug(f"{right}, and {self._target} is off by {self._error(self._case.reference, self._made)}")

@@ -1,46 +1,376 @@
-"""``layerwise``: compare every tensor on the target with the reference's, and find the first that is wrong.
+"""``layerwise``: compares every tensor on the target with the reference's, and finds the first that is wrong.
 
-With ``--isolate`` each layer is also run by itself: all layers in one model, each fed the reference's values.
+Tensors are seen by marking them as outputs. A mark keeps the target from fusing the tensor away, which may hide the failure. If
+the target refuses to run the model with every tensor marked, fewer are marked at a time. With ``--isolate`` each layer is also
+fed the reference's values, all layers side by side in one model, so that only its own error is left.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import tolerance_options
-from bisect_trt.commands.marking import LayerComparison, Marking, compare_layers, compare_own
+from bisect_trt.commands.record import attribute_texts
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError
+from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.exported import in_module, module_of
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
-from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.options import Target
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.protocol import LOST, Compare, Compared, Failed, Sample
 
-_SHOWN, _SHOWN_ATTRIBUTES, _SHOWN_REASONS = 5, 8, 3
+MOST_BUILDS = 8
+"""A build may take a minute; tensors that no build has shown by then stay unseen."""
+_SHOWN, _SHOWN_REASONS = 5, 3
 
 
-def run(call: Call) -> Result:
-    """Compare every tensor on the target with the reference's.
+@dataclass(frozen=True)
+class LayerRun:
+    """The result of one run of a marked model.
 
-    Raises:
-        UsageError: An option is wrong.
-        UnavailableError: The target or the reference cannot run the model.
+    Attributes:
+        comparisons: One for each tensor that it returned, on every input sample.
+        unseen: Tensors that the target did not return, with the reason.
+        refused: Why the target did not run the model, if so.
+        signature: The kind of that refusal.
+        seconds: How long the run took.
     """
-    own, target = call[Layerwise], call[Target].required()
-    tolerance = tolerance_options(call[CompareOptions], target)
-    call.open()
-    with call.examined(own.timeout, target) as session:
-        return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
+
+    comparisons: tuple[TensorComparison, ...] = ()
+    unseen: dict[str, str] = field(default_factory=dict)
+    refused: str | None = None
+    signature: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Gathered:
+    """The results of several runs, each with other tensors marked.
+
+    Attributes:
+        runs: The runs that worked.
+        unseen: Tensors that no run shows, with the reason.
+        builds: How many runs were tried.
+        refused: Why the first did not work, if it did not.
+    """
+
+    runs: list[LayerRun] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
+    builds: int = 0
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """The comparison of every tensor with the reference's.
+
+    Attributes:
+        tensors: One comparison for each tensor that could be seen, in topological order: of the first input sample on which
+            it is wrong, else of the first sample.
+        unseen: The tensors that could not be seen, with the reason.
+        origins: Nodes that compute a wrong tensor from right ones, in topological order.
+        outputs_fail: Whether a graph output is wrong with tensors marked; if not, marking may hide the failure.
+        refused: Why the target did not run the marked model, if so.
+        mild: Origins of tensors with far smaller errors than the outputs have: mostly rounding.
+        hidden: Whether the model fails without marks and passes, or has far smaller errors, with them.
+        builds: How many marked models the target was given.
+        own: The error of each layer fed the reference's values; empty unless that was measured.
+        own_unseen: The tensors for which it could not be measured, with the reason.
+    """
+
+    tensors: dict[str, TensorComparison] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+    origins: list[int] = field(default_factory=list)
+    outputs_fail: bool = False
+    refused: str | None = None
+    mild: tuple[int, ...] = ()
+    hidden: bool = False
+    builds: int = 0
+    own: dict[str, TensorComparison] = field(default_factory=dict)
+    own_unseen: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Marking:
+    """Runs a model on the target with some of its tensors returned.
+
+    Attributes:
+        subject: The model.
+        target: The runtime under test.
+        tolerance: How far a tensor may be off.
+        timeout: Seconds that one run may take.
+    """
+
+    subject: Subject
+    target: TargetSettings
+    tolerance: ToleranceOptions
+    timeout: float | None = None
+
+    @property
+    def outputs(self) -> list[str]:
+        """The graph's outputs that nodes compute."""
+        network = self.subject.network
+        return [name for name in network.outputs if name in network.producer]
+
+    @property
+    def wanted(self) -> list[str]:
+        """Every tensor that can be compared, in topological order."""
+        names = dict.fromkeys([*self.subject.network.computed, *self.outputs])
+        return [name for name in names if name in self.subject.reference.infos]
+
+    def run(self, model: onnx.ModelProto, names: Sequence[str], fed: Mapping[str, str] | None = None) -> LayerRun:
+        """Run a model on every input sample and compare some of its outputs with the reference's.
+
+        Args:
+            model: The model; its outputs have the original's names.
+            names: The outputs to compare.
+            fed: Activations that it is fed beside the graph's inputs: the tensor by the name of the input.
+        """
+        reference = self.subject.reference
+        request = Compare(
+            self.target,
+            self.subject.models.write("marked", model),
+            tuple(Sample(each.inputs_file, each.store) for each in (reference, *reference.more)),
+            self.tolerance,
+            tuple(names),
+            every=True,
+            fed=dict(fed or {}),
+        )
+        began = time.monotonic()
+        reply = self.subject.workers.ask(request, self.timeout)
+        seconds = time.monotonic() - began
+        if isinstance(reply, Failed):
+            why = outcome_of_failure(reply, seconds).reason if reply.kind == "crash" else reply.message
+            return LayerRun(refused=why, signature=reply.signature, seconds=seconds)
+        return LayerRun(reply.comparisons, dict(reply.skipped), seconds=seconds)
+
+    def marked(self, names: Sequence[str]) -> LayerRun:
+        """Run the model with these tensors as outputs, beside its own."""
+        # Outputs without reference values stay outputs all the same: without them it would be another model.
+        own = [name for name in self.outputs if name in self.subject.reference.infos]
+        shown = [*dict.fromkeys([*names, *own])]
+        return self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
+
+    def unmarked(self) -> Outcome:
+        """Run the model as it is; returns how it ends."""
+        names = [name for name in self.outputs if name in self.subject.reference.infos]
+        return self._judge(self.run(self.subject.network.proto, names))
+
+    def _judge(self, seen: LayerRun) -> Outcome:
+        """Return a run as the outcome of a probe, by the model's own outputs."""
+        if seen.refused is not None:
+            ending = Ending.SKIPPED if seen.signature == LOST else Ending.BROKEN
+            return Outcome(ending, str(seen.signature), seen.refused, seen.seconds)
+        own = tuple(comparison for comparison in seen.comparisons if comparison.name in self.outputs)
+        return outcome_of_comparisons(Compared(own), seen.seconds, self.tolerance)
+
+    def hides(self, original: Outcome | None, seen: LayerRun) -> bool:
+        """Return whether the original fails and this run passes, or fails in another way or with far smaller errors."""
+        if original is None or original.judge(None) is not Verdict.FAIL:
+            return False
+        return self._judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
+
+    def summarize(self, found: Gathered, runs: Sequence[LayerRun]) -> LayerComparison:
+        """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
+        network, infos = self.subject.network, self.subject.reference.infos
+        samples: dict[int | None, dict[str, TensorComparison]] = {}
+        for comparison in (each for seen in runs for each in seen.comparisons):
+            tensors = samples.setdefault(comparison.sample, {})
+            known = tensors.get(comparison.name)
+            if known is None or known.severity < comparison.severity:
+                tensors[comparison.name] = comparison
+        firm: set[int] = set()
+        suspected: set[int] = set()
+        outputs_fail = False
+        for tensors in samples.values():
+            worst = max((tensors[name].severity for name in self.outputs if name in tensors), default=0.0)
+            required = 0.0
+            if worst and not (self.tolerance.atol or self.tolerance.rtol):  # a tolerance that the user gave is exact
+                weight = severity_weight(self.tolerance.precision)
+                required = required_severity(weight * worst) / weight
+            firm.update(find_origins(network, tensors, required))
+            suspected.update(find_origins(network, tensors))
+            outputs_fail |= worst > 0
+        origins, mild = (sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm))
+        first = _of_samples(
+            each for number in sorted(samples, key=lambda n: n or 0) for each in samples[number].values()
+        )
+        lost = dict.fromkeys(
+            (name for name in network.computed if name not in infos), "the reference has no value of it"
+        )
+        return LayerComparison(
+            {name: first[name] for name in self.wanted if name in first},
+            {**lost, **found.unseen},
+            origins,
+            outputs_fail,
+            mild=tuple(mild),
+            builds=found.builds,
+        )
+
+
+def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
+    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible.
+
+    Args:
+        look: Runs the model.
+        original: How the model ends without marks, if that is known.
+    """
+    infos = look.subject.reference.infos
+    fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
+    broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
+    found = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
+    if not found.runs:
+        return replace(look.summarize(found, []), refused=found.refused)
+    telling = [seen for seen in found.runs if not look.hides(original, seen)]
+    if not telling:  # what still differs is another, smaller error
+        layers = look.summarize(found, found.runs)
+        return replace(layers, origins=[], mild=(*layers.origins, *layers.mild), outputs_fail=False, hidden=True)
+    for seen in (each for each in found.runs if each not in telling):
+        names = [comparison.name for comparison in seen.comparisons if comparison.name not in look.outputs]
+        found.unseen |= dict.fromkeys(names, f"marking it and {len(names) - 1} others hides the failure")
+    return look.summarize(found, telling)
+
+
+def gather(
+    names: Sequence[str],
+    fragile: Collection[str],
+    attempt: Callable[[Sequence[str]], LayerRun],
+    most: int = MOST_BUILDS,
+) -> Gathered:
+    """Run a model with tensors marked; if the target refuses it, mark fewer.
+
+    The first retry omits the tensors that targets refuse most often, then the rest is split into halves, and halves of halves.
+
+    Args:
+        names: The tensors, in topological order.
+        fragile: The tensors to omit first.
+        attempt: Runs the model with some of them marked.
+        most: How many runs may be tried.
+    """
+    found, pending = Gathered(), deque([names])
+    while pending and (found.builds < most or not found.builds):
+        group = pending.popleft()
+        seen = attempt(group)
+        found.builds += 1
+        if seen.refused is None:
+            found.runs.append(seen)
+            found.unseen |= {name: why for name, why in seen.unseen.items() if name in group}
+            continue
+        why = f"the target does not run the model with {{}} marked: {seen.refused}"
+        if found.builds == 1:
+            found.refused = seen.refused
+            firm = [name for name in names if name not in fragile]
+            if 0 < len(firm) < len(names):
+                omitted = (name for name in names if name in fragile)
+                found.unseen |= dict.fromkeys(omitted, why.format("every tensor"))
+                pending.append(firm)
+                continue
+        if len(group) > 1:
+            middle = (len(group) + 1) // 2
+            pending += [group[:middle], group[middle:]]
+        else:
+            found.unseen |= dict.fromkeys(group, why.format("it"))
+    for group in pending:
+        why = f"after {found.builds} builds no model with it marked was seen to run"
+        found.unseen |= dict.fromkeys(group, f"{why}: {found.refused}")
+    return found
+
+
+def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComparison]:
+    """Return one comparison for each tensor: of the first input sample on which it is wrong, else of the first."""
+    shown: dict[str, TensorComparison] = {}
+    for comparison in comparisons:
+        if comparison.name not in shown or (shown[comparison.name].passed and not comparison.passed):
+            shown[comparison.name] = comparison
+    return shown
+
+
+def find_origins(network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0) -> list[int]:
+    """Return the nodes that compute a wrong tensor from right ones, in topological order.
+
+    A tensor that was not compared counts as right if everything that it is computed from is right.
+
+    Args:
+        network: The model.
+        tensors: The comparisons.
+        severity: The smallest severity of a mismatch that counts as wrong.
+    """
+    clean: dict[str, bool] = {}
+    origins: list[int] = []
+    for index in network.order:
+        inputs_clean = all(clean.get(name, True) for name in network.reads[index])
+        for name in network.made(index):
+            seen = tensors.get(name)
+            clean[name] = inputs_clean if seen is None else seen.passed or seen.severity < severity
+            if inputs_clean and not clean[name] and index not in origins:
+                origins.append(index)
+    return origins
+
+
+def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS) -> LayerComparison:
+    """Compare the tensors that nodes compute from the reference's values, so that only their own errors are left.
+
+    All nodes are in one model, or in groups if the target refuses that. There are no ``origins``.
+
+    Args:
+        look: Runs the model.
+        names: The tensors to compute; ``None`` for all.
+        most: How many models the target may be given.
+    """
+    network, infos = look.subject.network, look.subject.reference.infos
+    wanted = [name for name in look.wanted if names is None or name in names]
+    if not wanted:
+        return LayerComparison()
+    frozen = _frozen(look.subject)
+    left_out: dict[str, str] = {}
+
+    def is_fragile(name: str) -> bool:
+        """Return whether the node that computes a tensor reads or makes bools or integers."""
+        index = network.producer[name]
+        ends = {*network.made(index), *network.reads[index]}.difference(frozen)
+        return any(infos[end].dtype.kind in "biu" for end in ends if end in infos)
+
+    def attempt(names: Sequence[str]) -> LayerRun:
+        model = isolate(network, names, infos, frozen)
+        left_out.update(model.left_out)
+        return look.run(model.proto, model.outputs, model.fed) if model.outputs else LayerRun()
+
+    found = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
+    comparisons = _of_samples(each for seen in found.runs for each in seen.comparisons)
+    tensors = {name: comparisons[name] for name in wanted if name in comparisons}
+    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
+    return LayerComparison(tensors, unseen, refused=None if found.runs else found.refused, builds=found.builds)
+
+
+def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
+    """Return the values of shapes and indices, as far as all input samples agree on them."""
+    reference, frozen = subject.reference, {}
+    for name in (*subject.network.inputs, *subject.network.computed):
+        if name in reference.infos and is_frozen(reference.infos[name]):
+            first, *others = (sample.select([name])[name] for sample in (reference, *reference.more))
+            if all(np.array_equal(first, other) for other in others):
+                frozen[name] = first
+    return frozen
 
 
 def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Result:
@@ -49,7 +379,7 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     Args:
         session: The model.
         look: Runs it.
-        isolate: Whether to measure the error that each layer adds by itself too.
+        isolate: Whether to measure the own error of each layer too.
 
     Raises:
         UnavailableError: The target does not run the model with tensors marked.
@@ -60,13 +390,13 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     layers = compare_layers(look, original)
     if layers.refused:
         raise ModelRefusedError(
-            f"the target does not run the model with every tensor marked: {layers.refused}. `diagnose` and `reduce` go "
-            "on without marks."
+            f"the target does not run the model with every tensor marked: {layers.refused}. Use `diagnose` or `reduce`, which "
+            "work without marks."
         )
     if isolate:
         own = compare_own(look)
         if own.refused:
-            console.warn(f"the target does not run the layers alone: {own.refused}.")
+            console.warn(f"the target does not run the isolated layers: {own.refused}.")
         layers = replace(layers, own=own.tensors, own_unseen=own.unseen)
     result.extra |= to_json(subject, layers)
     tell(subject, layers, console)
@@ -75,7 +405,8 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
         result.status = "inconclusive"
         result.why = "marking tensors hides the failure, so they do not show where it begins"
         console.answer(
-            "Marking hides the failure; `bisect-trt diagnose` goes on without marks, `workaround` finds which hide it."
+            "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which marks "
+            "hide it."
         )
         return result
     result.culprits = subject.describe_searched(subject.network.rank[index] for index in layers.origins[:1])
@@ -85,7 +416,7 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
         return result
     console.answer(f"First mismatch: {subject.network.describe(layers.origins[0])}.")
     if original.ending is Ending.PASSED:
-        console.answer("The model's own outputs match all the same: the error does not reach them.")
+        console.answer("The model's own outputs match: the error does not reach them.")
     return result
 
 
@@ -101,8 +432,8 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
     if len(layers.origins) > _SHOWN:
         console.say(f"  ... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}")
     notes = {
-        f"{len(layers.mild)} layer(s) are off by far less than the outputs are: rounding{IN_JSON}": layers.mild,
-        "marking hides it: with these tensors as outputs the model's own outputs do not fail as without": layers.hidden,
+        f"{len(layers.mild)} layer(s) have far smaller errors than the outputs: rounding{IN_JSON}": layers.mild,
+        "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
         f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds > 1,
         f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
     }
@@ -114,7 +445,7 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
     if not layers.own:
         return
     alone = [comparison for comparison in layers.own.values() if not comparison.passed]
-    console.say(f"  fed the reference's values, {len(alone)} of {len(layers.own)} tensors mismatch by themselves")
+    console.say(f"  fed the reference's values, {len(alone)} of {len(layers.own)} tensors mismatch")
     for comparison in sorted(alone, key=lambda each: -each.severity)[:_SHOWN]:
         maker = subject.network.describe(subject.network.producer[comparison.name])
         console.say(f"    '{comparison.name}' of {maker}: {comparison.describe()}")
@@ -123,43 +454,19 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
 
 
 def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
-    """Return lines about a wrong layer: its error, its operator, its inputs, its attributes."""
+    """Return lines about a node that goes wrong: the errors of its outputs, its operator, the state of its inputs."""
     network, made = subject.network, subject.network.made(index)
+
+    def describe(comparison: TensorComparison) -> str:
+        sample = "" if comparison.sample is None else f"on sample {comparison.sample}, "
+        return f"'{comparison.name}': {sample}{comparison.describe()}"
+
     wrong = [layers.tensors[name] for name in made if name in layers.tensors and not layers.tensors[name].passed]
-    lines = [f"'{each.name}': {_on_sample(each)}{each.describe()}" for each in wrong]
-    lines.append(f"made by {network.describe(index)}")
-    lines += [f" {words}" for words in (in_module(network.plain(index)),) if words]
-    lines += [f"  reads '{name}' {_describe_input(subject, name, layers)}" for name in network.reads[index]]
-    attributes = [_attribute(attribute) for attribute in network.nodes[index].attribute[:_SHOWN_ATTRIBUTES]]
-    if attributes:
-        lines.append(f"  attributes {', '.join(attributes)}")
+    reads = [layers.tensors[name] for name in network.reads[index] if name in layers.tensors]
+    lines = [*map(describe, wrong), f"made by {network.describe(index)}{in_module(network.plain(index))}"]
+    lines += [f"  input '{each.name}' matches" if each.passed else f"  input {describe(each)}" for each in reads]
     own = (layers.own[name] for name in made if name in layers.own)
-    lines += [f"  alone, fed the reference's values: '{each.name}' {each.describe()}" for each in own]
-    return lines
-
-
-def _on_sample(comparison: TensorComparison) -> str:
-    return "" if comparison.sample is None else f"on sample {comparison.sample}, "
-
-
-def _describe_input(subject: Subject, name: str, layers: LayerComparison) -> str:
-    """Return type, shape and state of a tensor that an origin reads."""
-    info, maker = subject.infos.get(name), subject.network.producer.get(name)
-    kind = f"{info.dtype.name}{list(info.shape or ())}" if info else "of unknown type"
-    if name in layers.tensors:
-        read = layers.tensors[name]
-        state = "which matches" if read.passed else f"which is off too: {_on_sample(read)}{read.describe()}"
-    elif name in subject.network.inputs:
-        state = "a graph input"
-    else:
-        state = "a constant" if maker is None or subject.network.constant[maker] else "not seen"
-    return f"{kind}, {state}"
-
-
-def _attribute(attribute: onnx.AttributeProto) -> str:
-    if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
-        return f"{attribute.name}=..."
-    return str(onnx.helper.printable_attribute(attribute)).replace(" = ", "=")
+    return lines + [f"  fed the reference's values: {describe(each)}" for each in own]
 
 
 def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
@@ -172,7 +479,7 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
             "tensor": bad[0],
             "node": network.plain(index),
             "inputs": list(network.reads[index]),
-            "attributes": {each.name: _attribute(each) for each in network.nodes[index].attribute},
+            "attributes": attribute_texts(network.nodes[index]),
             "comparison": layers.tensors[bad[0]].to_json(),
         }
 
@@ -197,3 +504,17 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
         "builds": layers.builds,
         **({"own_unseen": layers.own_unseen} if layers.own else {}),
     }
+
+
+def run(call: Call) -> Result:
+    """Compare every tensor on the target with the reference's.
+
+    Raises:
+        UsageError: An option is wrong.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    own, target = call[Layerwise], call[Target].required()
+    tolerance = tolerance_options(call[CompareOptions], target)
+    call.open()
+    with call.examined(own.timeout, target) as session:
+        return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)

@@ -10,8 +10,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from bisect_trt.commands.checks import make_scale
+from bisect_trt.commands.minimal_case import find_minimum
 from bisect_trt.commands.preflight import advised
-from bisect_trt.commands.reduce import deliver, find_minimum, smallest
+from bisect_trt.commands.reduce import deliver, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.errors import ModelRefusedError
@@ -26,7 +27,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.protocol import Failed, Score
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.diagnose import DiagnoseSettings
+    from bisect_trt.commands.diagnose import Diagnosis
 
 
 def score(session: Session, target: TargetSettings, metric: MetricOptions, timeout: float | None) -> Result:
@@ -53,7 +54,7 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
     return result
 
 
-def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
+def diagnose_metric(diagnosis: Diagnosis) -> Result:
     """Find the layers that lower the metric on the target, and write them.
 
     Raises:
@@ -61,32 +62,32 @@ def diagnose_metric(session: Session, settings: DiagnoseSettings) -> Result:
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    console, subject, result, check = session.console, session.subject, session.result, settings.check
-    console.step(f"1. Does the metric drop on the target ({len(subject.network.nodes)} nodes)?")
+    session, check, output = diagnosis.session, diagnosis.check, diagnosis.output
+    console, subject, result = session.console, session.subject, session.result
+    console.step(f"Does the metric drop on the target ({len(subject.network.nodes)} nodes)?")
     try:
-        record = session.probe_original(settings.search)
+        record = session.probe_original(diagnosis.search)
     except DoesNotReproduce as error:
         raise advised(error, subject, check) from error
     console.say(f"  yes: {record.reason}")
-    make_folder(settings.output)
-    reduced = Reduce(subject.settings.path, settings.output / MODEL, overwrite=True)
+    make_folder(output)
+    reduced = Reduce(subject.settings.path, output / MODEL, overwrite=True)
     with saving_best(lambda: session.save_best(reduced.output)):
-        console.step("2. Extract a layer: skipped, because a piece of the model has no metric")
-        console.step(f"3. Which of {len(subject.units)} units lower the metric? The reference computes the others")
+        console.step(f"Which of {len(subject.units)} units lower the metric? The reference computes the others")
         case = Case(find_minimum(session, reduced.mode))
-        answer = smallest(session, reduced, settings.search, case)
-        console.step(f"4. Write them to {settings.output}")
+        answer = smallest(session, reduced, diagnosis.search, case)
+        console.step(f"Write them to {output}")
         deliver(session, reduced, answer, case.minimum)
     measured = result.extra["metric"]
-    find_fix(session, check, settings.search, answer, settings.output)
+    find_fix(session, check, diagnosis.search, answer, output)
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
     assert check.metric is not None
     assert check.target is not None
     options = [*check.target.flags(), *session.place_words, *written(subject.settings.data), *written(check.metric)]
     result.suggest(shlex.join(["bisect-trt", "run", str(subject.settings.path), *options]))
-    if settings.archive is not None:
-        files = sorted({*settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
-        pack(settings.output, files, settings.archive)
-        result.artifacts["archive"] = str(settings.archive)
+    if diagnosis.archive is not None:
+        files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})
+        pack(output, files, diagnosis.archive)
+        result.artifacts["archive"] = str(diagnosis.archive)
     return result

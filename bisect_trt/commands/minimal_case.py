@@ -1,6 +1,6 @@
-"""From suspects to minimal cases: extract one, order the nodes of an answer by blame, search the rest of the model.
+"""Steps from a failing model to its minimal cases: find and extract suspects, minimize, order by blame, search the rest.
 
-Imports that not every search needs stand where they are used: a user's check may take less time than they do.
+Modules that not every search needs are imported in functions: a user's check may take less time than their import.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.session import Case, Session
+from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.errors import ConflictError
+from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
@@ -20,47 +21,71 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.delta_debugging import make_minimal
-from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
+from bisect_trt.search.oracle import Again, Minimum, Mode, Oracle, Subset, Transcript, Units, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.marking import LayerComparison
+    from bisect_trt.commands.arbitration import Fault
+    from bisect_trt.commands.layerwise import LayerComparison
 
 Delivery = Callable[[Case, int], dict[str, Any]]
 """Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
+READ_BACK = "the result, read back"
 MOST_FAILURES = 10
-"""Failing sets that are searched for at most."""
+"""The largest number of failures that are searched for."""
 GROWTH_STEPS = 3
-"""How many times a layer that passes alone is grown by what it reads, before the whole model is reduced."""
+"""How many times a layer that passes alone is extended by its producers, before the whole model is reduced."""
 SUSPECTS_TRIED = 3
 MOST_NARROWED = 12
 """Each may be a build, but a small one."""
 MOST_BUILDS = 3
-"""Of models with the answer's nodes side by side."""
-HELD = "It fails with --hold-precision, which it runs in as part of the whole model; alone, TensorRT may choose fp32."
+"""Builds of models with the answer's nodes side by side."""
+HELD = "It fails with --hold-precision, as it does inside the whole model; alone, TensorRT may choose fp32."
+_SHOWN = 6
+"""Nodes that a sentence names."""
 
 
 @dataclass(frozen=True)
-class Suspects:
-    """Nodes that are probably to blame.
+class Answer:
+    """A minimal case with what is known of it.
 
     Attributes:
-        nodes: Their numbers, the most suspicious first.
-        grow: Whether one that passes alone is tried with what it reads.
+        case: The failing units, and whether their minimality is proven.
+        whole: The same as a candidate.
+        candidate: The same with its tensors shrunk, unless the user does not want that.
+        blamed: Indices of its nodes, the most guilty first.
+        fault: The side that is wrong.
     """
 
-    nodes: Sequence[int] = ()
-    grow: bool = True
+    case: Case
+    whole: Candidate
+    candidate: Candidate
+    blamed: Sequence[int]
+    fault: Fault
 
-    def unit(self, network: Network) -> int | None:
-        """The one that a search of the whole model should try first."""
-        return network.rank[self.nodes[0]] if self.nodes and self.grow else None
+
+def describe_answer(network: Network, nodes: Sequence[int]) -> str:
+    """The answer in a sentence, the culprits first."""
+    if len(nodes) == 1:
+        return f"{network.describe(nodes[0])} fails alone"
+    if not nodes:
+        return "No node is needed to fail: an output that is an input or a weight of the model differs"
+    names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
+    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"
 
 
-def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerComparison], None]) -> Suspects | None:
-    """Find the nodes that make a wrong tensor of right ones, with every tensor marked as an output.
+def tell_modules(session: Session, nodes: Sequence[int]) -> None:
+    """Print the modules of the program that nodes come from, where the model's file has them."""
+    network = session.subject.network
+    modules = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
+    for words in list(modules)[:_SHOWN]:
+        session.console.answer(f" {words}")
 
-    Where the original does not run, it is the node that the target's message names.
+
+def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerComparison], None]) -> list[int]:
+    """Find the nodes that compute a wrong tensor from right ones, by marking every tensor as an output.
+
+    If the original does not run, it is the node that the target's message names.
 
     Args:
         session: The model.
@@ -68,104 +93,110 @@ def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerCo
         show: Prints the comparison.
 
     Returns:
-        ``None`` where the tensors do not show it.
+        The nodes, the first in topological order first; none where the tensors do not show any.
     """
-    from bisect_trt.commands.marking import Marking, compare_layers  # noqa: PLC0415 - as the module says
+    from bisect_trt.commands.layerwise import Marking, compare_layers  # noqa: PLC0415 - as the module says
 
     subject, ledger, console = session.subject, session.prober.ledger, session.console
     outcome = ledger.outcome(subject.original.key)
     if ledger.is_broken:
-        return Suspects(named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else ())
+        console.say("  the model does not run at all, so there is nothing to compare")
+        return named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else []
     layers = compare_layers(Marking(subject, check.target, check.tolerance, check.timeout), outcome)
     if layers.refused:
         console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
-    else:
-        show(layers)
-    return Suspects(layers.origins) if layers.outputs_fail and layers.origins and not layers.refused else None
+        return []
+    show(layers)
+    return layers.origins if layers.outputs_fail else []
 
 
-def weak_suspects(session: Session, target: TargetSettings) -> Suspects:
-    """Return nodes that the reference's values make suspicious: they are tried with ``--hold-precision``."""
-    if not _may_choose_precision(target):
-        return Suspects()
-    from bisect_trt.mixed_precision.suspicion import BREAKS, suspect  # noqa: PLC0415 - as the module says
-
-    found = suspect(session.subject, "fp16" if target.fp16 else "bf16")
-    return Suspects([session.subject.network.order[each.unit] for each in found if each.score >= BREAKS], grow=False)
-
-
-def extract_suspect(
-    session: Session, target: TargetSettings | None, suspects: Suspects, number: str = ""
-) -> Case | None:
-    """Probe each suspect alone, on the reference's activations; where it passes, with what it reads.
+def extract_suspect(session: Session, target: TargetSettings | None, suspects: Sequence[int]) -> Case | None:
+    """Probe each suspect alone with the reference's activations; if it passes, with its producers.
 
     Returns:
-        The failing case, 1-minimal; ``None`` if no suspect fails, nor with its neighbours.
+        The failing case, 1-minimal; ``None`` if no suspect fails.
     """
     network, console = session.subject.network, session.console
-    steps = GROWTH_STEPS if suspects.grow else 0
-    if number and not suspects.nodes:
-        console.step(f"{number}Extract a suspect: not done, for nothing points at a node")
-    for index in suspects.nodes[:SUSPECTS_TRIED]:
-        console.step(
-            f"{number}Extract {network.describe(index)}, feed it the reference's activations: does it fail alone?"
-        )
+    for index in suspects[:SUSPECTS_TRIED]:
+        console.step(f"Extract {network.describe(index)} and feed it the reference's activations: does it fail alone?")
         units = frozenset({network.rank[index]})
-        for step in range(steps + 1):
+        for step in range(GROWTH_STEPS + 1):
             failing, held = _first_failing(session, units), False
             if failing is None and step == 0 and _may_choose_precision(target):
                 console.say("  no, but alone it may run in fp32: try --hold-precision")
                 failing, held = _first_failing(session, units, held=True), True
             if failing is not None:
-                with_others = f", with {len(units)} units: minimise them"
-                console.say(f"  yes{with_others if step else ': this is a minimal case'}")
-                return _minimise_case(session, failing, held=held)
-            if step < steps:
-                console.say("  no: it needs more of what it reads; add its producers")
+                console.say(
+                    f"  yes, with {len(units)} units: minimize them" if step else "  yes: this is a minimal case"
+                )
+                return _minimize_case(session, failing, held=held)
+            if step < GROWTH_STEPS:
+                console.say("  no: add its producers")
                 parents = {parent for unit in units for parent in network.parents(network.order[unit])}
                 units |= {network.rank[parent] for parent in parents if not network.constant[parent]}
-    if suspects.nodes:
-        console.say("  no layer fails alone, nor with its neighbours: go on to reduce the whole model")
+    if suspects:
+        console.say("  no suspicious layer fails, alone or with its producers")
     return None
+
+
+def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, confirm: bool = False) -> Minimum:
+    """Search the whole model for the fewest units that still fail.
+
+    Args:
+        session: The model, and the prober.
+        mode: How to search.
+        suspects: Nodes; the first is tried as the first culprit.
+        confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
+    """
+    subject = session.subject
+    suspect = subject.network.rank[suspects[0]] if suspects else None
+
+    def search(oracle: Oracle) -> Minimum:
+        minimum = session.minimise(oracle, mode, suspect)
+        if confirm and minimum is not FAILURE_LOST:
+            oracle(Again(Units(minimum.units), READ_BACK, runs=None))
+        return minimum
+
+    return session.found(session.prober.search_from(subject.original, search, subject.cut))
 
 
 def narrow_held(session: Session, target: TargetSettings | None, case: Case) -> Case:
     """Return the one of several nodes that fails alone with ``--hold-precision``, if there is one; else all of them.
 
-    As part of the others it ran in that precision; alone the target may have chosen fp32 for it.
+    Among the others it ran in that precision; alone the target may have chosen fp32 for it.
     """
     subject, console = session.subject, session.console
     if case.held or not _may_choose_precision(target) or not 1 < len(case.minimum.units) <= MOST_NARROWED:
         return case
-    console.step("Does one of them fail alone, held to the low precision?")
+    console.step("Does one of them fail alone with --hold-precision?")
     for node in by_blame(session, subject.cut(case.minimum.units, held=True)):
         failing = _first_failing(session, frozenset({subject.network.rank[node]}), held=True)
         if failing is not None:
             console.say(f"  yes: {subject.network.describe(node)}")
-            return _minimise_case(session, failing, held=True)
+            return _minimize_case(session, failing, held=True)
     console.say("  no")
     return case
 
 
 def _may_choose_precision(target: TargetSettings | None) -> bool:
-    """Return whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
+    """Return whether the target may run a piece in fp32 that it runs in the low precision inside the whole model."""
     return target is not None and target.target.compiles and (target.fp16 or target.bf16)
 
 
-def _minimise_case(session: Session, failing: Subset, *, held: bool) -> Case:
-    """Leave out the units that a small failing set does not need."""
+def _minimize_case(session: Session, failing: Subset, *, held: bool) -> Case:
+    """Drop the units that a small failing set does not need."""
     subject = session.subject
 
-    def algorithm(oracle: Oracle) -> Minimum:
+    def search(oracle: Oracle) -> Minimum:
         heard = Transcript(oracle)
         return session.confirmed(heard, make_minimal(failing, about_units(heard), subject.units.bare))
 
-    minimum = session.prober.search(algorithm, lambda units: subject.cut(units, held=held), subject.original)
+    minimum = session.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)
     return Case(session.doubted(minimum), held)
 
 
 def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Subset | None:
-    """Probe some units with stored weights, then with the nodes that make their weights."""
+    """Probe some units with stored weights, then with the nodes that make their weights; returns the first set that fails."""
     subject = session.subject
     for chosen in dict.fromkeys((units, subject.units.with_weights(units))):
         candidate = subject.cut(chosen, held=held)
@@ -175,11 +206,11 @@ def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Su
 
 
 def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) -> list[int]:
-    """Return the nodes of an answer, without those that only make weights, the guilty first.
+    """Return the nodes of an answer, the guilty first, without those that only make weights.
 
-    Each node is fed the reference's own values, all of them side by side in one model: the more it is off, the more it is to
-    blame. Where that cannot be measured (a check of the user's, a target that does not run the model at all) and where
-    nothing is off by itself, suspects come first, and then the topological order counts.
+    Each node is fed the reference's values, all of them side by side in one model: the larger its own error, the more it is to
+    blame. Where that cannot be measured (a user's check, a target that does not run the model) and where no node has an error
+    of its own, suspects come first, and then the topological order counts.
 
     Args:
         session: The model, and the check that found the answer.
@@ -188,7 +219,7 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
     """
     network = session.subject.network
     nodes = [network.order[unit] for unit in sorted(answer.units) if not network.constant[network.order[unit]]]
-    if not nodes:  # what fails depends on no input
+    if not nodes:  # the failure depends on no input
         made = {network.producer.get(name) for node in answer.proto.graph.node for name in node.output}
         nodes = [index for index in network.order if index in made and network.reads[index]]
     errors = _own_errors(session, answer, nodes) if len(nodes) > 1 else {}
@@ -197,11 +228,11 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
 
 
 def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
-    """Return how severely each node is off by itself, where it is; infinitely where it makes NaN or Inf."""
+    """Return the severity of each node's own error, if it has one; infinite for NaN or Inf."""
     check, subject = session.prober.runner.check, session.subject
     if not isinstance(check, BuiltinCheck) or session.prober.ledger.is_broken:
         return {}
-    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - as the module says
+    from bisect_trt.commands.layerwise import Marking, compare_own  # noqa: PLC0415 - as the module says
 
     target = replace(check.target, held=answer.held or check.target.held)
     names = [name for node in nodes for name in subject.network.made(node)]
@@ -215,9 +246,9 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
 
 
 def named_nodes(network: Network, text: str) -> list[int]:
-    """Return the nodes that a message names, in its order: by their names, those of what they make, or names made of these.
+    """Return the nodes that a message names, in its order: by node names, tensor names, or names derived from these.
 
-    A runtime that rewrites a graph names what it makes after what was there: ``x_q`` or ``x_token_220`` after ``x``.
+    A runtime that rewrites a graph derives names from the original ones: ``x_q`` or ``x_token_220`` from ``x``.
     """
     makers = {name: index for index in network.order for name in network.made(index)}
     makers |= {network.nodes[index].name: index for index in network.order if network.nodes[index].name}
@@ -244,17 +275,10 @@ def check_finds_all(session: Session) -> None:
         UsageError: A prompt would ask about one failure after the other.
     """
     if isinstance(session.prober.runner.check, PromptCheck):
-        raise ConflictError(
-            "--all asks about each failure, which is too much to answer at a prompt; give a --check command."
-        )
+        raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
 
 
-def look_for_others(
-    session: Session,
-    case: Case,
-    deliver: Delivery | None = None,
-    mode: Mode = Mode.AUTO,
-) -> None:
+def look_for_others(session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO) -> None:
     """Probe the model without an answer; if it fails and all failures are wanted, search the rest.
 
     Args:
@@ -272,15 +296,17 @@ def look_for_others(
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
     failures = [first | {"reduced": result.artifacts["reduced"]}]
     result.extra |= {"failures": failures, "more_failures": None}
-    taken = case.minimum.units.intersection(searched) or case.minimum.units  # else they make weights
+    taken = case.minimum.units.intersection(searched) or case.minimum.units  # else they only make weights
     try:
-        while rest := failing_rest(session, case, taken, sure=deliver is not None):
-            if deliver is None or len(failures) == MOST_FAILURES:
-                more = "At least one more: without these nodes the rest of the model still fails (--all finds each)."
-                console.answer(more if deliver is None else f"The rest still fails: more than these {MOST_FAILURES}.")
+        while rest := _failing_rest(session, case, taken, sure=deliver is not None):
+            if deliver is None:
+                console.answer("Without these nodes the rest of the model still fails (--all finds each failure).")
+                return
+            if len(failures) == MOST_FAILURES:
+                console.answer(f"The rest of the model still fails; the search stops after {MOST_FAILURES} failures.")
                 return
             console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
-            other = search_rest(session, case, rest, mode)
+            other = _search_rest(session, case, rest, mode)
             if other is None:
                 return
             failures.append(deliver(other, len(failures) + 1))
@@ -292,11 +318,11 @@ def look_for_others(
         console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
 
 
-def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
-    """The units that can be cut without any of those that are taken, where they fail; none where they do not.
+def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
+    """Return the units that can be cut without those that are taken, if they fail; else none.
 
-    ``more_failures`` in the result is filled in: ``None`` if the rest breaks in another way. A pass is confirmed by more
-    probes where it has to be ``sure``.
+    Sets ``more_failures`` in the result: ``None`` if the rest breaks in another way. A pass is confirmed by more probes if it has
+    to be ``sure``.
     """
     subject, extra = session.subject, session.result.extra
     rest = [unit for unit in subject.units.searched if taken.isdisjoint(subject.units.with_weights({unit}))]
@@ -319,8 +345,8 @@ def failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> 
     return rest if record.verdict is Verdict.FAIL else ()
 
 
-def search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
-    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
+def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+    """Return the fewest units of the rest that fail, held to the precision if the answer was; ``None`` if it fails no more."""
     subject = session.subject
     # No failure is among the first units of the rest alone, as far as they are within something that passed.
     passed = (identity.units for identity in session.prober.ledger.passed)

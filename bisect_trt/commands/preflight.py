@@ -1,9 +1,7 @@
-"""Checks before a search: the target is there and fits the model, the reference runs it; and advice where nothing fails."""
+"""Checks before a search: the target is installed and fits the model, the reference runs it; and advice if nothing fails."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +23,10 @@ if TYPE_CHECKING:
 
 MANY, FEW = 16, 8
 """Of more than 16 samples, the 8 that fail worst are diagnosed: every tensor of each is computed, kept and compared."""
-_CHOSEN = "samples.json"
 
 
 def require_target(subject: Subject, target: TargetSettings) -> None:
-    """Make sure that the target is there and has the options that were given.
+    """Check that the target is installed and has the options that are given.
 
     Raises:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
@@ -41,11 +38,11 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
 
 
 def require_fit(subject: Subject, target: TargetSettings) -> None:
-    """Make sure that the target is there, and that its options fit the model.
+    """Check that the target is installed, and that its options fit the model.
 
     Raises:
         UnavailableError: See :func:`require_target`.
-        UsageError: As there, or they do not fit.
+        UsageError: As there, or the options do not fit.
     """
     require_target(subject, target)
     target.target.check_model(target, {node.op_type for node in all_nodes(subject.network.proto)})
@@ -67,110 +64,93 @@ def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
 
 
 def require_reference(subject: Subject) -> None:
-    """Make sure that the reference has values to compare with.
+    """Check that the reference runs the model.
 
     Raises:
         UnavailableError: ONNX Runtime cannot run a node of the model.
     """
     for index, why in subject.reference.missing.items():
-        data, random = subject.settings.data, [n for n, value in subject.samples[0].items() if value.dtype.kind in "iu"]
+        integers = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
         fix = subject.renaming
-        if random and not data.given:
+        if integers and not subject.settings.data.given:
             fix = (
-                f" Perhaps that is because {quoted(random)} {'is' if len(random) == 1 else 'are'} random: give real data "
-                "(--load-inputs), or the range of what is valid (--val-range)."
+                f" The random values of {quoted(integers)} may be invalid: give real data (--load-inputs), or the valid range "
+                "(--val-range)."
             )
         raise ModelRefusedError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare; "
-            "`bisect-trt reduce` with a --check command of your own does not need the reference."
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare with; "
+            "`bisect-trt reduce` with your own --check command does not need the reference."
         )
 
 
 def advised(error: DoesNotReproduce, subject: Subject, check: CheckSettings) -> DoesNotReproduce:
     """Return the error with what to try next, one a line."""
-    data, target, steps = subject.settings.data, check.target, []
+    data, target = subject.settings.data, check.target
     values = subject.reference.select([name for name in subject.network.outputs if name in subject.reference.infos])
     lost = [
         name
         for name, value in values.items()
         if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
     ]
-    if lost:
-        steps.append(f"other inputs: {quoted(lost)} has no elements here, or NaN or Inf in half of them or more")
-    if target is not None and not target.low_precisions:
-        steps.append("the precision of the failing deployment (--fp16, --bf16, ...)")
-    if find_quantized(subject.network).groups:
-        steps.append("`bisect-trt precision --reference FLOAT.onnx`: whether the scales of the quantized model fit")
-    if check.metric is not None:
-        steps.append("the labels and preprocessing of the failing deployment, or a smaller --max-drop")
-        return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *steps]))
-    if data.given:
-        steps.append("other samples of the failing deployment's inputs")
-    else:
-        steps.append(
-            "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed"
-        )
-        steps.append("`bisect-trt samples --iterations 50`: many random samples")
-    steps += [
-        "a tighter --atol and --rtol, and the other options of the failing deployment",
-        "`bisect-trt layerwise`: tensors inside that differ, though the outputs match",
-        "`bisect-trt repeat --until bad -n 20`: builds that fail now and then",
-    ]
-    if any(not isinstance(dim, int) for dims in subject.declared.values() for dim in dims):
-        steps.append("`bisect-trt sweep`: other sizes of the free dimensions")
-    return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *steps]))
+    dynamic = any(not isinstance(dim, int) for dims in subject.declared.values() for dim in dims)
+    compares = check.metric is None
+    steps = {
+        f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
+        "the precision of the failing deployment (--fp16, --bf16, ...)": target and not target.low_precisions,
+        "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model": (
+            find_quantized(subject.network).groups
+        ),
+        "the labels and preprocessing of the failing deployment, or a smaller --max-drop": not compares,
+        "other samples of the failing deployment's inputs": compares and data.given,
+        "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed": (
+            compares and not data.given
+        ),
+        "`bisect-trt samples --iterations 50`: many random samples": compares and not data.given,
+        "a smaller --atol and --rtol, and the other options of the failing deployment": compares,
+        "`bisect-trt layerwise`: inner tensors that differ although the outputs match": compares,
+        "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
+        "`bisect-trt sweep`: other sizes of the free dimensions": compares and dynamic,
+    }
+    return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *(step for step in steps if steps[step])]))
 
 
 def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console, result: Result) -> None:
-    """Keep the samples that fail worst, where there are more than 16 and some fail; else keep all.
+    """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
 
-    The model is run on all of them once as it is, its outputs alone compared.
+    The model is run once on all of them, and only its outputs are compared. A resumed run finds the same samples.
 
     Args:
-        subject: The model; its samples are changed, before anything is computed of them.
+        subject: The model; its samples are changed, before anything is computed from them.
         check: The target, its tolerances and the time that it may take.
         console: Prints which samples are kept.
-        result: Gets ``looked_at``: how many there were, and the numbers of those that ``fail`` and of those that ``stay``.
+        result: Gets ``looked_at``: the number of samples, those that ``fail`` and those that ``stay``.
     """
     if len(subject.samples) <= MANY or check.target is None:
         return
-    noted = subject.workspace.folder / _CHOSEN  # a resumed run has to diagnose the same ones
-    if noted.exists():
-        found: dict[str, Any] = json.loads(noted.read_text("utf-8"))
-    else:
-        worst = _worst_first(subject, check, check.target)
-        found = {"of": len(subject.samples), "fail": sorted(worst), "stay": sorted(worst[:FEW])}
-        noted.write_text(json.dumps(found), "utf-8")
-    if not found["stay"]:
-        return
-    named = ", ".join(map(str, found["stay"]))
-    console.say(
-        f"{len(found['fail'])} of {found['of']} samples fail; the worst are diagnosed: {named} "
-        f"(1 to {len(found['stay'])} in what follows)"
-    )
-    subject.samples = [subject.samples[number - 1] for number in found["stay"]]
-    result.extra["looked_at"] = found
-
-
-def _worst_first(subject: Subject, check: CheckSettings, target: TargetSettings) -> list[int]:
-    """The numbers of the samples that fail; none if the model cannot be run on one after the other."""
     models, scratch = subject.models, subject.workspace.scratch
     inputs = tuple(models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples))
     golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
+    reply: Any = None
     try:
         right = RunEach(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
-        if isinstance(models.workers.ask(right, here=True), Failed):
-            return []
-        samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
-        model = models.write("many", subject.network.proto)
-        reply = models.workers.ask(Compare(target, model, samples, check.tolerance, every=True), check.timeout)
-        if not isinstance(reply, Compared):
-            return []
+        if not isinstance(models.workers.ask(right, here=True), Failed):
+            samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
+            model = models.write("many", subject.network.proto)
+            reply = models.workers.ask(
+                Compare(check.target, model, samples, check.tolerance, every=True), check.timeout
+            )
     finally:
         for path in (*inputs, *golden):
             path.unlink(missing_ok=True)
-    severity: defaultdict[int, float] = defaultdict(float)
-    for each in reply.comparisons:
+    severity: dict[int, float] = {}
+    for each in reply.comparisons if isinstance(reply, Compared) else ():
         if not each.passed:
-            severity[each.sample or 1] = max(severity[each.sample or 1], each.severity)
-    return sorted(severity, key=lambda number: (-severity[number], number))
+            severity[each.sample or 1] = max(severity.get(each.sample or 1, 0.0), each.severity)
+    if severity:
+        stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
+        console.say(
+            f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
+            f"(samples 1 to {len(stay)} below)"
+        )
+        result.extra["looked_at"] = {"of": len(subject.samples), "fail": sorted(severity), "stay": stay}
+        subject.samples = [subject.samples[number - 1] for number in stay]

@@ -1,60 +1,74 @@
-"""How a run ends, and what it leaves: ``result.json`` and the report that is made of it."""
+"""Ends a run: its exit status, its ``result.json``, and the report with the graph around the culprit."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.region import region
+import onnx
+
 from bisect_trt.commands.session import Session
+from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
+from bisect_trt.onnxlib.units import neighbourhood
 from bisect_trt.probe.ledger import Record
-from bisect_trt.report.charts import error_curve
+from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import tolerance_ratio
+from bisect_trt.tensors.info import is_string, tensor_stats
 
 if TYPE_CHECKING:
     from bisect_trt.commands.call import Call
 
 MOST_PROBES = 2000
-"""The first and the last probes of a longer search are in the report."""
+"""Probes in the report; of a longer search the first and the last."""
 _REASON_LENGTH = 400
+MOST_NODES = 150
+"""Nodes of the graph in the report."""
+_MOST_ELEMENTS = 1 << 26
+"""Elements of tensors that are read for their ranges: a few tenths of a second."""
+_SHOWN_INPUTS = 64
+"""Inputs of a node that are listed."""
+_ATTRIBUTE_LENGTH, _SHOWN_VALUES = 120, 32
+_ERROR_FIELDS = ("passed", "kind", "max_abs", "max_rel", "atol", "rtol", "worst", "mismatching", "total", "reason")
 _FILES = {
     "model.onnx": "the smallest model that still fails",
     "mixed.onnx": "the model in mixed precision: it passes",
     "patched.onnx": "the whole model, changed so that it passes",
-    "model_fp16.onnx": "the same, lowered to fp16: what the target really ran",
-    "model_bf16.onnx": "the same, lowered to bf16: what the target really ran",
-    "inputs.npz": "what it is fed inside the network, by tensor name",
-    "golden.npz": "what the reference makes of it, by tensor name",
-    "reproduce.py": "runs it and prints the mismatch; needs nothing of bisect-trt",
-    "README.md": "what fails, what was seen, versions",
+    "model_fp16.onnx": "the same, lowered to fp16: the model that the target ran",
+    "model_bf16.onnx": "the same, lowered to bf16: the model that the target ran",
+    "inputs.npz": "values of its inputs, by tensor name",
+    "golden.npz": "the reference's outputs, by tensor name",
+    "reproduce.py": "runs it and prints the mismatch; does not need bisect-trt",
+    "README.md": "the failure, the results and versions",
     "ISSUE.md": "the text of a bug report",
     "archive": "the reproducer's folder, packed",
     "reduced": "the smallest model that still fails",
     "min_good": "the largest model next to it that passes",
     "inputs": "values of its inputs, by tensor name",
-    "golden": "what the reference makes of it, by tensor name",
+    "golden": "the reference's outputs, by tensor name",
     "extracted": "the piece that was cut out",
     "mixed": "the model in mixed precision",
     "patched": "the whole model, changed so that it passes",
 }
-"""What a file is for, by its name in a reproducer's folder or its key among the artifacts."""
+"""Descriptions of files, by name in a reproducer's folder or key among the artifacts."""
 
 
 def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
-    """Do the work of a call; its result says how that ended.
+    """Run a command, and put the way it ended into its result.
 
     Returns:
-        The exit status, and what ended it before it had an answer.
+        The exit status, and the exception that ended it before it had an answer.
     """
     result, began = call.result, time.monotonic()
     try:
@@ -69,7 +83,7 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
 
 @contextmanager
 def system_errors(call: Call | None = None) -> Iterator[None]:
-    """Raise errors of the operating system as sentences.
+    """Turn errors of the operating system into errors with a sentence.
 
     Raises:
         ResourceError: A file cannot be used, or there is not enough memory.
@@ -88,7 +102,7 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
 
 
 def _file_of(error: OSError, call: Call | None) -> str:
-    """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
+    """Return the file that an error is about; an error of a full disk does not name it."""
     if error.filename:
         return str(error.filename)
     found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
@@ -100,15 +114,14 @@ def _file_of(error: OSError, call: Call | None) -> str:
 
 
 @contextmanager
-def recorded(examination: Session, target: TargetSettings | None = None) -> Iterator[None]:
-    """Put what is known into the result when the work ends, however it ends.
+def recorded(session: Session, target: TargetSettings | None = None) -> Iterator[None]:
+    """Fill in the result when the work ends, however it ends.
 
     Args:
-        examination: What the work is about, and fills in.
-        target: The runtime under suspicion.
+        session: The session of the work.
+        target: The runtime under test.
     """
-    subject, result, console = examination.subject, examination.result, examination.console
-    prober = examination.probing
+    subject, result, console, prober = session.subject, session.result, session.console, session.probing
     subject.record(result, prober)
     try:
         yield
@@ -119,18 +132,18 @@ def recorded(examination: Session, target: TargetSettings | None = None) -> Iter
             result.extra["report"] = {
                 **known,
                 "target": target.describe() if target is not None else None,
-                "graph": region(subject, result),
+                "graph": graph_of(subject, result),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
                 "probes": _probes(prober.ledger.records, console)
                 if prober is not None
                 else list(known.get("probes", ())),
             }
-        except Exception as error:  # no reason to lose the answer
-            console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")
+        except Exception as error:  # the answer is worth more than the graph
+            console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report this.")
 
 
 def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
-    """The probes for the report, with the step that each was made for."""
+    """Return the probes for the report, each with its step."""
     half = MOST_PROBES // 2
     chosen = records if len(records) <= MOST_PROBES else [*records[:half], *records[-half:]]
     return [
@@ -155,17 +168,17 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
 def leave_record(
     result: Result, folder: Path | None, argv: tuple[str, ...], console: Console, report: Path | None
 ) -> bytes | None:
-    """Write ``result.json`` and ``report.html`` into a run's folder; what cannot be written is warned of.
+    """Write ``result.json`` and ``report.html`` to a run's folder; warn if one cannot be written.
 
     Args:
-        result: Complete; gets what it lacks for the report.
-        folder: The run's; ``None`` if it did not come to have one.
-        argv: What was typed, without the program's name; empty if it was called from Python.
-        console: Who was told of the run.
-        report: Where else the report goes, if it was asked for.
+        result: The result; what the report needs beside is added.
+        folder: The run's folder; ``None`` if the run did not get one.
+        argv: The words of the command line, without the program's name; empty in a Python call.
+        console: Has the steps of the run.
+        report: A second place for the report, if the user wants one.
 
     Returns:
-        The result as it stands in ``result.json``, if it does and nothing of it has changed since.
+        The content of ``result.json``, if it was written.
     """
     from bisect_trt.report.page import write_report  # noqa: PLC0415 - Jinja2 is not needed before the first probe
 
@@ -200,18 +213,18 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     commands = [("Run it again", ["bisect-trt", *argv])] if argv else []
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
-        commands.insert(0, ("See the failure, without bisect-trt", ["python", str(script)]))
+        commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
     if argv and result.status in ("interrupted", "inconclusive", "error") and result.probes["run"]:
-        commands.append(("Go on where it stopped", ["bisect-trt", "resume", str(folder)]))
+        commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:
-        commands.append(("List the probes; add a number for one in full", ["bisect-trt", "log", str(folder)]))
+        commands.append(("List the probes; add a number to see one in full", ["bisect-trt", "log", str(folder)]))
     if folder is not None:
-        commands.append(("Make this page again", ["bisect-trt", "report", str(folder)]))
+        commands.append(("Write this page again", ["bisect-trt", "report", str(folder)]))
     return [{"what": what, "command": shlex.join(words)} for what, words in commands]
 
 
 def _files(result: Result) -> list[dict[str, Any]]:
-    """The files that were left for the user, and folders in the reproducer's, with their sizes in bytes."""
+    """Return the files that were written for the user, with their sizes in bytes."""
     left: dict[Path, str] = {}
     for key, value in result.artifacts.items():
         if value is None or key in ("run", "report"):
@@ -226,3 +239,173 @@ def _files(result: Result) -> list[dict[str, Any]]:
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
+
+
+def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
+    """Return the graph around the culprit for the report; the model is not run.
+
+    Returns:
+        ``nodes`` in topological order, ``edges`` as ``[maker, reader, tensor]``, ``tensors`` by name, ``centre`` (ids of nodes)
+        and ``total`` (the number of nodes that depend on an input).
+    """
+    network, extra = subject.network, result.extra
+    entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
+    passed = {entry["name"]: entry for entry in entries if entry["passed"]}
+    # Of several input samples the first that fails counts.
+    comparisons = passed | {entry["name"]: entry for entry in reversed(entries) if not entry["passed"]}
+    named = {
+        "culprits": _outputs(result.culprits),
+        "origins": _outputs(each["node"] for each in extra.get("origins", ())),
+        "mild": _outputs(each["node"] for each in extra.get("mild_origins", ())),
+    }
+    wrong = [entry["name"] for entry in extra.get("comparisons", ()) if not entry["passed"]]
+    groups = (named["culprits"], named["origins"], wrong, network.outputs)
+    found = ([network.producer[name] for name in group if name in network.producer] for group in groups)
+    centre = list(dict.fromkeys(next(filter(None, found), [network.order[-1]])))
+    nearest = neighbourhood(network, centre, MOST_NODES)
+    chosen = sorted(nearest, key=lambda node: network.rank[node])
+    names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
+    ranges = _ranges(subject, [name for name in names if name not in network.initializers])
+    infos = subject.infos if "reference" in vars(subject) else network.infos  # the reference is not run for this
+    kept = _kept(result)
+
+    def source(name: str) -> str:
+        maker = network.producer.get(name)
+        weight = "weight" if maker is None or network.constant[maker] else "node"
+        return "input" if name in network.inputs else weight
+
+    def describe(node: int) -> dict[str, Any]:
+        proto, made, reads = network.nodes[node], network.made(node), network.reads[node]
+        precision = reason = None
+        if kept is not None:
+            place = next((name for name in (proto.name, *made) if name and name in kept), None)
+            floats = any(name in infos and infos[name].dtype.name == "float32" for name in made)
+            precision, reason = ("low" if floats else None, None) if place is None else ("fp32", kept[place])
+        makers = {parent for parent in network.parents(node) if not network.constant[parent]}
+        readers = {reader for name in made for reader in network.consumers.get(name, ())}
+        return {
+            "id": node,
+            "name": proto.name,
+            "op": proto.op_type,
+            "domain": proto.domain,
+            "attributes": attribute_texts(proto),
+            "inputs": [[name, source(name)] for name in reads[:_SHOWN_INPUTS]],
+            "more_inputs": max(len(reads) - _SHOWN_INPUTS, 0),
+            "outputs": made,
+            "written": network.written(node),
+            "verdict": _verdict(result, named, comparisons, made),
+            "precision": precision,
+            "reason": reason,
+            "hidden_makers": len(makers.difference(chosen)),
+            "hidden_readers": len(readers.difference(chosen)),
+        }
+
+    def tensor(name: str) -> dict[str, Any]:
+        known = {key: extra[key][name] for key in ("unseen", "own_unseen") if name in extra.get(key, {})}
+        if (info := infos.get(name)) is not None:
+            shape = None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
+            known |= {"dtype": info.dtype.name, "shape": shape}
+        if (comparison := comparisons.get(name)) is not None:
+            known["error"] = _error(comparison)
+            if comparison.get("own") is not None:
+                known["own"] = _error(comparison["own"])
+            if comparison.get("target_range") is not None:
+                known["target"] = comparison["target_range"]
+        return known | ranges.get(name, {})
+
+    inside = set(chosen)
+    return {
+        "nodes": [describe(node) for node in chosen],
+        "edges": [
+            [network.producer[name], reader, name]
+            for reader in chosen
+            for name in network.reads[reader]
+            if network.producer.get(name) in inside
+        ],
+        "tensors": {name: tensor(name) for name in names},
+        "centre": [node for node in centre if node in inside],
+        "total": network.constant.count(False),
+    }
+
+
+def _verdict(
+    result: Result, named: Mapping[str, list[str]], comparisons: Mapping[str, Any], made: Iterable[str]
+) -> str:
+    """Return what is known of the node that makes some tensors.
+
+    Returns:
+        ``culprit`` (in the minimal case), ``left`` (in the smallest case that is known to fail, after an early end), ``origin``
+        (wrong although all its inputs are right), ``mild`` (the same with an error far smaller than that of the outputs),
+        ``mismatch``, ``match``, ``spare`` (not compared, and not in the minimal case) or ``unseen``.
+    """
+    made = set(made)
+    # Only a search proves that culprits are needed: `layerwise` names the first origin there, `precision` what to keep.
+    searched = result.command in ("diagnose", "reduce")
+    if searched and made.intersection(named["culprits"]):
+        return "culprit" if result.status == "found" else "left"
+    for verdict, group in (("origin", "origins"), ("mild", "mild")):
+        if made.intersection(named[group]):
+            return verdict
+    if seen := [comparisons[name]["passed"] for name in made if name in comparisons]:
+        return "match" if all(seen) else "mismatch"
+    return "spare" if searched and named["culprits"] else "unseen"
+
+
+def _kept(result: Result) -> dict[str, str | None] | None:
+    """Return why nodes stay in fp32, by name and by outputs; ``None`` if no search decided on precisions."""
+    if result.artifacts.get("mixed") is None:
+        return None
+    kept: dict[str, str | None] = {}
+    for entry in result.extra["keep_fp32"] or ():
+        known = entry if isinstance(entry, Mapping) else {"name": str(entry)}
+        kept |= dict.fromkeys((str(known.get("name") or ""), *known.get("outputs", ())), known.get("reason"))
+    return kept
+
+
+def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
+    left, ranges = _MOST_ELEMENTS, dict[str, dict[str, Any]]()
+    for name in names if "reference" in vars(subject) else ():
+        info = subject.reference.infos.get(name)
+        if info is None or is_string(info.dtype) or info.dtype.kind == "c":
+            continue
+        size = math.prod(int(dim) for dim in info.shape or () if dim is not None)
+        left -= size
+        if left < 0 or not size:
+            continue
+        for value in subject.reference.select([name]).values():
+            stats = tensor_stats(value)
+            plain = {key: plain_number(getattr(stats, key)) for key in ("min", "max", "absmax")}
+            ranges[name] = {"reference": {**plain, "nan": stats.nan, "inf": stats.inf}}
+    return ranges
+
+
+def _outputs(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [entry["outputs"][0] for entry in entries if entry.get("outputs")]
+
+
+def _error(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: comparison.get(key) for key in _ERROR_FIELDS} | {"ratio": plain_number(tolerance_ratio(comparison))}
+
+
+def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
+    """Return a node's attributes in short, by name: of tensors and graphs only their kind."""
+
+    def cut(text: str) -> str:
+        return text if len(text) <= _ATTRIBUTE_LENGTH else f"{text[:_ATTRIBUTE_LENGTH]}..."
+
+    def word(value: object) -> str:
+        if isinstance(value, bytes):  # plug-ins keep megabytes of state in one
+            return value[: _ATTRIBUTE_LENGTH + 1].decode("utf-8", errors="replace")
+        return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+    def text(attribute: onnx.AttributeProto) -> str:
+        kind = onnx.AttributeProto.AttributeType.Name(attribute.type).lower().replace("_", " ")
+        if kind.rstrip("s") in ("tensor", "graph", "sparse tensor", "type proto"):
+            return f"<{kind}>"
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, (bytes, int, float)):
+            return cut(word(value))
+        return f"[{cut(', '.join([*map(word, value[:_SHOWN_VALUES]), *['...'] * (len(value) > _SHOWN_VALUES)]))}]"
+
+    return {attribute.name: text(attribute) for attribute in node.attribute}

@@ -1,6 +1,6 @@
-"""The smallest model that still fails.
+"""``reduce``: finds the smallest model that still fails.
 
-Imports that not every search needs stand where they are used: a user's check may take less time than they do.
+Modules that not every search needs are imported in functions: a user's check may take less time than their import.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, target_of, tell_dynamic
 from bisect_trt.commands.minimal_case import (
     HELD,
-    Suspects,
+    READ_BACK,
     by_blame,
     check_finds_all,
     extract_suspect,
+    find_minimum,
     find_suspects,
     look_for_others,
     narrow_held,
 )
-from bisect_trt.commands.session import FAILURE_LOST, Case, Session, saving_best
-from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.session import Case, Session, saving_best
+from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, target_of, tell_dynamic
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.exported import in_module
@@ -37,28 +37,16 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import (
-    Again,
-    Minimum,
-    Mode,
-    Oracle,
-    Subset,
-    Transcript,
-    Units,
-    Verdict,
-    about_units,
-    over_units,
-)
+from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units, over_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.npz import save_npz
 
 _SHOWN = 12
-_READ_BACK = "the result, read back"
 
 
 def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
-    """Probe the original, search, write the answer, probe it once more.
+    """Probe the original, search, write the answer, and probe it once more.
 
     Raises:
         DoesNotReproduce: The original passes its check.
@@ -68,11 +56,17 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
     if settings.find_all:
         check_finds_all(session)
     with saving_best(lambda: session.save_best(settings.output)):
-        case = session.until_done(lambda: _free_if_needed(session, settings, search))
+        case = session.until_done(lambda: _reduce(session, settings, search))
     if settings.both_ends:
 
         def deliver_another(other: Case, number: int) -> dict[str, Any]:
-            return _deliver_another(session, settings.of_another(number), search, other)
+            own = settings.of_another(number)
+            answer = smallest(session, own, search, other)
+            minimum, culprits = _write(session, own, answer, other.minimum)
+            failure = session.failure(minimum, culprits, own.output)
+            names = ", ".join(f"{each['op']} '{each['name'] or each['outputs'][0]}'" for each in culprits)
+            session.console.answer(f"{own.output}: another failure ({failure['minimality']}): {names}")
+            return failure
 
         look_for_others(session, case, deliver_another if settings.find_all else None, settings.mode)
         # The rest of the model may be the largest that passes.
@@ -81,88 +75,64 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
     return session.result
 
 
-def _free_if_needed(session: Session, settings: Reduce, search: Search) -> Case:
-    """Reduce with fixed shapes, unless the model fails only with dimensions free."""
+def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
+    """Find a minimal case with fixed shapes, or with free ones if the model fails only then, and deliver it."""
     target = target_of(session)
     try:
         if target is not None and target.target.profile(target):
             session.probe_original(search)
             free_where_needed(session, passes=False)
-        return _reduce(session, settings, search)
+        case = _find_case(session, settings, search)
     except DoesNotReproduce:
         if not free_where_needed(session, passes=True):
             raise
-        return _reduce(session, settings, search)
-
-
-def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
-    subject, console, check = session.subject, session.console, session.prober.runner.check
-    nodes, units = len(subject.network.nodes), len(subject.units)
-    console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
-    target = check.target if isinstance(check, BuiltinCheck) else None
-    # One look at all tensors is one build, for the nine or ten that bisecting a thousand nodes takes.
-    costly = target is not None and target.target.compiles
-    looks = costly and settings.mode is Mode.AUTO and settings.both_ends
-    if search.repeat is not None or looks:
-        session.probe_original(search)
-    suspects, case = Suspects(), None
-    if isinstance(check, BuiltinCheck) and looks:
-        console.step("Look at every tensor once: where does it go wrong first?")
-        suspects = find_suspects(session, check, lambda _: None) or suspects
-        case = extract_suspect(session, target, suspects)
-    if case is None and not settings.both_ends:
-        case = _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
-    elif case is None:
-        # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
-        same = not search.shrink and not has_external_data(subject.network.proto)
-        suspect = suspects.unit(subject.network)
-        case = narrow_held(session, target, Case(find_minimum(session, settings.mode, suspect, confirm=same)))
+        case = _find_case(session, settings, search)
     for step in case.minimum.steps:
-        console.say(f"  {step}")
+        session.console.say(f"  {step}")
     deliver(session, settings, smallest(session, settings, search, case), case.minimum)
     return case
 
 
+def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
+    """Find the fewest units that fail: a suspicious node if one fails alone, else by searching the whole model."""
+    subject, console, check = session.subject, session.console, session.prober.runner.check
+    nodes, units, target = len(subject.network.nodes), len(subject.units), target_of(session)
+    console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
+    # Marking all tensors takes one build; bisecting a thousand nodes takes nine or ten.
+    looks = target is not None and target.target.compiles and settings.mode is Mode.AUTO and settings.both_ends
+    if search.repeat is not None or looks:
+        session.probe_original(search)
+    suspects: list[int] = []
+    if looks and isinstance(check, BuiltinCheck):
+        console.step("Mark every tensor as an output: which one is wrong first?")
+        suspects = find_suspects(session, check, lambda _: None)
+        if (case := extract_suspect(session, target, suspects)) is not None:
+            return case
+    if not settings.both_ends:
+        return _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
+    # Else the written model is not, to the byte, the one that was probed: its tensors or the place of its weights differ.
+    same = not search.shrink and not has_external_data(subject.network.proto)
+    return narrow_held(session, target, Case(find_minimum(session, settings.mode, suspects, confirm=same)))
+
+
 def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
-    """A case as a candidate, its tensors shrunk if they are to be."""
+    """A case as a candidate, its tensors shrunk unless the user does not want that."""
     settled = session.settle(case)
     if isinstance(session.prober.runner.check, MetricCheck):
-        return settled  # of other tensors the rest of the model makes nothing
+        return settled  # the rest of the model could not run on other tensors
     answer = needed_dimensions(session, settled)
     if not (search.shrink and settings.both_ends):
         return answer
-    from bisect_trt.commands.shrink import shrink  # noqa: PLC0415 - as the module says
-
-    session.console.step("Shrink the tensors of what is left")
+    session.console.step("Shrink the tensors of the minimal case")
     return shrink(session, answer)
 
 
-def find_minimum(session: Session, mode: Mode, suspect: int | None = None, *, confirm: bool = False) -> Minimum:
-    """Search for the fewest units that still fail.
-
-    Args:
-        session: The model, and the prober.
-        mode: How to search.
-        suspect: A unit that is probably the first culprit.
-        confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
-    """
-    subject = session.subject
-
-    def story(oracle: Oracle) -> Minimum:
-        minimum = session.minimise(oracle, mode, suspect)
-        if confirm and minimum is not FAILURE_LOST:
-            oracle(Again(Units(minimum.units), _READ_BACK, runs=None))
-        return minimum
-
-    return session.found(session.prober.search_from(subject.original, story, subject.cut))
-
-
 def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
-    """The fewest units that fail as ends, with all that leads to them; or as starts, with all that they lead to.
+    """Find the fewest units that fail as ends, with all that leads to them; or as starts, with all that they lead to.
 
     The last unit of the shortest failing prefix is an end that is needed. It is probed with what leads to it alone,
     then together with ever shorter prefixes, whose last units are ends too, until what was found fails by itself. Suffixes
-    and their first units are searched in the same way. With the graph's start held, the outputs of ends that have several are
+    and their first units are searched in the same way. If the graph's start is kept, the outputs of an end with several are
     searched too.
     """
     subject, network, units = session.subject, session.subject.network, session.subject.units
@@ -200,13 +170,14 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
 
 
 def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:
-    """Leave the answer, and say what it is."""
-    subject, console, result = session.subject, session.console, session.result
-    session.conclude(_write_answer(session, settings.output, answer, minimum))
-    result.culprits = subject.describe_nodes(by_blame(session, answer))
+    """Write the answer, and print it."""
+    console, result, check = session.console, session.result, session.prober.runner.check
+    minimum, result.culprits = _write(session, settings, answer, minimum)
+    session.conclude(minimum)
     result.artifacts |= {
         "reduced": str(settings.output),
-        **_save_values(subject, settings, answer),
+        "inputs": str(settings.inputs),
+        "golden": str(settings.golden),
         "min_good": _save_min_good(session, settings.min_good, answer),
     }
     count = len(result.culprits)
@@ -223,52 +194,40 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     )
     if result.why:
         console.answer(f"  {result.why}")
-    check = session.prober.runner.check
     if isinstance(check, BuiltinCheck):
         from bisect_trt.commands.arbitration import arbitrate  # noqa: PLC0415 - as the module says
 
-        target = answer.target or check.target
-        fault = arbitrate(session, target, check.tolerance, answer)
+        fault = arbitrate(session, answer.target or check.target, check.tolerance, answer)
         result.extra["fault"] = fault.to_json()
         console.answer(f"  {fault.sentence}")
     return result
 
 
-def _deliver_another(session: Session, settings: Reduce, search: Search, case: Case) -> dict[str, Any]:
-    """Write the answer for another failure; returns its entry in the result."""
-    answer = smallest(session, settings, search, case)
-    minimum = _write_answer(session, settings.output, answer, case.minimum)
-    _save_values(session.subject, settings, answer)
-    culprits = session.subject.describe_nodes(by_blame(session, answer))
-    failure = session.failure(minimum, culprits, settings.output)
-    names = ", ".join(f"{culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'" for culprit in culprits)
-    session.console.answer(f"{settings.output}: another failure ({failure['minimality']}): {names}")
-    return failure
+def _write(
+    session: Session, settings: Reduce, answer: Candidate, minimum: Minimum
+) -> tuple[Minimum, list[dict[str, Any]]]:
+    """Write an answer with its inputs and expected outputs, read it back, and probe it.
 
-
-def _write_answer(session: Session, output: Path, answer: Candidate, minimum: Minimum) -> Minimum:
-    """Write the answer, read it back, and probe what was read; unproven if that does not fail."""
-    console, prober = session.console, session.prober
-    save_model(answer.proto, session.subject.workspace.weights.folder_of(answer.proto), output)
+    Returns:
+        The minimum, unproven if the model that was read back does not fail; and the nodes, the most guilty first.
+    """
+    console, prober, weights = session.console, session.prober, session.subject.workspace.weights
+    save_model(answer.proto, weights.folder_of(answer.proto), settings.output)
     console.step("Written and read back: does it still fail?")
-    written = onnx.load(str(output), load_external_data=False)
-    session.subject.workspace.weights.take_in(written, output.parent)
-    again = replace(answer, made=written, title=_READ_BACK, again=True)
+    written = onnx.load(str(settings.output), load_external_data=False)
+    weights.take_in(written, settings.output.parent)
+    again = replace(answer, made=written, title=READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
-        console.say("  what was read is, to the byte, what was probed once more just now")
+        console.say("  the same bytes were probed once more just now")
     record = prober.probe(again)
-    return minimum if record.verdict is Verdict.FAIL else session.disagreed(minimum, record)
-
-
-def _save_values(subject: Subject, settings: Reduce, answer: Candidate) -> dict[str, str]:
-    """Write the inputs of the answer and its expected outputs beside it."""
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
-        save_npz(path, subject.values(answer, names))
-    return {"inputs": str(settings.inputs), "golden": str(settings.golden)}
+        save_npz(path, session.subject.values(answer, names))
+    culprits = session.subject.describe_nodes(by_blame(session, answer))
+    return minimum if record.verdict is Verdict.FAIL else session.disagreed(minimum, record), culprits
 
 
 def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> str | None:
-    """Write the largest candidate that passes and shares a unit, or an edge of the graph, with the answer."""
+    """Write the largest passing candidate that shares a unit, or an edge of the graph, with the answer."""
     subject, network = session.subject, session.subject.network
 
     def tensors(units: Subset, *, made: bool) -> set[str]:

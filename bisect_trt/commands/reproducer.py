@@ -1,4 +1,4 @@
-"""Write an answer as files that show it again, and run ``reproduce.py`` before it is delivered."""
+"""Writes an answer as files that show the failure again, and runs ``reproduce.py`` before it is delivered."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.commands.arbitration import Fault
 from bisect_trt.commands.checks import CheckSettings
+from bisect_trt.commands.minimal_case import Answer, describe_answer
 from bisect_trt.commands.preflight import lowers_by
-from bisect_trt.commands.session import Case, Session
+from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.load import load_all_inside
-from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import save_model
+from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, Trial, pack, writing
@@ -33,19 +33,19 @@ from bisect_trt.worker.process import gate, run_to_end
 from bisect_trt.worker.protocol import Failed
 
 _GRACE_SECONDS = 120.0
-"""The time of a fresh process beside ten times that of a worker: TensorRT takes ten seconds to start."""
+"""Time for a fresh process, beside ten times that of a worker: TensorRT takes ten seconds to start."""
 _MOST_RUNS = 20
-"""Runs of a script whose failure is intermittent."""
+"""Runs of a script if the failure is flaky."""
 _NO_PACKAGE = "inconclusive: No module named "
 """The script's message where the target's package is missing."""
 
 
 def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) -> None:
-    """Make sure that a reproducer can be written to a folder, without writing anything: there may be nothing to reproduce.
+    """Check that a reproducer can be written to a folder, without writing anything: there may be nothing to reproduce.
 
     Raises:
-        UsageError: It exists and is not empty, or is a file, or lies where no folder can be made; or its archive exists; or a
-            link lies in it, through which something else would be written over.
+        UsageError: The folder exists and is not empty, or it is a file, or it cannot be created; or its archive exists; or it
+            holds a symbolic link, whose target would be overwritten.
     """
     full = folder if folder.is_file() or (folder.is_dir() and any(folder.iterdir())) else None
     existing = archive if archive is not None and archive.exists() else full
@@ -56,50 +56,23 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
     inside = [path for each in (folder, folder / FILES) if each.is_dir() for path in each.iterdir()]
     for link in (path for path in (*inside, archive) if path is not None and path.is_symlink()):
         raise OutputFileError(
-            f"{link} is a link, and its target would be written over; remove it, or name another folder."
+            f"{link} is a symbolic link, and its target would be overwritten; remove it, or name another folder."
         )
     ground = next(path for path in folder.absolute().parents if path.exists())
     if not ground.is_dir() or not os.access(ground, os.W_OK):
         raise OutputFileError(
-            f"{folder} cannot be made: {ground} is not a writable folder; name another with --output."
+            f"{folder} cannot be created: {ground} is not a writable folder; name another with --output."
         )
 
 
 def make_folder(folder: Path) -> None:
-    """Make the reproducer's folder.
+    """Create the reproducer's folder.
 
     Raises:
-        UsageError: It cannot be made any more.
+        UsageError: It cannot be created any more.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-
-
-@dataclass(frozen=True)
-class Delivered:
-    """The end of a search, about to be delivered.
-
-    Attributes:
-        case: The minimal failing units, and whether that is proven.
-        whole: The same as a candidate.
-        candidate: The same with its tensors shrunk, where that is wanted.
-        blamed: Its nodes by their numbers, the guilty first.
-        fault: Which side is wrong.
-        sentence: The answer in words.
-    """
-
-    case: Case
-    whole: Candidate
-    candidate: Candidate
-    blamed: Sequence[int]
-    fault: Fault
-    sentence: str
-
-    def places(self, network: Network) -> list[int]:
-        """Return the places of its nodes in its graph, the guilty first."""
-        places = {first_output(node): place for place, node in enumerate(self.candidate.proto.graph.node)}
-        names = (first_output(network.nodes[index]) for index in self.blamed)
-        return [places[name] for name in names if name in places]
 
 
 @dataclass(frozen=True)
@@ -110,7 +83,7 @@ class Left:
         minimum: The answer; unproven if the final probe disagreed.
         reproducer: The content of the folder.
         folder: The folder.
-        files: The files that were written.
+        files: The files that were written, the model first.
         steady: Whether the model that was written did not pass when it was probed once more.
     """
 
@@ -120,37 +93,44 @@ class Left:
     files: Sequence[Path]
     steady: bool
 
-    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = (), since: Since | None = None) -> None:
+    def finish(
+        self, session: Session, archive: Path | None = None, cause: Sequence[Cause] = (), since: Since | None = None
+    ) -> None:
         """Write the texts again, once nothing more is probed, and pack the folder.
 
         Args:
-            found: How the answer was found, in words.
+            session: The session.
             archive: Where the archive goes, if one is wanted.
             cause: The causes in the target.
-            since: Since which release it fails.
+            since: The release in which the failure appeared.
 
         Raises:
-            UsageError: It cannot be written.
+            UsageError: A file cannot be written.
         """
+        found = _describe_search(session, self.minimum)
         replace(self.reproducer, found=found, cause=cause, since=since).write_texts(self.folder)
         if archive is not None:
             pack(self.folder, self.files, archive)
 
 
+def _describe_search(session: Session, minimum: Minimum) -> str:
+    """How the answer was found, in words."""
+    subject = session.subject
+    any_one = "any one, or any two," if minimum.pairs else "any one"
+    proof = f"1-minimal: without {any_one} of its units the rest does not fail" if minimum.proven else "unproven"
+    return (
+        f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes ({len(subject.units)} units of the "
+        f"search), in {len(session.prober.ledger.records)} probes. The answer is {proof}."
+    )
+
+
 def leave_reproducer(
-    session: Session,
-    check: CheckSettings,
-    answer: Delivered,
-    found: str,
-    folder: Path,
-    *,
-    anonymous: bool = False,
-    tracker: str = "",
+    session: Session, check: CheckSettings, answer: Answer, folder: Path, own: Diagnose
 ) -> Left:
     """Write the folder, read its model back, probe that once more, and run the script.
 
-    The folder has only the nodes of the answer with their names and weights; if ``anonymous``, not even
-    those, as long as it still fails then. ``found`` describes how it was found, ``tracker`` is the form of ``ISSUE.md``.
+    The folder has only the nodes of the answer with their names and weights; with ``--anonymise``, with other names and weights,
+    as long as it still fails then.
 
     Returns:
         The folder, to be finished once nothing more is probed.
@@ -162,17 +142,20 @@ def leave_reproducer(
     subject = session.subject
     make_folder(folder)
     candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
-    disguised = _disguise(session, candidate, check.target, folder) if anonymous else None
+    settings = candidate.target or check.target
+    disguised = _disguise(session, candidate, settings, folder) if own.anonymise else None
     candidate, record = disguised or _read_back(session, candidate, folder)
-    outcome, sentence = session.outcome(record), answer.sentence
+    outcome, sentence = session.outcome(record), describe_answer(subject.network, answer.blamed)
     if disguised:
         nodes = [f"{node.op_type} '{node.name}'" for node in candidate.proto.graph.node]
         sentence = f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
-    keep = candidate.keep or check.target.keep
-    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
+    keep, held = candidate.keep or settings.keep, candidate.held or settings.held
+    target = replace(settings, keep=keep, held=held)
     lowered = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(lowered, Failed) else lowered
     carried, files = carry(target, folder / FILES)
+    places = {first_output(node): place for place, node in enumerate(answer.candidate.proto.graph.node)}
+    names = (first_output(subject.network.nodes[index]) for index in answer.blamed)
     reproducer = Reproducer(
         candidate.proto,
         ran,
@@ -182,25 +165,22 @@ def leave_reproducer(
         outcome.comparisons,
         sentence,
         carried,
-        found,
+        _describe_search(session, answer.case.minimum),
         outcome.signature,
         None if outcome.comparisons else without_paths(record.reason, subject),
         check.timeout,
         check.tolerance.validate,
         files,
-        blamed=answer.places(subject.network),
+        blamed=[places[name] for name in names if name in places],
         fault=without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
-        tracker=tracker,
+        tracker=own.tracker.value if own.tracker else "",
     )
     written, minimum = reproducer.write(folder), answer.case.minimum
     trial = _try_script(session, folder, outcome.seconds)
-    proof = {
-        "command": rerun_command(folder / SCRIPT, subject.workers.places),
-        "why": None if trial.shows else trial.why,
-    }
-    session.result.extra.setdefault("report", {})["proof"] = proof
+    command, why = rerun_command(folder / SCRIPT, subject.workers.places), None if trial.shows else trial.why
+    session.result.extra.setdefault("report", {})["proof"] = {"command": command, "why": why}
     if record.verdict is not Verdict.FAIL:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
@@ -209,7 +189,7 @@ def leave_reproducer(
 
 
 def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
-    """Write a model into the folder, and probe what lies there then."""
+    """Write a model to the folder, read it back, and probe that."""
     workspace = session.subject.workspace
     save_model(candidate.proto, workspace.weights.folder_of(candidate.proto), folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
@@ -221,13 +201,13 @@ def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Ca
 def _disguise(
     session: Session, candidate: Candidate, target: TargetSettings, folder: Path
 ) -> tuple[Candidate, Record] | None:
-    """The candidate with other names and weights, in the folder; ``None`` if it does not fail so."""
+    """Write the candidate with other names and weights; returns ``None`` if it does not fail then."""
     subject, proto = session.subject, onnx.ModelProto()
     proto.CopyFrom(candidate.proto)
     load_all_inside(proto, subject.workspace.weights.folder_of(proto))
     anonymous = anonymise(proto)
     if anonymous.kept:
-        session.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")
+        session.console.warn(f"not anonymised: {len(anonymous.kept)} weights have types that cannot be replaced")
         return None
     names, keep = anonymous.names, candidate.keep or target.keep
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
@@ -246,13 +226,13 @@ def _disguise(
         if record.verdict is Verdict.FAIL:
             return disguised, record
     session.console.answer(
-        "Not anonymised: with other weights it does not fail. The names and weights are the model's."
+        "Not anonymised: it does not fail with other weights. The reproducer has the model's names and weights."
     )
     return None
 
 
 def without_paths(text: str, subject: Subject) -> str:
-    """A runtime's message without the folders of this machine, nor the name of the model's file."""
+    """Return a runtime's message without paths of this machine and without the name of the model's file."""
     folder = re.escape(str(subject.workspace.folder))
     absolute = re.escape(str(subject.workspace.folder.absolute()))
     text = re.sub(rf"(?:{absolute}|{folder})[^\s'\":,;]*", MODEL, text)
@@ -263,7 +243,7 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
     """Copy the files that a target reads.
 
     Returns:
-        The target that reads the copies, by their path in the reproducer's folder; and those paths.
+        The target that reads the copies, by their paths in the reproducer's folder; and those paths.
 
     Raises:
         UsageError: They cannot be copied.
@@ -286,7 +266,7 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 
 
 def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
-    """Run the script where the target runs, as often as an intermittent failure needs."""
+    """Run the script where the target runs, as often as a flaky failure needs."""
     limit, trial = 10 * seconds + _GRACE_SECONDS, Trial()
     for _ in range(min(session.prober.runner.flakiness.passes_needed, _MOST_RUNS)):
         trial = _run_script(session.subject, folder, limit)

@@ -44,7 +44,7 @@ from bisect_trt.worker.pool import WorkerPool, visible_gpus
 from bisect_trt.worker.protocol import About, Failed
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.dynamic_dims import Freed
+    from bisect_trt.commands.shapes import Freed
 
 
 _KNOWN_IR = 10

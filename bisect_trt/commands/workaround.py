@@ -8,8 +8,8 @@ from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.diagnose import DiagnoseSettings, describe_answer, find_case, tell_modules
-from bisect_trt.commands.minimal_case import by_blame
+from bisect_trt.commands.diagnose import Diagnosis
+from bisect_trt.commands.minimal_case import by_blame, describe_answer, tell_modules
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.workarounds import add_precision, print_ways, rewritten, work_around
 from bisect_trt.mixed_precision.fix import MIXED, find_fix
@@ -33,8 +33,8 @@ def find_workaround(session: Session, check: CheckSettings, search: Search, outp
     folder, target = output.parent, check.target
     assert target is not None, "the options require one"
     result.extra["workarounds"] = []
-    settings = DiagnoseSettings(check, search, folder, Diagnose(session.subject.settings.path))
-    case, suspected = find_case(session, settings)
+    own = Diagnose(session.subject.settings.path)
+    case, suspected = Diagnosis(session, check, search, own, folder).find_case()
     if case is None:
         return result
     answer = session.settle(case)
@@ -43,13 +43,13 @@ def find_workaround(session: Session, check: CheckSettings, search: Search, outp
     fault = arbitrate(session, target, check.tolerance, answer)
     result.extra["fault"] = fault.to_json()
     console.answer(f"{describe_answer(session.subject.network, blamed)}.")
-    tell_modules(session.subject.network, blamed, console)
+    tell_modules(session, blamed)
     console.answer(fault.sentence)
     why = None
-    if fault.is_targets or fault.whose == "rounding":  # another form may lose less
+    if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
         if fault.whose != "precision":
             name_cause(session, check, answer)
-        console.step("5. Which workaround makes the whole model pass: barriers, another form of the culprit?")
+        console.step("Which workaround makes the whole model pass: barriers, another form of the culprit?")
         work_around(session, case, fault, output)
         find_fix(session, check, search, answer, folder)
         add_precision(result)

@@ -51,7 +51,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     settings = PrecisionSettings(own, precision, target, by_layer=by_layer, most=most, tolerance=check.tolerance)
     words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     command = shlex.join([*words, *session.place_words, *written(subject.settings.data), *written(check.tolerance)])
-    console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
+    console.step("Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixed = make_check(built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers)
     if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
         fixed = replace(prober.runner.check, runs=fixed)

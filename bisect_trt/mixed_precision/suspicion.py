@@ -245,7 +245,7 @@ def _drop_masks(facts: Facts, found: dict[int, list[Finding]]) -> None:
 
 def _own_errors(facts: Facts) -> dict[int, list[Finding]]:
     """The nodes that are notably off in the low precision when they are fed the reference's values."""
-    from bisect_trt.commands.marking import Marking, compare_own  # noqa: PLC0415 - not needed for the first probe
+    from bisect_trt.commands.layerwise import Marking, compare_own  # noqa: PLC0415 - not needed for the first probe
 
     subject, precision, nodes = facts.subject, facts.precision, facts.network.nodes
     target = replace(subject.models.reference, fp16=precision == "fp16", bf16=precision == "bf16")

@@ -127,7 +127,7 @@ def test_a_graph_that_cannot_be_described_does_not_change_the_answer(
     def broken(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("bisect_trt.commands.record.region", broken)
+    monkeypatch.setattr("bisect_trt.commands.record.graph_of", broken)
     ran = cli("layerwise", overflowing(Path("model.onnx")), *TARGET, "--json", "r.json")
     assert (ran.status, "warning: the report has no graph (ValueError: a bug)" in ran.err) == (0, True)
     assert read_json(Path("r.json"))["first_mismatch"]["tensor"] == "big_out"

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.commands.marking import Marking
+from bisect_trt.commands.layerwise import Marking
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace

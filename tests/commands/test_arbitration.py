@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import overflowing, read_json
 
-from bisect_trt.commands.arbitration import Fault, Opinions, judge
+from bisect_trt.commands.arbitration import Fault, Opinions
 from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
@@ -110,15 +110,24 @@ def opinions(**seen: Any) -> Opinions:
     rows: dict[str, Any] = {
         name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in known.items()
     }
-    return Opinions(model, ("y",), {"x": RIGHT}, **rows)
+    return Opinions(model, ("y",), {"x": RIGHT}, **rows, **SIDES)
+
+
+def run(model: ModelProto, fed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, map(np.asarray, ReferenceEvaluator(model).run(None, dict(fed))), strict=True))
+
+
+SIDES: dict[str, Any] = {
+    "tolerance": ToleranceOptions(nonfinite_equal=True),
+    "target_name": "T",
+    "reference_name": "the reference (R)",
+    "run": run,
+}
 
 
 def judged(case: Opinions, precision: Precision = Precision.FP32) -> Fault:
-    def run(model: ModelProto, fed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        names = [value.name for value in model.graph.output]
-        return dict(zip(names, map(np.asarray, ReferenceEvaluator(model).run(None, dict(fed))), strict=True))
-
-    return judge(case, ToleranceOptions(precision=precision, nonfinite_equal=True), "T", "the reference (R)", run)
+    return replace(case, tolerance=replace(case.tolerance, precision=precision)).judge()
 
 
 def verdict(case: Opinions, precision: Precision = Precision.FP32) -> str:
@@ -149,7 +158,7 @@ def test_a_target_is_measured_by_rounding(size: float, times: float) -> None:
     assert verdict(opinions(target=alone, rounded=alone, low="fp16", **UNJUDGED), Precision.FP16) == "precision"
     assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16", **UNJUDGED), Precision.FP16) == "unknown"
     assert verdict(opinions(target=alone, rounded="an opset of long ago", low="fp16"), Precision.FP16) == "unknown"
-    assert verdict(opinions(target=alone, others=("int8",)), Precision.FP16) == "unknown"
+    assert verdict(opinions(target=alone, rounded="rounding to int8 is not emulated here"), Precision.FP16) == "unknown"
 
 
 def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
@@ -192,7 +201,7 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
     graph = helper.make_graph([node], "g", ends, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     right, wrong = ({name: each[side] for name, each in made.items()} for side in (0, 1))
-    return Opinions(model, ("y",), inputs, right, wrong, right, rounded=wrong, low="fp16")
+    return Opinions(model, ("y",), inputs, right, wrong, right, rounded=wrong, low="fp16", **SIDES)
 
 
 def computed_index(op: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -224,12 +233,12 @@ def test_an_index_just_above_its_edge_is_a_tie_and_no_fault_of_the_reference(op:
     reference, target = (
         {name: each[name].astype(np.float32) for name in names} for each in (values, {**values, "y": wide["y"]})
     )
-    case = Opinions(model, ("y",), fed, reference, target, wide)
+    case = Opinions(model, ("y",), fed, reference, target, wide, **SIDES)
     assert verdict(case) == "tie"
     far = {name: value + np.float32(0.4) for name, value in fed.items()}
     elsewhere = {name: value + np.float32(0.3) * (name == "m") for name, value in reference.items()}
     exact = {name: value.astype(np.float64) for name, value in elsewhere.items()}
-    assert verdict(Opinions(model, ("y",), far, elsewhere, {**elsewhere, "y": target["y"]}, exact)) == "target"
+    assert verdict(Opinions(model, ("y",), far, elsewhere, {**elsewhere, "y": target["y"]}, exact, **SIDES)) == "target"
 
 
 @pytest.mark.parametrize(

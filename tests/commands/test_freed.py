@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.commands.dynamic_dims import free, free_symbols
+from bisect_trt.commands.shapes import free, free_symbols
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.commands.marking import Gathered, LayerRun, gather
+from bisect_trt.commands.layerwise import Gathered, LayerRun, gather
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
 NAMES = [f"t{place}" for place in range(24)]

@@ -13,7 +13,7 @@ from layered import Ask, Shown, looking, outputs_of
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
-from bisect_trt.commands.marking import Marking, compare_layers, compare_own
+from bisect_trt.commands.layerwise import Marking, compare_layers, compare_own
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Runner

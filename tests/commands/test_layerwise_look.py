@@ -14,7 +14,7 @@ from layered import Ask, Shown, Target, looking, outputs_of
 from onnx import helper, numpy_helper
 from support import overflowing, save
 
-from bisect_trt.commands.marking import LayerComparison, compare_layers
+from bisect_trt.commands.layerwise import LayerComparison, compare_layers
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.tensors.comparison import ComparisonKind, WorstElement
 from bisect_trt.worker.protocol import Compare, Compared, Failed

@@ -10,7 +10,7 @@ from light import Light, tag_light
 from test_blame import Needs, investigating
 
 from benchmarks.cases import LIGHT_MODELS
-from bisect_trt.commands.reduce import find_minimum
+from bisect_trt.commands.minimal_case import find_minimum
 from bisect_trt.search.oracle import Minimum, Mode
 
 SEEDS = range(2)

@@ -19,8 +19,8 @@ from support import read_json
 from test_arbitration import RIGHT, UNJUDGED, fault_of, judged, opinions, verdict
 
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.diagnose import describe_answer
-from bisect_trt.commands.rounding import furthest_moved, is_steady, rounding_alone
+from bisect_trt.commands.minimal_case import describe_answer
+from bisect_trt.commands.rounding import is_continuous, perturb, rounding_alone
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
@@ -52,7 +52,7 @@ def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 def movement(model: onnx.ModelProto, x: np.ndarray) -> float:
     """How far rounding is foreseen to move the output."""
     golden, infos = {"y": run(model, x)}, Network(model).infos
-    moved = furthest_moved(model, infos, ULP, golden, lambda each: {"y": run(each, x)}, 6)
+    moved = perturb(model, infos, ULP, golden, lambda each: {"y": run(each, x)}, 6)
     assert not isinstance(moved, str)
     return float(np.abs(moved["y"] - golden["y"]).max())
 
@@ -88,7 +88,7 @@ def test_what_is_well_conditioned_forgives_nothing_past_the_tolerance() -> None:
 
 
 def test_a_step_is_not_forgiven() -> None:
-    assert not is_steady(model_of(helper.make_node("Floor", ["x"], ["y"])))
+    assert not is_continuous(model_of(helper.make_node("Floor", ["x"], ["y"])))
 
 
 @given(st.floats(0.01, 1e3), st.floats(0, 3))

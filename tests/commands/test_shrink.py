@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import arrays, examples, node_names
 
 import bisect_trt
-from bisect_trt.commands.shrink import Piece, axes_by_size, cut_axes, is_sound, keep_outputs
+from bisect_trt.commands.shapes import Piece, axes_by_size, cut_axes, is_sound, keep_outputs
 
 node = helper.make_node
 CHANNELS = 32

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 from random_models import models
 
-from bisect_trt.commands.region import attribute_texts, edges_between
+from bisect_trt.commands.record import attribute_texts
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
 
@@ -30,22 +30,6 @@ def test_the_nearest_nodes_are_found_however_few_are_asked_for(model: ModelProto
     if len(found) < most:  # then nothing is left out: there are no hubs in these models
         left = {other for node in found for other in network.order if adjacent(network, node, other)} - set(found)
         assert all(network.constant[node] for node in left)
-
-
-@given(models(), st.data())
-def test_the_edges_are_those_of_the_graph(model: ModelProto, data: st.DataObject) -> None:
-    network = Network(model)
-    chosen = data.draw(st.sets(st.sampled_from(network.order)))
-    expected = {
-        (maker, reader, name)
-        for maker in chosen
-        for reader in chosen
-        for name in network.made(maker)
-        if name in network.reads[reader]
-    }
-    edges = edges_between(network, chosen)
-    assert len(edges) == len(set(edges))
-    assert set(edges) == expected
 
 
 def test_of_a_hub_only_the_nearest_readers_are_followed() -> None:

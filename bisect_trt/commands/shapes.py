@@ -1,0 +1,509 @@
+"""Shapes of candidates: dimensions that have to stay free for the failure, and tensors that can be smaller.
+
+Candidates have fixed shapes as long as they fail so. If the whole model passes with its shapes fixed, and fails as in its file,
+candidates keep the dimensions that depend on those of the inputs. Reference runs at other sizes show which these are, one run for
+each dimension of the inputs, and their ranges over a target's profile. The tensors of the minimal case are made smaller last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.cut import between, nothing_stored, splice
+from bisect_trt.onnxlib.load import has_external_data
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_nodes
+from bisect_trt.onnxlib.shapes import element_type, forget_shapes, free_inputs
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.prober import reconfirm
+from bisect_trt.probe.reference import Reference
+from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.base import ShapeRange
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import TensorInfo, count_nonfinite
+from bisect_trt.tensors.inputs import resized
+
+Shape = tuple[int | str | None, ...]
+Axis = tuple[str, int]
+"""A tensor's name, and one of its dimensions."""
+MOST_PROBES = 40
+"""Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop anywhere."""
+_SCRATCH_SAMPLE = 1_000_000
+"""The number of runs for shapes alone, past that of any sample."""
+_Arrays = Mapping[str, NDArray[Any]]
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
+_UNCUT = {TensorProto.INT64, TensorProto.STRING}
+"""Types of weights that are not cut: they are shapes, axes and indices."""
+_PARAMETERS: Mapping[str, Mapping[int, bool]] = {
+    **{key: {2: False} for key in ("Conv", "ConvTranspose")},
+    "BatchNormalization": dict.fromkeys((1, 2, 3, 4), False),
+    "InstanceNormalization": dict.fromkeys((1, 2), False),
+    "QLinearConv": {4: True, 5: True, 8: False},
+    **{key: {1: True, 2: True} for key in ("QuantizeLinear", "DequantizeLinear")},
+}
+"""Inputs with one axis that must be as long as the channels of the output, and whether one number will do instead."""
+
+
+@dataclass(frozen=True)
+class Freed:
+    """The free dimensions of candidates, and the profile that the target needs for them.
+
+    Attributes:
+        network: The model with free dimensions of its inputs.
+        symbols: The size of each dimension in the sample that fails, by name.
+        shapes: The shapes of the tensors that depend on one, with names in place of sizes.
+        target: The target, if it has a profile for the model's inputs.
+        ranges: The shapes of tensors over that profile: smallest, usual, largest.
+    """
+
+    network: Network
+    symbols: Mapping[str, int]
+    shapes: Mapping[str, Shape]
+    target: TargetSettings | None
+    ranges: Mapping[str, ShapeRange]
+
+    def infos(self, known: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Types and shapes of tensors, with their free dimensions."""
+        return {name: replace(info, shape=self.shapes.get(name, info.shape)) for name, info in known.items()}
+
+    def dress(self, candidate: Candidate) -> Candidate:
+        """The candidate with the profile that it needs, if the target has one."""
+        if self.target is None:
+            return candidate
+        ranges: dict[str, ShapeRange] = {}
+        for value in candidate.proto.graph.input:
+            dims = [dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
+            if value.name in self.ranges and None in dims and len(dims) == len(self.ranges[value.name][0]):
+                low, usual, high = (
+                    tuple(dim or size for dim, size in zip(dims, shape, strict=True))
+                    for shape in self.ranges[value.name]
+                )
+                ranges[value.name] = (low, usual, high)
+        return replace(candidate, target=self.target.target.spanning(self.target, ranges))
+
+
+def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, list[Axis]]:
+    """The free dimensions of the inputs: those without a size in the file, or those for which the profile has a range."""
+    profile = {} if target is None else target.target.profile(target)
+    symbols: dict[str, list[Axis]] = {}
+    for name, value in subject.samples[0].items():
+        for axis, dim in enumerate(subject.declared.get(name, ())):
+            free = not profile and not isinstance(dim, int)
+            if name in profile:
+                free = profile[name][0][axis : axis + 1] != profile[name][2][axis : axis + 1]
+            if free and axis < value.ndim:
+                symbols.setdefault(dim if isinstance(dim, str) else f"{name}_{axis}", []).append((name, axis))
+    return symbols
+
+
+def target_of(session: Session) -> TargetSettings | None:
+    """The target of the built-in check; ``None`` for another check."""
+    check = session.prober.runner.check
+    return check.target if isinstance(check, BuiltinCheck) else None
+
+
+def free_where_needed(session: Session, *, passes: bool) -> bool:
+    """Keep dimensions free from here on, if the model fails only with free dimensions.
+
+    Args:
+        session: The model with fixed shapes, except those that a profile of the target frees.
+        passes: Whether it passes with them.
+
+    Returns:
+        Whether they are kept.
+    """
+    subject, console, prober, target = session.subject, session.console, session.prober, target_of(session)
+    symbols, profile = free_symbols(subject, target), {} if target is None else target.target.profile(target)
+    if not symbols or subject.freed is not None or isinstance(prober.runner.check, PromptCheck):
+        return False
+    names, fixed = ", ".join(symbols), subject.original
+    if passes:
+        if target is not None and target.target.compiles:
+            return False  # it takes free dimensions with a profile only
+        console.step(f"It passes with fixed shapes: does it fail with free dimensions ({names}), as in its file?")
+        freed = free(subject, symbols, target if profile else None)
+        failing = replace(fixed, made=freed.network.proto, title="the original, with free dimensions")
+        failing = freed.dress(failing)
+        needed = prober.probe(failing).verdict is Verdict.FAIL
+    else:
+        if target is None or not profile:
+            return False
+        console.step(f"Does it fail with fixed shapes too, without a profile for {names}?")
+        spanned = target.target.spanning(target, {})
+        failing, fixed = fixed, replace(fixed, title="the original, with fixed shapes", target=spanned)
+        needed = prober.probe(fixed).verdict is not Verdict.FAIL
+    believed = reconfirm(prober, failing, fixed) if needed else None  # fixed shapes must pass each time
+    if believed is None or not believed.passes:
+        console.say(f"  inconclusive: {believed.record.reason}" if believed else "  free dimensions do not matter")
+        return False
+    console.say("  free dimensions matter, so candidates keep them")
+    subject.free(freed if passes else free(subject, symbols, target))
+    return True
+
+
+def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: TargetSettings | None) -> Freed:
+    """Find the tensors that depend on dimensions of the inputs, by running the reference at other sizes.
+
+    Args:
+        subject: The model.
+        symbols: The dimensions to free, by name.
+        target: The target, if it has a profile.
+    """
+    base = {name: value.shape for name, value in subject.samples[0].items()}
+    profile = {} if target is None else target.target.profile(target)
+    declared: dict[str, list[int | str | None]] = {name: list(shape) for name, shape in base.items()}
+    other: dict[Axis, int] = {}
+    for number, (symbol, places) in enumerate(symbols.items(), 1):  # each changes by another number
+        for name, axis in places:
+            declared[name][axis] = symbol
+        name, axis = places[0]
+        size, within = base[name][axis], [shape[axis] for shape in profile.get(name, ())]
+        allowed = (each for each in (size + number, size - number, *within) if each != size)
+        fits = (each for each in allowed if not within or min(within) <= each <= max(within))
+        other |= dict.fromkeys(places, next(fits))
+    network = Network(free_inputs(subject.network.proto, declared, forget=False))
+
+    def run_at(changed: Mapping[Axis, int]) -> dict[str, Sequence[int]]:
+        """Return the shapes of all tensors at other sizes; the sample's values are repeated or cut."""
+        inputs: dict[str, NDArray[Any]] = {}
+        for name, value in subject.samples[0].items():
+            shape = tuple(changed.get((name, axis), size) for axis, size in enumerate(base[name]))
+            inputs[name] = resized(value, shape)
+        run = Reference(network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit)
+        return _static(run.infos)
+
+    here, there = _static(subject.reference.infos), run_at(other)
+    shapes: dict[str, Shape] = {}
+    for name, sizes in here.items():
+        if len(there.get(name, ())) == len(sizes):
+            changes = enumerate(zip(sizes, there.get(name, ()), strict=True))
+            names = declared.get(name) or [f"{name}_{axis}" for axis in range(len(sizes))]
+            shape = tuple(names[axis] if one != two else one for axis, (one, two) in changes)
+            shapes |= {name: shape} if shape != tuple(sizes) else {}
+    places = [place for each in symbols.values() for place in each if place[0] in profile]
+    ends = [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)] if profile else []
+    ranges: dict[str, ShapeRange] = {}
+    for name, sizes in here.items():
+        if ends and all(len(end.get(name, ())) == len(sizes) for end in ends):
+            low, usual, high = (end[name] for end in ends)
+            # One size may fall while another grows.
+            lowest, highest = (tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max))
+            middle = tuple(min(max(size, a), b) for size, a, b in zip(usual, lowest, highest, strict=True))
+            ranges[name] = (lowest, middle, highest)
+    return Freed(
+        network, {symbol: base[n][axis] for symbol, ((n, axis), *_) in symbols.items()}, shapes, target, ranges
+    )
+
+
+def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:
+    return {name: [int(dim or 0) for dim in info.shape] for name, info in infos.items() if info.shape is not None}
+
+
+def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
+    """Return the answer with fixed shapes if it fails with them; ``dynamic`` in the result lists its free dimensions."""
+    subject, console, freed = session.subject, session.console, session.subject.freed
+    if freed is None:
+        return answer
+    values = subject.values(answer, (*answer.inputs, *answer.outputs))
+    places = [
+        (dim.dim_param, {"name": value.name, "axis": axis, "size": int(values[value.name].shape[axis])})
+        for value in answer.proto.graph.input
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if dim.dim_param
+    ]
+    names = list(dict.fromkeys(name for name, _ in places))
+    console.step(f"Does it need its free dimensions ({', '.join(names) or 'none are left'})?")
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(answer.proto)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        sizes = values[value.name].shape if value.name in values else ()
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
+            if dim.dim_param:
+                dim.dim_value = size
+    static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
+    needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
+    session.result.extra["dynamic"] = {
+        "needed": needed,
+        "dimensions": [
+            {"name": each, "inputs": [place for name, place in places if name == each]}
+            for each in (names if needed else ())
+        ],
+        "fixed": [] if needed else names,
+        "original": dict(freed.symbols),
+        "profile": {
+            name: [list(shape) for shape in freed.ranges[name]] for name in answer.inputs if name in freed.ranges
+        },
+    }
+    where = ", ".join(f"'{name}' of '{at['name']}' ({at['size']} here)" for name, at in places)
+    console.say(f"  yes, it fails only with {where} free" if needed else "  no: it fails with fixed shapes too")
+    return answer if needed else static
+
+
+def tell_dynamic(session: Session, answer: Candidate) -> None:
+    """Print the free dimensions that the answer needs, and put their sizes after shrinking into the result."""
+    known = session.result.extra.get("dynamic")
+    if not known or not known["needed"]:
+        return
+    values = session.subject.values(answer, answer.inputs)
+    for each in known["dimensions"]:
+        left = [place for place in each["inputs"] if place["name"] in values]
+        each["inputs"] = [{**place, "size": int(values[place["name"]].shape[place["axis"]])} for place in left]
+    names = ", ".join(f"'{each['name']}'" for each in known["dimensions"])
+    session.console.answer(f"  The model must stay dynamic in {names}: with fixed shapes it passes.")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A model and the values of its inputs.
+
+    Attributes:
+        proto: The model; treat it as read-only.
+        inputs: Values of its inputs, by name, in the graph's order.
+    """
+
+    proto: onnx.ModelProto
+    inputs: _Arrays
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of its outputs."""
+        return [value.name for value in self.proto.graph.output]
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of its inputs and weights."""
+        weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self.proto.graph.initializer)
+        return weights + sum(value.size for value in self.inputs.values())
+
+
+def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
+    """Return the piece with some of its outputs, without the nodes and weights that only the others need."""
+    network = Network(piece.proto)
+    kept = between(network, (), [name for name in piece.outputs if name in names])
+    inputs = {name: value for name, value in piece.inputs.items() if name in kept.inputs}
+    return Piece(splice(network, kept, {}, nothing_stored).proto, inputs)
+
+
+def axes_by_size(piece: Piece) -> dict[int, list[Axis]]:
+    """Return the axes of inputs and weights that are longer than 1, by size, the sizes of the largest tensors first."""
+    volume: Counter[int] = Counter()
+    axes: dict[int, list[Axis]] = {}
+    shapes = {name: (value.shape, True) for name, value in piece.inputs.items()}
+    for tensor in piece.proto.graph.initializer:
+        if tensor.data_type not in _UNCUT:
+            shapes[tensor.name] = tuple(tensor.dims), tensor.data_type in _FLOATS
+    for name, (shape, counts) in shapes.items():
+        for axis, size in enumerate(shape):
+            axes.setdefault(size, []).append((name, axis))
+        for size in set(shape) if counts else ():
+            volume[size] += int(np.prod(shape, dtype=np.int64))
+    return {size: axes[size] for size, _ in volume.most_common() if size > 1}
+
+
+def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
+    """Return the piece with axes of its inputs and weights cut to windows.
+
+    Axes that belong together must be cut together, or the model is inconsistent, which :func:`is_sound` or the reference shows.
+    """
+
+    def cut(name: str, value: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(value[tuple(windows.get((name, axis), slice(None)) for axis in range(value.ndim))], order="C")
+
+    proto = clone(piece.proto)
+    inputs = {name: cut(name, value) for name, value in piece.inputs.items()}
+    named = {name for name, _ in windows}
+    for tensor in proto.graph.initializer:
+        if tensor.name in named:
+            shorter = cut(tensor.name, numpy_helper.to_array(tensor))
+            tensor.CopyFrom(numpy_helper.from_array(shorter, tensor.name))
+    shapes = {name: value.shape for name, value in inputs.items()}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+    for value in proto.graph.input:
+        kind, dims = value.type.tensor_type.elem_type, value.type.tensor_type.shape.dim
+        sizes = zip(dims, shapes[value.name], strict=True)
+        kept = [dim.dim_param or size for dim, size in sizes]  # free dimensions stay free
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, kept))
+    forget_shapes(proto.graph)
+    return Piece(proto, inputs)
+
+
+def with_output_shapes(piece: Piece, golden: _Arrays) -> onnx.ModelProto:
+    """Return the model with the output shapes of a run, unless its inputs have free dimensions."""
+    proto = clone(piece.proto)
+    if any(dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim):
+        return proto
+    for value in proto.graph.output:
+        if value.name in golden:
+            array = golden[value.name]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, element_type(array.dtype), array.shape))
+    return proto
+
+
+def is_sound(proto: onnx.ModelProto) -> bool:
+    """Return whether a model passes ONNX's checker with strict shape inference, and has parameters for all channels."""
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError):
+        return False
+    return _parameters_fit(Network(proto))
+
+
+def _parameters_fit(network: Network) -> bool:
+    """Return whether each layer has as many parameters as channels, as far as shapes are known.
+
+    ONNX's shape inference does not check that, and a runtime may read past the end of a bias that is too short.
+    """
+    infos = {name: info.shape for name, info in network.infos.items() if info.is_static}
+    infos |= {tensor.name: tuple(tensor.dims) for tensor in network.proto.graph.initializer}
+    for node in network.nodes:
+        made = infos.get(node.output[0] if node.output else "") or ()
+        axis = attribute(node, "axis", 1) if "Linear" in node.op_type[-6:] else 1
+        if node.domain not in DEFAULT_DOMAINS or not -len(made) <= axis < len(made) or attribute(node, "block_size", 0):
+            continue
+        for place, scalar in _PARAMETERS.get(node.op_type, {}).items():
+            fitting = [(made[axis],), *([(), (1,)] if scalar else [])]
+            if infos.get(dict(enumerate(node.input)).get(place, ""), fitting[0]) not in fitting:
+                return False
+    return True
+
+
+def shrink(session: Session, answer: Candidate) -> Candidate:
+    """Return the smallest form of a candidate that still fails with the same signature.
+
+    Outputs are dropped, then axes shortened (batch, channels, height, width, sequence). A model that ONNX's checker refuses costs
+    no probe, nor does one on which the reference fails or gives new NaN or Inf.
+
+    Returns:
+        A candidate that was seen to fail: a smaller one, or the same.
+    """
+    infos, console = session.subject.reference.infos, session.console
+    known = all(name in infos and infos[name].is_static for name in answer.inputs)
+    if has_external_data(answer.proto) or not known:
+        console.say("  its weights or inputs cannot be changed, so it stays as it is")
+        return answer
+    if drawing_nodes(answer.proto, {}, unsure=True):
+        console.say("  it draws random numbers, and a few of them may match by chance, so it stays as it is")
+        return answer
+    shrinker = _Shrinker(session, answer)
+    before = shrinker.piece.elements
+    shrinker.drop_outputs()
+    shrinker.cut_all_axes()
+    after = shrinker.piece.elements
+    console.say(f"  {before} elements of inputs and weights became {after}, in {shrinker.probes} probes")
+    return shrinker.best
+
+
+class _Shrinker:
+    """Tries smaller pieces one after the other, each made from the last one that failed in the same way."""
+
+    def __init__(self, session: Session, answer: Candidate) -> None:
+        self.best = answer
+        self.probes = 0
+        self._session = session
+        record = session.prober.probe(answer)
+        self._signature = record.signature
+        values = session.subject.values(answer, (*answer.inputs, *answer.outputs))
+        order = [value.name for value in answer.proto.graph.input if value.name in answer.inputs]
+        self.piece = Piece(answer.proto, {name: values[name] for name in order})
+        self._sound = is_sound(answer.proto)
+        self._golden: Mapping[str, NDArray[Any]] = {name: values[name] for name in answer.outputs if name in values}
+        self._finite = {name for name, value in self._golden.items() if not any(count_nonfinite(value))}
+        self._seen = session.outcome(record).comparisons
+
+    def _try(self, piece: Piece, title: str) -> bool:
+        """Keep a smaller piece if it fails in the same way."""
+        golden = self._expected(piece) if self.probes < MOST_PROBES else None
+        if golden is None:
+            return False
+        proto = with_output_shapes(piece, golden)
+        values, outputs = {**piece.inputs, **golden}, tuple(piece.outputs)
+        candidate = replace(
+            self.best, made=proto, inputs=tuple(piece.inputs), outputs=outputs, title=title, values=values
+        )
+        freed = self._session.subject.freed
+        candidate = candidate if freed is None else freed.dress(candidate)
+        self.probes += 1
+        record = self._session.prober.probe(candidate)
+        if record.verdict is not Verdict.FAIL or record.signature != self._signature:
+            return False
+        self.piece, self.best, self._golden = replace(piece, proto=proto), candidate, golden
+        self._seen = self._session.outcome(record).comparisons
+        return True
+
+    def _expected(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
+        """Return the reference's outputs of a piece; ``None`` if it is unsound: a runtime may read past the end of a tensor."""
+        if self._sound and not is_sound(piece.proto):
+            return None
+        golden = self._session.subject.reference.compute(piece.proto, piece.inputs)
+        if golden is None or not all(value.size for value in golden.values()):
+            return None
+        if any(any(count_nonfinite(golden[name])) for name in self._finite.intersection(golden)):
+            return None
+        return golden if not self._sound or is_sound(with_output_shapes(piece, golden)) else None
+
+    def drop_outputs(self) -> None:
+        """Keep one output if it fails; else drop the outputs that are not needed."""
+        names = self.piece.outputs
+        if len(names) > 1 and not any(self._try(keep_outputs(self.piece, [name]), "one output") for name in names):
+            for name in names[::-1]:
+                rest = [other for other in self.piece.outputs if other != name]
+                self._try(keep_outputs(self.piece, rest), "fewer outputs")
+
+    def cut_all_axes(self) -> None:
+        """Shorten all axes of one size at once; if that ends early, each one alone."""
+        for size, axes in axes_by_size(self.piece).items():
+            left = self._shorten(axes, size)
+            for axis in axes if left > 1 and len(axes) > 1 else ():
+                self._shorten([axis], left)
+
+    def _shorten(self, axes: Sequence[Axis], size: int) -> int:
+        """Cut axes to 1 at the worst element if that fails; else halve them as long as a half fails.
+
+        Returns:
+            Their new length.
+        """
+        if self._cut(axes, size, 1):
+            return 1
+        left = size
+        while left > 1:
+            half = (left + 1) // 2  # the halves of an odd size overlap, so that all axes have one size
+            near = (half, left) != (1, size) and self._cut(axes, left, half)
+            known = self._worst(axes[0][1], left) is not None  # then the far half is not worth a probe
+            if not near and (known or not self._cut(axes, left, half, far=True)):
+                break
+            left = half
+        return left
+
+    def _cut(self, axes: Sequence[Axis], size: int, to: int, *, far: bool = False) -> bool:
+        """Cut axes to windows of one length: the ones with the worst element, or the far ones."""
+        windows: dict[Axis, slice] = {}
+        for name, place in axes:
+            worst = self._worst(place, size) or 0
+            start = worst if to == 1 and not far else 0 if (worst < to) != far else size - to
+            windows[name, place] = slice(start, start + to)
+        return self._try(cut_axes(self.piece, windows), f"axes of {size} cut to {to}")
+
+    def _worst(self, place: int, size: int) -> int | None:
+        """Return where the worst element is along an output's axis of this size: the axis at this place, else the first."""
+        wrong = [
+            seen for seen in self._seen if not seen.passed and seen.worst is not None and seen.name in self._golden
+        ]
+        found: dict[int, int] = {}
+        for seen in wrong:
+            assert seen.worst is not None
+            for axis, index in enumerate(seen.worst.index):
+                if self._golden[seen.name].shape[axis] == size:
+                    found.setdefault(axis, index)
+        return found.get(place, next(iter(found.values()), None))
