@@ -32,7 +32,7 @@ def test_nobody_is_asked_for_all_failures_at_a_prompt(tmp_path: Path) -> None:
         ledger = Ledger(tmp_path)
         prober = Prober(Runner(PromptCheck(), subject.workspace, subject.reference), ledger)
         settings = Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx", find_all=True)
-        with pytest.raises(UsageError, match="too much to answer at a prompt; give a --check command"):
+        with pytest.raises(UsageError, match="too many questions for a prompt; give a --check command"):
             reduce_model(Session(subject, console, Result("reduce"), prober), settings, Search())
         ledger.close()
 
