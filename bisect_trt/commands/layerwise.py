@@ -7,7 +7,6 @@ fed the reference's values, all layers side by side in one model, so that only i
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,30 +36,11 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import LOST, Compare, Compared, Failed, Sample
+from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 MOST_BUILDS = 8
 """A build may take a minute; tensors that no build has shown by then stay unseen."""
 _SHOWN, _SHOWN_REASONS = 5, 3
-
-
-@dataclass(frozen=True)
-class LayerRun:
-    """The result of one run of a marked model.
-
-    Attributes:
-        comparisons: One for each tensor that it returned, on every input sample.
-        unseen: Tensors that the target did not return, with the reason.
-        refused: Why the target did not run the model, if so.
-        signature: The kind of that refusal.
-        seconds: How long the run took.
-    """
-
-    comparisons: tuple[TensorComparison, ...] = ()
-    unseen: dict[str, str] = field(default_factory=dict)
-    refused: str | None = None
-    signature: str | None = None
-    seconds: float = 0.0
 
 
 @dataclass
@@ -74,7 +54,7 @@ class Gathered:
         refused: Why the first did not work, if it did not.
     """
 
-    runs: list[LayerRun] = field(default_factory=list)
+    runs: list[Compared] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)
     builds: int = 0
     refused: str | None = None
@@ -138,7 +118,9 @@ class Marking:
         names = dict.fromkeys([*self.subject.network.computed, *self.outputs])
         return [name for name in names if name in self.subject.reference.infos]
 
-    def run(self, model: onnx.ModelProto, names: Sequence[str], fed: Mapping[str, str] | None = None) -> LayerRun:
+    def run(
+        self, model: onnx.ModelProto, names: Sequence[str], fed: Mapping[str, str] | None = None
+    ) -> Compared | Failed:
         """Run a model on every input sample and compare some of its outputs with the reference's.
 
         Args:
@@ -156,15 +138,9 @@ class Marking:
             every=True,
             fed=dict(fed or {}),
         )
-        began = time.monotonic()
-        reply = self.subject.workers.ask(request, self.timeout)
-        seconds = time.monotonic() - began
-        if isinstance(reply, Failed):
-            why = outcome_of_failure(reply, seconds).reason if reply.kind == "crash" else reply.message
-            return LayerRun(refused=why, signature=reply.signature, seconds=seconds)
-        return LayerRun(reply.comparisons, dict(reply.skipped), seconds=seconds)
+        return self.subject.workers.ask(request, self.timeout)
 
-    def marked(self, names: Sequence[str]) -> LayerRun:
+    def marked(self, names: Sequence[str]) -> Compared | Failed:
         """Run the model with these tensors as outputs, beside its own."""
         # Outputs without reference values stay outputs all the same: without them it would be another model.
         own = [name for name in self.outputs if name in self.subject.reference.infos]
@@ -176,21 +152,20 @@ class Marking:
         names = [name for name in self.outputs if name in self.subject.reference.infos]
         return self._judge(self.run(self.subject.network.proto, names))
 
-    def _judge(self, seen: LayerRun) -> Outcome:
+    def _judge(self, reply: Compared | Failed) -> Outcome:
         """Return a run as the outcome of a probe, by the model's own outputs."""
-        if seen.refused is not None:
-            ending = Ending.SKIPPED if seen.signature == LOST else Ending.BROKEN
-            return Outcome(ending, str(seen.signature), seen.refused, seen.seconds)
-        own = tuple(comparison for comparison in seen.comparisons if comparison.name in self.outputs)
-        return outcome_of_comparisons(Compared(own), seen.seconds, self.tolerance)
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply, 0.0)
+        own = tuple(comparison for comparison in reply.comparisons if comparison.name in self.outputs)
+        return outcome_of_comparisons(Compared(own), 0.0, self.tolerance)
 
-    def hides(self, original: Outcome | None, seen: LayerRun) -> bool:
+    def hides(self, original: Outcome | None, seen: Compared) -> bool:
         """Return whether the original fails and this run passes, or fails in another way or with far smaller errors."""
         if original is None or original.judge(None) is not Verdict.FAIL:
             return False
         return self._judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
 
-    def summarize(self, found: Gathered, runs: Sequence[LayerRun]) -> LayerComparison:
+    def summarize(self, found: Gathered, runs: Sequence[Compared]) -> LayerComparison:
         """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
         network, infos = self.subject.network, self.subject.reference.infos
         samples: dict[int | None, dict[str, TensorComparison]] = {}
@@ -254,7 +229,7 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
 def gather(
     names: Sequence[str],
     fragile: Collection[str],
-    attempt: Callable[[Sequence[str]], LayerRun],
+    attempt: Callable[[Sequence[str]], Compared | Failed],
     most: int = MOST_BUILDS,
 ) -> Gathered:
     """Run a model with tensors marked; if the target refuses it, mark fewer.
@@ -272,13 +247,14 @@ def gather(
         group = pending.popleft()
         seen = attempt(group)
         found.builds += 1
-        if seen.refused is None:
+        if isinstance(seen, Compared):
             found.runs.append(seen)
-            found.unseen |= {name: why for name, why in seen.unseen.items() if name in group}
+            found.unseen |= {name: why for name, why in seen.skipped.items() if name in group}
             continue
-        why = f"the target does not run the model with {{}} marked: {seen.refused}"
+        refused = outcome_of_failure(seen, 0.0).reason if seen.kind == "crash" else seen.message
+        why = f"the target does not run the model with {{}} marked: {refused}"
         if found.builds == 1:
-            found.refused = seen.refused
+            found.refused = refused
             firm = [name for name in names if name not in fragile]
             if 0 < len(firm) < len(names):
                 omitted = (name for name in names if name in fragile)
@@ -350,10 +326,10 @@ def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = M
         ends = {*network.made(index), *network.reads[index]}.difference(frozen)
         return any(infos[end].dtype.kind in "biu" for end in ends if end in infos)
 
-    def attempt(names: Sequence[str]) -> LayerRun:
+    def attempt(names: Sequence[str]) -> Compared | Failed:
         model = isolate(network, names, infos, frozen)
         left_out.update(model.left_out)
-        return look.run(model.proto, model.outputs, model.fed) if model.outputs else LayerRun()
+        return look.run(model.proto, model.outputs, model.fed) if model.outputs else Compared(())
 
     found = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
     comparisons = _of_samples(each for seen in found.runs for each in seen.comparisons)

@@ -37,7 +37,7 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units, over_units
+from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.npz import save_npz
@@ -132,8 +132,8 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
 
     The last unit of the shortest failing prefix is an end that is needed. It is probed with what leads to it alone,
     then together with ever shorter prefixes, whose last units are ends too, until what was found fails by itself. Suffixes
-    and their first units are searched in the same way. If the graph's start is kept, the outputs of an end with several are
-    searched too.
+    and their first units are searched in the same way. With the graph's start kept, the outputs are those of
+    the ends.
     """
     subject, network, units = session.subject, session.subject.network, session.subject.units
 
@@ -155,18 +155,9 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
 
     moved, ends = session.prober.search_from(subject.original, algorithm, build)
     left = build(ends.units)
-    minimum = replace(ends, units=left.units, why=ends.why or moved.why)
-    if not start_held:
-        return Case(minimum)
-    names = left.outputs or ()
-
-    def keep(chosen: Subset) -> Candidate:
-        outputs = tuple(name for place, name in enumerate(names) if place in chosen)
-        return subject.cut(units.leading_to(network.rank[network.producer[name]] for name in outputs), outputs=outputs)
-
-    fewest = session.prober.search(over_units(lambda ask: minimise(range(len(names)), ask)), keep)
-    left = keep(fewest.units)
-    return Case(replace(minimum, units=left.units, proven=minimum.proven and fewest.proven), outputs=left.outputs)
+    return Case(
+        replace(ends, units=left.units, why=ends.why or moved.why), outputs=left.outputs if start_held else None
+    )
 
 
 def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:

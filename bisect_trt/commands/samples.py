@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.fed import Fed, Values, command_on
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.shapes import free_symbols, target_of
-from bisect_trt.commands.space import Series
+from bisect_trt.commands.space import Fed, Series, Values, command_on
 from bisect_trt.errors import ModelRefusedError, first_few
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate

@@ -15,9 +15,8 @@ from typing import Any
 
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.fed import Fed, Values, command_on
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.space import Series
+from bisect_trt.commands.space import Fed, Series, Values, command_on
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import (
     ConflictError,

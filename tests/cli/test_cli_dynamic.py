@@ -55,7 +55,7 @@ def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model
     argv = ["--unsteady", "--fault", "free:5", "--input-shapes", "x:[6,2,8]"]
     status, result, said = unsteady(here, "reduce", model, "-o", "out.onnx", *argv)
     assert status == 0, said
-    assert "With its shapes fixed it passes: does it fail with n, m free, as in its file?" in said
+    assert "It passes with fixed shapes: does it fail with free dimensions (n, m), as in its file?" in said
     assert node_names(here / "out.onnx") == ["bad"]
     ((name, dims),) = free_dimensions(here / "out.onnx").items()
     assert name == "flat"

@@ -38,9 +38,9 @@ def test_what_diagnose_found_is_in_its_report(cli: CommandLine) -> None:
     assert (made["dtype"], made["shape"], made["error"]["ratio"]) == ("float32", [2, 3], "inf")
     assert 1.8e5 < made["reference"]["min"] < made["reference"]["max"] == made["reference"]["absmax"] < 2.2e5
     assert next(point["name"] for point in report["curve"]["points"] if not point["passed"]) == "big_out"
-    asked = {probe["title"]: (probe["verdict"], probe["step"][:2]) for probe in report["probes"]}
-    assert asked["the original"] == ("FAIL", "1.")
-    assert asked["the reproducer, read back"] == ("FAIL", "5.")
+    asked = {probe["title"]: (probe["verdict"], probe["step"][:22]) for probe in report["probes"]}
+    assert asked["the original"] == ("FAIL", "Does the target differ")
+    assert asked["the reproducer, read back"] == ("FAIL", "Write a reproducer to ")
     assert {Path(file["path"]).name for file in report["files"]} >= {"model.onnx", "reproduce.py"}
     assert report["target"] == "ONNX Runtime (CPU, all graph optimisations, fp16)"
     assert {"bisect-trt", "onnx", "numpy", "Python", "CPU"} <= report["environment"].keys()

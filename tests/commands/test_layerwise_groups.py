@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.commands.layerwise import Gathered, LayerRun, gather
+from bisect_trt.commands.layerwise import Gathered, gather
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+from bisect_trt.worker.protocol import Compared, Failed
 
 NAMES = [f"t{place}" for place in range(24)]
 some = st.frozensets(st.sampled_from(NAMES), max_size=5)
@@ -25,11 +26,11 @@ class Target:
         self.asked: list[list[str]] = []
         self._breaking = breaking
 
-    def __call__(self, names: Sequence[str]) -> LayerRun:
+    def __call__(self, names: Sequence[str]) -> Compared | Failed:
         self.asked.append(list(names))
         if not self._breaking.isdisjoint(names):
-            return LayerRun(refused="no", signature="build: no")
-        return LayerRun(tuple(TensorComparison(name, True, ComparisonKind.MATCH) for name in names))
+            return Failed("build", "no", "build: no")
+        return Compared(tuple(TensorComparison(name, True, ComparisonKind.MATCH) for name in names))
 
 
 def shown(found: Gathered) -> set[str]:
