@@ -323,7 +323,7 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
         lack = "or an operator, a type or a shape that it does not support"
         return Fault("target", f"It is a bug in {name}, {lack}: {reference} runs the case.")
     if name == right:  # one runtime with two configurations
-        name, reference = target.describe(), f"the reference ({right} on the CPU, graph optimizations off)"
+        name, reference = target.describe(), f"the reference ({right} on the CPU, graph optimisations off)"
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)

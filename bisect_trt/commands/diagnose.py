@@ -22,6 +22,7 @@ from bisect_trt.commands.minimal_case import (
     by_blame,
     describe_answer,
     extract_suspect,
+    find_amplified,
     find_minimum,
     find_suspects,
     look_for_others,
@@ -182,6 +183,11 @@ class Diagnosis:
         session = self.session
         whole = needed_dimensions(session, session.settle(case))
         blamed = by_blame(session, whole, suspects)
+        if guilty := find_amplified(session, whole, blamed):
+            why = (
+                f"these nodes differ by less than the tolerance, and {len(blamed) - len(guilty)} later nodes amplify it"
+            )
+            blamed, case = guilty, replace(case, minimum=replace(case.minimum, why=case.minimum.why or why))
         small = whole
         if self.search.shrink:
             session.console.step("Shrink the tensors of the minimal case")

@@ -14,6 +14,7 @@ from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -23,6 +24,9 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.delta_debugging import make_minimal
 from bisect_trt.search.oracle import Again, Minimum, Mode, Oracle, Subset, Transcript, Units, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.npz import load_npz
+from bisect_trt.worker.protocol import Failed
 
 if TYPE_CHECKING:
     from bisect_trt.commands.arbitration import Fault
@@ -243,6 +247,45 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
             node = subject.network.producer[name]
             errors[node] = max(errors.get(node, 0.0), comparison.severity)
     return errors
+
+
+def find_amplified(session: Session, answer: Candidate, nodes: Sequence[int]) -> list[int]:
+    """Return the nodes of a quantized answer that differ from the reference, if the other nodes only amplify the difference.
+
+    A group of nodes that the target fuses may be off by one quantization step, which is within the tolerance; later nodes make it
+    larger. The fewest nodes with any difference are searched. The proof is that the reference fails too, if the other nodes are
+    fed the target's values of these.
+
+    Returns:
+        None if there is no such proof, or nothing is quantized.
+    """
+    check, subject, network = session.prober.runner.check, session.subject, session.subject.network
+    quantized = any(
+        "Quantize" in network.nodes[node].op_type or "QLinear" in network.nodes[node].op_type for node in nodes
+    )
+    if not (isinstance(check, BuiltinCheck) and quantized and 2 < len(nodes) <= MOST_NARROWED):
+        return []
+    everything = frozenset(network.rank[node] for node in nodes)
+
+    def differs(units: Subset) -> Verdict:
+        record = session.prober.probe(subject.cut(subject.units.with_weights(units)))
+        exact = not any(each.max_abs for each in session.outcome(record).comparisons)
+        return Verdict.PASS if record.verdict is Verdict.PASS and exact else Verdict.FAIL
+
+    found = make_minimal(everything, differs).units
+    part, rest = (subject.cut(subject.units.with_weights(units)) for units in (found, everything - found))
+    if found == everything or session.prober.probe(part).verdict is not Verdict.PASS:
+        return []
+    made = subject.workspace.scratch("part.npz")
+    fed = subject.models.feed("part.in", subject.values(part, part.inputs))
+    if subject.models.collect(subject.models.write("part", part.proto), fed, made, answer.target or check.target):
+        return []
+    values = {**subject.values(rest, rest.inputs), **load_npz(made)}
+    outputs = subject.models.run("rest", rest.proto, {name: values[name] for name in rest.inputs})
+    if isinstance(outputs, Failed):
+        return []
+    compared = compare_all(subject.values(rest, rest.outputs), outputs, check.tolerance, lows=lows_of(rest.proto.graph))
+    return [] if all(each.passed for each in compared) else [node for node in nodes if network.rank[node] in found]
 
 
 def named_nodes(network: Network, text: str) -> list[int]:

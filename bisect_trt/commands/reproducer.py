@@ -124,9 +124,7 @@ def _describe_search(session: Session, minimum: Minimum) -> str:
     )
 
 
-def leave_reproducer(
-    session: Session, check: CheckSettings, answer: Answer, folder: Path, own: Diagnose
-) -> Left:
+def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, folder: Path, own: Diagnose) -> Left:
     """Write the folder, read its model back, probe that once more, and run the script.
 
     The folder has only the nodes of the answer with their names and weights; with ``--anonymise``, with other names and weights,

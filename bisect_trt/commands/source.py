@@ -1,4 +1,4 @@
-"""The model and inputs of a call as they were given: a path, a model in memory, or a PyTorch module to export."""
+"""The model and inputs of a Python call: a path, a model in memory, or a PyTorch module, which is exported."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _PROTO_LIMIT_BYTES = (1 << 31) - 1
 
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | Any
-"""Its path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``, which are not changed."""
+"""A path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; they are not changed."""
 Values: TypeAlias = Mapping[str, NDArray[Any]]
 Inputs: TypeAlias = Values | Sequence[Values] | str | Path | tuple[Any, ...] | Mapping[str, Any] | list[Any] | Any
-"""One sample, several, or a file as ``--load-inputs`` takes; of a module one argument, a tuple of them, or a dict by name."""
+"""One sample, several, or a file for ``--load-inputs``; for a module one argument, a tuple of arguments, or a dict by name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The model and inputs as they were given.
+    """The model and inputs of a call.
 
     Attributes:
         model: The model, or its path.
-        inputs: The values of its inputs; ``None`` for those that the options name.
+        inputs: The values of its inputs; ``None`` if the options name them.
 
     Raises:
-        UsageError: It is no model.
-        UnavailableError: There is no such file.
+        UsageError: The model has another type.
+        UnavailableError: The file does not exist.
     """
 
     model: Model
@@ -54,20 +54,20 @@ class Source:
             raise ValueRefusedError(
                 f"model: give a path, an onnx.ModelProto or a torch.nn.Module, not {type(self.model).__name__}."
             )
-        # Before the run has a folder.
-        if self.named is not MODEL_FILE and not os.path.exists(self.named):  # noqa: PTH110 - it takes names that no file can have
+        # Checked before the run has a folder.
+        if self.named is not MODEL_FILE and not os.path.exists(self.named):  # noqa: PTH110 - Path.exists raises for too long names
             raise ModelFileError(f"{self.named}: no such file; give the path of an ONNX model.")
 
     @property
     def named(self) -> Path:
-        """Its path; ``model.onnx`` for a model in memory."""
+        """The model's path; ``model.onnx`` for a model in memory."""
         return Path(self.model) if isinstance(self.model, str | os.PathLike) else MODEL_FILE
 
     def place(self, settings: ModelSettings, folder: Path) -> tuple[ModelSettings, dict[str, Any] | None]:
-        """Write what is in memory into a folder, as an ONNX model and its inputs.
+        """Write a model and inputs in memory to a folder.
 
         Returns:
-            The settings of the model that is written, or of that which was named; and what exported it, if it was.
+            The settings with their paths; and, for an exported module, what exported it.
 
         Raises:
             UnavailableError: PyTorch cannot export the module.
@@ -90,16 +90,16 @@ class Source:
 
 
 def _is_torch(model: object) -> bool:
-    """Whether PyTorch can export it; PyTorch is not imported for that."""
+    """Return whether PyTorch can export it, without importing PyTorch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
 
 
 def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
-    """The files of values of inputs, written into a folder unless they are one.
+    """Yield the files of input values, written to a folder unless a file is given.
 
     Raises:
-        UsageError: They are no values by name.
+        UsageError: The values have no names.
     """
     if inputs is None:
         return
@@ -118,19 +118,19 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
 
 
 def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401 - a module without types
-    """Export a PyTorch module as it runs in evaluation mode; the exporter records which module each node comes from.
+    """Export a PyTorch module in evaluation mode; the exporter records the module of each node.
 
     Args:
         model: A ``torch.nn.Module``, which is not changed, or a ``torch.export.ExportedProgram``.
-        inputs: A tensor; a tuple of positional arguments; a mapping of arguments by name; a list of such, one a sample; or a
-            file with arguments by name.
+        inputs: A tensor; a tuple of positional arguments; a mapping of arguments by name; a list of these, one for each sample;
+            or a file with arguments by name.
         path: Where the ONNX model goes.
 
     Returns:
-        The values of the model's inputs by name, of each sample.
+        For each sample the values of the model's inputs by name.
 
     Raises:
-        UnavailableError: It cannot be exported, or has other inputs than it was given.
+        UnavailableError: It cannot be exported, or the exported model has other inputs.
         UsageError: There are no inputs, or they do not fit.
     """
     torch: Any = sys.modules["torch"]
@@ -151,7 +151,7 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(model, **given, dynamo=True, verbose=False).save(str(path))
-    except Exception as error:  # whatever a model of the user's makes it raise
+    except Exception as error:  # the user's model may raise anything
         raise ModelFileError(
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
             f"{error!s:.300}. Export it to ONNX yourself, and give the file."
@@ -166,7 +166,7 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
 
 
 def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:  # noqa: ANN401 - as above
-    """One sample as the arguments of ``forward``, in the order of its parameters.
+    """Return a sample as the arguments of ``forward``, in the order of its parameters.
 
     Raises:
         UsageError: They do not fit.
@@ -187,15 +187,15 @@ def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dic
 
 
 def _fed(torch: Any, sample: object, names: Sequence[str]) -> Values:  # noqa: ANN401 - as above
-    """The tensors among the arguments, which are in the order of the model's inputs.
+    """Return the tensors among the arguments by the names of the model's inputs, which have the same order.
 
     Raises:
-        UnavailableError: The model has other inputs than it was given.
+        UnavailableError: The model has another number of inputs.
     """
     tensors = [each for each in torch.utils._pytree.tree_leaves(sample) if isinstance(each, torch.Tensor)]
     if len(names) != len(tensors):
         raise ModelFileError(
-            f"the exported model has the inputs {', '.join(names)}, and was given {len(tensors)} tensors; export it to ONNX "
+            f"the exported model has the inputs {', '.join(names)}, but {len(tensors)} tensors are given; export it to ONNX "
             "yourself, and give the file."
         )
     return {name: _array(torch, tensor) for name, tensor in zip(names, tensors, strict=True)}
