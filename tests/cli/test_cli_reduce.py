@@ -66,21 +66,6 @@ def test_any_number_of_workers_finds_the_same(cli: CommandLine, model: Path) -> 
     assert found[0] == found[1] == found[2]
 
 
-def test_min_good_is_the_largest_that_passes_beside_the_result(cli: CommandLine, model: Path) -> None:
-    seen = "grep -aoE '<[0-9]+>' \"$1\" | sort -u | tr '\\n' ' ' >> passed; echo >> passed; exit 0"
-    check = "./" + script(Path("check"), f"{has('<5>')} && exit 1; {seen}")
-    options = ["--min-good", "good.onnx", "--json", "r.json", "--workers", "1"]
-    cli("reduce", model, "-o", "out.onnx", *options, "--check", check, "{model}").ended(0)
-    assert read_json(Path("r.json"))["artifacts"]["min_good"] == "good.onnx"
-    passed = [line.split() for line in Path("passed").read_text().splitlines()]
-    good = node_names(Path("good.onnx"))
-    assert sorted(good) in passed
-    # In or next to the node that fails: it ends before it or starts behind it, and none of those is larger.
-    beside = [nodes for nodes in passed if {"<4>", "<6>"} & set(nodes)]
-    assert len(good) == max(map(len, beside))
-    assert {"<4>", "<6>"} & set(good)
-
-
 def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:
     body = f"echo log > a.log; echo $# > b.txt; {has('<7>')} && exit 1; {has('<2>')} && exit 125; exit 0"
     check = ["--check", "./" + script(Path("check"), body), "{model}"]
@@ -109,28 +94,3 @@ def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) 
         assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [batch, 3]
 
 
-def test_inputs_from_files_and_scripts(cli: CommandLine, model: Path) -> None:
-    value = np.full((2, 3), 7, np.float32)
-    np.savez("x.npz", x=value)
-    Path("data.py").write_text(
-        "import numpy\ndef load_data():\n    yield {'x': numpy.full((2, 3), 7, numpy.float32)}\n"
-    )
-    check = script(Path("check"), f'{has("<3>")} && cp "$2" seen.npz && exit 1; exit 0')
-    for number, options in enumerate((["--load-inputs", "x.npz"], ["--data-loader-script", "data.py"])):
-        options += ["-o", f"{number}.onnx", "--no-shrink", "--workers", "1"]  # the last candidate is the answer
-        assert cli("reduce", model, *options, "--check", f"./{check}", "{model}", "{inputs}").status == 0
-        np.testing.assert_array_equal(arrays("seen.npz")["t2"], value + 3)
-
-
-def test_a_check_that_changes_its_mind_ends_without_proof(cli: CommandLine, model: Path) -> None:
-    # Fails on every candidate with <3> in it, but no more once the answer has been seen alone.
-    body = f"{has('<3>')} || exit 0; {has('<0>')} && exit 1; {has('<2>')} && exit 1; {has('<4>')} && exit 1"
-    check = "./" + script(Path("check"), f"{body}; test -f once && exit 0; touch once; exit 1")
-    result = (
-        cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--workers", "1", "--check", check, "{model}")
-        .ended(3)
-        .result
-    )
-    assert result["minimality"] == "unproven"
-    assert "re-check" in result["why"]
-    assert Path("out.onnx").exists()

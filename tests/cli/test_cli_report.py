@@ -68,15 +68,6 @@ def test_it_is_made_again_of_the_result_alone(cli: CommandLine, tmp_path: Path) 
     assert cli("report", alone).status == 0
 
 
-def test_it_is_also_written_where_it_is_asked_for(cli: CommandLine) -> None:
-    model = overflowing(Path("model.onnx"))
-    assert cli("run", model, *TARGET, "--report", "here.html", "--json", "r.json").status == 1
-    assert read_json(Path("r.json"))["artifacts"]["report"] == "here.html"
-    assert Path("here.html").read_bytes() == (the_run() / "report.html").read_bytes()
-    ran = cli("run", model, *TARGET, "--report", "nowhere/report.html")
-    assert (ran.status, "nowhere; make it first" in ran.error) == (2, True)
-
-
 def test_saved_results_are_compared_without_a_run(cli: CommandLine) -> None:
     for name, value in (("a", 1.0), ("b", 2.0)):
         np.savez(f"{name}.npz", y=np.full(3, value, np.float32))

@@ -92,9 +92,8 @@ def name_of(investigation: Session, node: int) -> str:
     return investigation.subject.network.nodes[node].name
 
 
-@pytest.mark.parametrize("before", [0, 2, 5])
-def test_what_is_wrong_by_itself_comes_first_wherever_it_stands(before: int, tmp_path: Path) -> None:
-    with investigating(overflowing(tmp_path / "m.onnx", before), in_fp16) as investigation:
+def test_what_is_wrong_by_itself_comes_first(tmp_path: Path) -> None:
+    with investigating(overflowing(tmp_path / "m.onnx", 2), in_fp16) as investigation:
         subject = investigation.subject
         answer = subject.cut(frozenset(subject.units.searched))
         names = [name_of(investigation, node) for node in by_blame(investigation, answer)]

@@ -97,7 +97,7 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["int8 weights", "grouped convolution", "batch norm", "integer convolution"])
 def test_what_is_left_is_sound(name: str, here: Path) -> None:
     model = here / "model.onnx"
     onnx.save(MODELS[name](), str(model))
