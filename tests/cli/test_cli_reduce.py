@@ -12,7 +12,7 @@ import pytest
 from conftest import CommandLine
 from light import Light
 from onnx import helper
-from support import arrays, chain, has, node_names, read_json, script
+from support import arrays, chain, has, read_json, script
 
 TENSOR = helper.make_tensor_value_info
 
@@ -92,5 +92,3 @@ def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) 
     for name, batch in (("one", 1), ("five", 5)):
         (value,) = onnx.load(f"{name}.onnx").graph.input
         assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [batch, 3]
-
-
