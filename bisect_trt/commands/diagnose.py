@@ -36,7 +36,7 @@ from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, tell_dynamic
 from bisect_trt.commands.workarounds import after_diagnosis
-from bisect_trt.mixed_precision.fix import find_fix
+from bisect_trt.mixed_precision.answer import find_fix
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.oracles import BuiltinCheck

@@ -16,7 +16,7 @@ from bisect_trt.commands.reduce import deliver, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.errors import ModelRefusedError
-from bisect_trt.mixed_precision.fix import MIXED, find_fix
+from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.compare import MetricOptions
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.spec import written

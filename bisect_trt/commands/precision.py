@@ -17,8 +17,7 @@ from bisect_trt.mixed_precision.answer import deliver, head_of, leave_best, tell
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calibrated, make_nodes
-from bisect_trt.mixed_precision.parameters import BITS, PrecisionSettings, low_precision, precision_files
-from bisect_trt.mixed_precision.search import Task, refusal
+from bisect_trt.mixed_precision.search import BITS, PrecisionSettings, Task, low_precision, precision_files, refusal
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search

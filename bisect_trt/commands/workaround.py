@@ -12,7 +12,7 @@ from bisect_trt.commands.diagnose import Diagnosis
 from bisect_trt.commands.minimal_case import by_blame, describe_answer, tell_modules
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.workarounds import add_precision, print_ways, rewritten, work_around
-from bisect_trt.mixed_precision.fix import MIXED, find_fix
+from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.report.result import Result

@@ -15,9 +15,8 @@ from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit
-from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.plain import make_plain
-from bisect_trt.mixed_precision.search import PrecisionSpace, Task
+from bisect_trt.mixed_precision.search import PrecisionSettings, PrecisionSpace, Task
 from bisect_trt.mixed_precision.suspicion import LOSES, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized

@@ -6,7 +6,6 @@ A lowering makes the candidate of each set of units to keep, writes the answer, 
 from __future__ import annotations
 
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -17,7 +16,7 @@ from onnx import TensorProto
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameError, UnsuitableModelError
-from bisect_trt.mixed_precision.parameters import PrecisionSettings
+from bisect_trt.mixed_precision.search import Lowering, PrecisionSettings
 from bisect_trt.onnxlib.emulation import emulate
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.lower import LOW_TYPES, check_opset, lower_fp16, plan_slots
@@ -36,38 +35,6 @@ OPERATOR = "op:"
 ENGINES = (".engine", ".plan", ".trt")
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 _MARK = "bisect-trt.precision"
-
-
-class Lowering(ABC):
-    """Makes a candidate of each set of units to keep.
-
-    Attributes:
-        units: The units that it may lower, in topological order.
-    """
-
-    def __init__(self, subject: Subject, units: Sequence[int]) -> None:
-        self.units = tuple(units)
-        self._subject = subject
-
-    @abstractmethod
-    def candidate(self, keep: Subset) -> Candidate:
-        """The candidate with ``keep`` in floats and the other ``units`` lowered."""
-
-    @abstractmethod
-    def write(self, keep: Subset, path: Path) -> None:
-        """Write the answer for use, with the shapes of the original file.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
-
-    @abstractmethod
-    def read_back(self, keep: Subset, path: Path) -> Candidate:
-        """The candidate that was written, with the input shapes of the search."""
-
-    def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - TensorRT alone may write an engine only
-        """Return whether an ONNX model is written to ``path``."""
-        return True
 
 
 class _ModelLowering(Lowering):
@@ -100,6 +67,7 @@ class CastLowering(_ModelLowering):
     def __init__(self, subject: Subject, units: Sequence[int], settings: PrecisionSettings) -> None:
         """``units`` may be lowered; the precision and the target are those of ``settings``."""
         super().__init__(subject, units, settings.precision)
+        self._settings = settings
         self._low = LOW_TYPES[settings.precision]
         target = settings.target if settings.emulated else None
         self._emulated = target is not None
@@ -109,6 +77,15 @@ class CastLowering(_ModelLowering):
         self._proto = _sorted(network.proto, network)
         lowered = {network.order[unit] for unit in units}
         self._fixed = {first_output(node) for index, node in enumerate(network.nodes) if index not in lowered}
+
+    def in_bf16(self) -> CastLowering:
+        """The same lowering to bf16.
+
+        Raises:
+            UsageError: The opset is too old.
+        """
+        check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
+        return CastLowering(self._subject, self.units, replace(self._settings, precision="bf16"))
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""

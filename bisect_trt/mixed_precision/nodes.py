@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.preflight import lowers_by, require_target
 from bisect_trt.commands.subject import Subject
@@ -15,23 +18,21 @@ from bisect_trt.mixed_precision.lowering import (
     ENGINES,
     CastLowering,
     LayerLowering,
-    Lowering,
     lowerable_units,
     refuse_lowered,
 )
-from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionSettings
-from bisect_trt.mixed_precision.search import PrecisionSpace
-from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, Facts, suspect
+from bisect_trt.mixed_precision.search import UNUSED_RANGES, Low, Lowering, PrecisionSettings, PrecisionSpace
+from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, Facts, Sensitivity, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import Sample
-from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 _FRESH_REFERENCE = 2001
 """The number of the first reference run on a fresh sample; its files lie beside those of the given samples."""
-_NEAR = 1 / 64
+_NEAR, _CLOSE, _MOST_MEASURED = 1 / 64, 1 / 4, 12
 """A node is added first from this share of fp16's largest number on."""
 
 
@@ -44,6 +45,9 @@ class NodeSpace(PrecisionSpace):
         """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks."""
         super().__init__(subject, lowering, ())
         self._facts: Facts | None = None
+        self._settings = settings
+        self._sensitivity: Sensitivity | None = None
+        self._errors = list[NDArray[np.float64] | None]()
         if not (settings.calibrated or subject.models.build_only):
             facts, units = Facts(subject, settings.precision), frozenset(lowering.units)
             self.suspects = [each for each in suspect(subject, settings.precision, facts) if each.unit in units]
@@ -55,26 +59,57 @@ class NodeSpace(PrecisionSpace):
         return frozenset(each.unit for each in self.suspects if each.score >= INSIDE)
 
     def order(self, failing: Sequence[Sample]) -> list[int]:
-        """Suspects and nodes near fp16's largest number first, by how near; then the others in topological order.
+        """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.
 
-        Rounding does the more harm the earlier it happens, because more nodes compute with the result.
+        A node that breaks the tolerance alone counts as one; one near fp16's largest number by how near it is.
         """
-        subject, facts = self.subject, self._facts
+        units, near, used = self.lowering.units, self._near(failing), self._used(failing)
+        if used is not None:
+            used = {unit: used[unit] + min(near.get(unit, 0.0) / _CLOSE, 1.0) ** 2 for unit in units}
+            return sorted(units, key=lambda unit: (-used[unit], unit))
         scores = {each.unit: each.score for each in self.suspects if each.score >= LOSES}
-        if facts is not None:
-            given = (subject.workspace, subject.models)
-            for reference in subject.reference.more:
-                facts.look(reference)
-            for number, sample in enumerate(failing, _FRESH_REFERENCE):
-                facts.look(Reference(subject.network, sample, *given, number, subject.swap_limit))
-            for unit in self.lowering.units:
-                index = subject.network.order[unit]
-                names = (*facts.reads(index), *facts.makes(index))
-                near = max(map(facts.peak, names), default=0.0) / FP16_MAX
-                if near > _NEAR:
-                    scores[unit] = max(scores.get(unit, 0.0), INSIDE + near)
+        scores |= {unit: max(scores.get(unit, 0.0), INSIDE + share) for unit, share in near.items() if share > _NEAR}
         weak = frozenset(each.unit for each in self.suspects)
-        return sorted(self.lowering.units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
+        return sorted(units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
+
+    def _near(self, failing: Sequence[Sample]) -> dict[int, float]:
+        """The largest value that each node reads or makes on any sample, as a share of fp16's largest number."""
+        subject, facts = self.subject, self._facts
+        if facts is None:
+            return {}
+        for reference in subject.reference.more:
+            facts.look(reference)
+        for number, sample in enumerate(failing, _FRESH_REFERENCE):
+            facts.look(
+                Reference(subject.network, sample, subject.workspace, subject.models, number, subject.swap_limit)
+            )
+        near = {}
+        for unit in self.lowering.units:
+            index = subject.network.order[unit]
+            near[unit] = max(map(facts.peak, (*facts.reads(index), *facts.makes(index))), default=0.0) / FP16_MAX
+        return near
+
+    def _used(self, failing: Sequence[Sample]) -> dict[int, float] | None:
+        """The share of the tolerance that each node uses alone, squared and summed over samples; ``None`` if not measured.
+
+        Errors of roundings add up as independent ones, so squares are added.
+        """
+        settings, network, units = self._settings, self.subject.network, self.lowering.units
+        target = settings.target
+        if settings.calibrated or (target is not None and target.target.compiles):
+            return None
+        if self._sensitivity is None:
+            tolerance = replace(settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision))
+            allowed = {}
+            for name, value in self.subject.reference.select(network.outputs).items():
+                if value.dtype == np.float32:
+                    resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
+                    allowed[name] = resolved.atol, resolved.rtol
+            nodes = [network.order[unit] for unit in units]
+            self._sensitivity = Sensitivity(self.subject, nodes, settings.precision, allowed)
+        self._errors += [self._sensitivity.errors(sample) for sample in failing[len(self._errors) : _MOST_MEASURED]]
+        measured = [np.square(np.minimum(errors, 1.0)) for errors in self._errors if errors is not None]
+        return dict(zip(units, np.sum(measured, axis=0).tolist(), strict=True)) if measured else None
 
     def describe(self, units: Subset) -> list[dict[str, Any]]:
         """Names, operators and outputs of the nodes."""

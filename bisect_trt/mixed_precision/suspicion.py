@@ -2,28 +2,37 @@
 
 Each node is fed the reference's values and run alone in the low precision, which shows its own error. Rules on the values find
 what that does not show. The strongest reason of each node counts.
+
+Where fresh samples fail, ``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with a
+Loop: the body is the model again, and iteration ``i`` rounds what node ``i`` reads and makes. That costs about as much as to
+run the model once for each node; a candidate for each node would have to be built and loaded too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.plain import stored_value
 from bisect_trt.onnxlib.emulation import EXACT_OPS
-from bisect_trt.onnxlib.lower import LOW_TYPES, plan_slots
-from bisect_trt.onnxlib.nodes import attribute, bodies
+from bisect_trt.onnxlib.lower import LOW_TYPES, Slots, plan_slots
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import attribute, bodies, clone, mentioned_names
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.probe.reference import Reference
 from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.info import blocks
+from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.worker.protocol import Failed
 
 BREAKS = 4.0
 """The score of a node that makes Inf or NaN in the low precision."""
@@ -269,3 +278,147 @@ def _own_errors(facts: Facts) -> dict[int, list[Finding]]:
             continue
         found.setdefault(names[name], []).append(finding)
     return found
+
+
+_MOST_WORK = 4e9
+"""The largest product of nodes and elements of all tensors: about half a minute on one core."""
+
+
+class Sensitivity:
+    """Measures the error that each of some nodes causes alone."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        nodes: Sequence[int],
+        precision: str,
+        allowed: Mapping[str, tuple[float, float]],
+    ) -> None:
+        """Build the model, unless it would take too long to run.
+
+        Args:
+            subject: The model.
+            nodes: The nodes to round, by number.
+            precision: ``fp16`` or ``bf16``.
+            allowed: The absolute and the relative tolerance of each float output.
+        """
+        self._subject, self._count = subject, len(nodes)
+        network, low = subject.network, LOW_TYPES[precision]
+        shapes = [
+            *(info.shape or () for info in subject.infos.values()),
+            *(each.dims for each in network.initializers.values()),
+        ]
+        elements = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in shapes)
+        fixed = not any(any(bodies(node)) for index, node in enumerate(network.nodes) if not network.constant[index])
+        able = fixed and bool(allowed) and self._count * elements <= _MOST_WORK
+        self._model: onnx.ModelProto | None = None
+        if able:
+            types = {name: element_type(info.dtype) for name, info in subject.infos.items()}
+            slots = plan_slots(network.proto, (), types, low)
+            self._model = _Looped(network, low).build(nodes, slots, allowed)
+
+    def errors(self, sample: Sample) -> NDArray[np.float64] | None:
+        """The error of each node in units of the tolerance, ``inf`` for NaN; ``None`` where it cannot be measured."""
+        if self._model is None:
+            return None
+        made = self._subject.models.run("sensitivity-nodes", self._model, sample)
+        if isinstance(made, Failed):
+            return None
+        errors: NDArray[np.float64] = np.max([value.astype(np.float64) for value in made.values()], axis=0)
+        return np.where(np.isnan(errors), np.inf, errors)
+
+
+class _Looped:
+    """Writes a model and, in the body of a Loop, the same model with one node rounded."""
+
+    def __init__(self, network: Network, low: int) -> None:
+        names = mentioned_names(network.proto.graph)
+        self._mark = "~"
+        while any(self._mark in name for name in names):
+            self._mark += "~"
+        self._network, self._low = network, low
+        self._model = clone(network.proto)
+        self._main, self._body = self._model.graph, GraphProto(name="rounded")
+        self._rounded: dict[str, str] = {}
+
+    def build(
+        self, nodes: Sequence[int], slots: Sequence[Slots], allowed: Mapping[str, tuple[float, float]]
+    ) -> onnx.ModelProto:
+        """The model; it returns a vector of errors for each output."""
+        network, mark = self._network, self._mark
+        turn = {index: place for place, index in enumerate(nodes)}
+        moving = {
+            name for index, node in enumerate(network.nodes) if not network.constant[index] for name in node.output
+        }
+        for index in network.order:
+            if network.constant[index]:
+                continue
+            node = clone(network.nodes[index])
+            node.input[:] = [f"{name}{mark}" if name and name in moving else name for name in node.input]
+            node.output[:] = [f"{name}{mark}" if name else "" for name in node.output]
+            if index in turn:
+                self._round(node, slots[index], turn[index])
+            else:
+                self._body.node.append(node)
+        errors = [self._error(name, *tolerance) for name, tolerance in allowed.items()]
+        self._node(self._body, "Identity", f"more{mark}", result=f"again{mark}")
+        self._body.input.append(helper.make_tensor_value_info(f"turn{mark}", TensorProto.INT64, []))
+        self._body.input.append(helper.make_tensor_value_info(f"more{mark}", TensorProto.BOOL, []))
+        self._body.output.append(helper.make_tensor_value_info(f"again{mark}", TensorProto.BOOL, []))
+        self._body.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors)
+        made = [f"{name}{mark}" for name in errors]
+        count = self._scalar("count", np.array(len(nodes)))
+        self._main.node.append(helper.make_node("Loop", [count, ""], made, body=self._body))
+        del self._main.output[:]
+        self._main.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(nodes)]) for name in made)
+        return self._model
+
+    def _round(self, node: NodeProto, slots: Slots, place: int) -> None:
+        """Write a node of the body that is rounded in one iteration: what it reads, and what it makes unless that is exact."""
+        now = self._node(self._body, "Equal", f"turn{self._mark}", self._scalar(f"turn{place}", np.array(place)))
+        for position in sorted(slots.inputs):
+            if name := node.input[position]:
+                node.input[position] = self._node(self._body, "Where", now, self._low_of(name), name)
+        exact = node.op_type in EXACT_OPS
+        rounded = [] if exact else [position for position in sorted(slots.outputs) if node.output[position]]
+        names = [node.output[position] for position in rounded]
+        for position in rounded:
+            node.output[position] += "exact"
+        self._body.node.append(node)
+        for name in names:
+            self._node(self._body, "Where", now, self._low_of(f"{name}exact"), f"{name}exact", result=name)
+
+    def _low_of(self, name: str) -> str:
+        """The rounded values of a tensor, made once: in the body, or outside where they are the same in each iteration."""
+        if name not in self._rounded:
+            graph = self._body if self._mark in name else self._main
+            half = self._node(graph, "Cast", name, result=f"{name}{self._mark}half", to=self._low)
+            self._rounded[name] = self._node(graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT)
+        return self._rounded[name]
+
+    def _error(self, name: str, atol: float, rtol: float) -> str:
+        """The largest error of an output in the body over its tolerance."""
+        main, body, mark = self._main, self._body, self._mark
+        size = self._node(main, "Abs", name, result=f"{name}{mark}size")
+        share = self._node(
+            main, "Mul", size, self._scalar(f"{name}rtol", np.array(rtol, np.float32)), result=f"{size}r"
+        )
+        allowed = self._node(
+            main, "Max", share, self._scalar(f"{name}atol", np.array(atol, np.float32)), result=f"{size}a"
+        )
+        off = self._node(body, "Abs", self._node(body, "Sub", f"{name}{mark}", name))
+        return self._node(
+            body, "ReduceMax", self._node(body, "Div", off, allowed), result=f"{name}{mark}error", keepdims=0
+        )
+
+    def _node(self, graph: GraphProto, kind: str, *inputs: str, result: str = "", **attributes: int) -> str:
+        """Write a node; the name of its output."""
+        result = result or f"{inputs[-1]}{self._mark}{kind}{len(graph.node)}"
+        node = graph.node.add(op_type=kind, input=inputs, output=[result])
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        return result
+
+    def _scalar(self, name: str, value: NDArray[np.generic]) -> str:
+        """Store a number; its name."""
+        self._main.initializer.append(numpy_helper.from_array(value, f"{name}{self._mark}"))
+        return f"{name}{self._mark}"

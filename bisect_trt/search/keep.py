@@ -202,11 +202,13 @@ def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bo
 
 
 def shrink(kept: Subset, added: Sequence[int], ask: Ask) -> Subset:
-    """Leave out what can be left out of some units, the last first, in halves that get smaller down to single units.
+    """Leave out what can be left out of some units, the last first, in chunks that get smaller down to single units.
 
     The largest chunks come first, so a search that is ended has left out the most that its questions could tell.
     """
-    waiting = deque([(tuple(reversed(added)), True)] if added else [])
+    size = max(len(added) // _COARSE, 1)
+    ordered = tuple(reversed(added))
+    waiting = deque((ordered[at : at + size], False) for at in range(0, len(ordered), size))
     while waiting:
         chunk, asked = waiting.popleft()
         if not asked and ask(kept.difference(chunk)) is Verdict.PASS:

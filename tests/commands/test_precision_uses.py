@@ -20,10 +20,9 @@ from bisect_trt.commands.precision import find_precision
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.fix import find_fix
+from bisect_trt.mixed_precision.answer import find_fix
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
-from bisect_trt.mixed_precision.parameters import PrecisionSettings
-from bisect_trt.mixed_precision.search import Task
+from bisect_trt.mixed_precision.search import PrecisionSettings, Task
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.ledger import BudgetSpent

@@ -18,7 +18,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, LOSES, Suspect, finite_range, suspect
+from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, LOSES, Sensitivity, Suspect, finite_range, suspect
+from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
@@ -218,3 +219,28 @@ values = arrays(np.float32, array_shapes(max_dims=2, max_side=6), elements=st.fl
 def test_a_range_is_that_of_the_finite_values(array: np.ndarray) -> None:
     finite = array[np.isfinite(array)]
     assert finite_range(array) == ((finite.min(), finite.max()) if finite.size else (0, 0))
+
+
+def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowered(here: Path) -> None:
+    g = Builder()
+    g.op("over", "Mul", g.op("wide", "Mul", "x", 300.0), "wide")
+    g.op("back", "Mul", "over", 1e-5)
+    g.op("same", "Relu", g.op("cancels", "Sub", g.op("thousand", "Add", "back", 1000.0), 1000.0))
+    onnx.save(g.model(), str(here / "model.onnx"))
+    x = np.random.default_rng(3).uniform(1, 2, (ROWS, COLUMNS)).astype(np.float32)
+    save_npz(here / "x.npz", {"x": x})
+    with subject_of(here / "model.onnx", here / "x.npz", here) as subject:
+        network = subject.network
+        named = [network.nodes[index].name for index in network.order]
+        measured = Sensitivity(subject, network.order, "fp16", {"same": (0.01, 0.0)}).errors({"x": x})
+        assert measured is not None
+        golden = subject.reference.select(["same"])["same"]
+        for unit, error in enumerate(measured):
+            lowered = lower_roundtrip(network.proto, {name for name in named if name != named[unit]})
+            made = subject.models.run("alone", lowered, {"x": x})
+            assert isinstance(made, dict)
+            off = float(np.max(np.abs(made["same"] - golden)) / 0.01)
+            assert error == pytest.approx(off, rel=1e-4) if np.isfinite(off) else np.isinf(error)
+        assert np.isinf(measured[named.index("over")])
+        assert measured[named.index("thousand")] > 10
+        assert Sensitivity(subject, range(10**9), "fp16", {"same": (0.01, 0.0)}).errors({"x": x}) is None
