@@ -19,10 +19,9 @@ from onnx.external_data_helper import uses_external_data
 from bisect_trt.commands.build_choices import describe_choices, describe_engine
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import ConflictError, MissingOptionError, UnreadableFileError
-from bisect_trt.onnxlib.exported import module_of
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, module_of
 from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result

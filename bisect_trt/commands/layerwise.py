@@ -23,8 +23,8 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError
 from bisect_trt.onnxlib.cut import is_frozen, isolate
-from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import in_module, module_of
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure

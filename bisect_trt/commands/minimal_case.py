@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.errors import ConflictError
-from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent

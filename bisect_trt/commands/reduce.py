@@ -27,8 +27,8 @@ from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, target_of, tell_dynamic
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
-from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.load import has_external_data
+from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search

@@ -1,4 +1,4 @@
-"""Clean-ups of a model: folded constants, no unread parts, no prose, other names and weights."""
+"""Clean-ups of a model: folded constants, unread parts and documentation removed, anonymous names and weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
 
 @dataclass(frozen=True)
 class Removed:
-    """Counts of what a clean-up removed."""
+    """Numbers of removed parts."""
 
     nodes: int = 0
     weights: int = 0
@@ -37,12 +37,12 @@ class Removed:
 class Folding:
     """The nodes of a network that can be replaced by their values.
 
-    Nodes that make a graph output stay, because not every runtime takes an output that nothing computes; so do those of
-    quantization: folded, a quantized weight would be an fp32 one.
+    Nodes that make a graph output stay, because not every runtime accepts an output that no node computes. Quantization stays: a
+    folded quantized weight would be fp32.
 
     Attributes:
         network: The model.
-        gone: Nodes that depend on no input and on nothing that quantizes, but for those that stay.
+        gone: The nodes.
     """
 
     def __init__(self, network: Network) -> None:
@@ -60,13 +60,13 @@ class Folding:
         self.gone.discard(self.network.producer[name])
 
     def stored(self) -> list[str]:
-        """Return the tensors to store for all these nodes to go, in topological order."""
+        """Return the tensors to store in place of the nodes, in topological order."""
         network = self.network
         made = (name for index in network.order if index in self.gone for name in network.made(index))
         return [name for name in made if not self.gone.issuperset(network.consumers.get(name, ()))]
 
     def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-        """Return the model with these values in place of the nodes; the original is not changed."""
+        """Return the model with these values in place of the nodes."""
         return _replace(self.network, self.gone, values)
 
 
@@ -84,7 +84,7 @@ def fold_shapes(network: Network) -> onnx.ModelProto | None:
 
 
 def shape_value(node: onnx.NodeProto, info: TensorInfo) -> NDArray[np.int64]:
-    """Return the output of a ``Shape`` or ``Size`` of a tensor; ``start`` and ``end`` are there since opset 15."""
+    """Return the output of a ``Shape`` (with ``start`` and ``end`` of opset 15) or ``Size`` of a tensor."""
     shape = [int(dim or 0) for dim in info.shape or ()]
     if node.op_type == "Size":
         return np.array(math.prod(shape), np.int64)
@@ -110,7 +110,7 @@ def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
-    """Return an initializer; ``None`` for types with several elements in a byte, which arrays do not have."""
+    """Return an initializer; ``None`` for types with several elements in a byte."""
     if not is_extension(value.dtype):
         return numpy_helper.from_array(value, name)
     if value.dtype.name in _SHARE_A_BYTE:
@@ -120,9 +120,7 @@ def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
 
 
 def remove_unread(model: onnx.ModelProto) -> Removed:
-    """Remove nodes that no output depends on, weights that nothing reads, and declarations of tensors that are not there.
-
-    The graph's inputs stay: a caller feeds them.
+    """Remove nodes that no output depends on, unread weights, and declarations of missing tensors; inputs stay.
 
     Args:
         model: Changed in place.
@@ -157,19 +155,13 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
 
 
 _PROSE = ("doc_string", "metadata_props")
-"""Exporters put stack traces and paths of source files here."""
+"""Fields for documentation; exporters write stack traces and paths of source files into them."""
 _INDICES = ("BOOL", "INT32", "INT64", "UINT32", "UINT64")
 _RANDOM = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "UINT8", "INT16", "UINT16")
 
 
 def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without documentation, metadata, producer, domain, name of the graph, and functions that nothing calls.
-
-    Its results are the same.
-
-    Args:
-        proto: The model; it is not changed.
-    """
+    """Return the model without documentation, metadata, producer, domain, name of the graph, and unused functions."""
     model = clone(proto)
     for name in ("producer_version", "domain", "model_version"):
         model.ClearField(name)
@@ -191,7 +183,7 @@ def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _messages(message: Message) -> Iterator[Message]:
-    """Yield a message and all inside it."""
+    """Yield a message and all messages inside it."""
     yield message
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
@@ -206,8 +198,7 @@ class Anonymous:
     Attributes:
         proto: The model.
         names: The new name of each tensor, by its old one.
-        kept: New names of the weights that could not be replaced: they lie in another file, or are of a type of
-            8 bits or fewer that NumPy does not have.
+        kept: New names of the weights that were not replaced: external ones, and those of 8 bits or fewer that NumPy lacks.
     """
 
     proto: onnx.ModelProto
@@ -222,8 +213,8 @@ class Anonymous:
 def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
     """Rename tensors (``t0``, ``t1``, ...) and nodes (``n0``, ...), and replace weights by random ones of the same range.
 
-    Single numbers, such as an epsilon, stay, and so do booleans and integers of 32 and 64 bits, which are shapes,
-    axes and indices as often as not, and Inf and NaN at their places.
+    Single numbers, such as an epsilon, stay; so do booleans and integers of 32 and 64 bits, which are often shapes, axes and
+    indices, and Inf and NaN.
 
     Args:
         proto: The model; it is not changed.
@@ -256,7 +247,7 @@ def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
 
 
 def _randomise(tensor: TensorProto, generator: np.random.Generator) -> bool:
-    """Replace the values of a weight; return whether it holds none of its old ones that could identify the model."""
+    """Replace the values of a weight; return whether none is left that could identify the model."""
     kind = str(TensorProto.DataType.Name(tensor.data_type))
     if kind in _INDICES or math.prod(tensor.dims) <= 1:
         return True
@@ -271,7 +262,7 @@ def _randomise(tensor: TensorProto, generator: np.random.Generator) -> bool:
 
 
 def _like(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
-    """Return random values in the range of the finite ones, both ends included; Inf and NaN stay."""
+    """Return random values in the range of the finite ones, both ends included, with the same Inf and NaN."""
     wide = values.astype(np.float64)
     places = np.flatnonzero(np.isfinite(wide))
     if places.size < 2:
@@ -280,6 +271,6 @@ def _like(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
     low, high = finite.min(), finite.max()
     drawn = wide.ravel().copy()
     drawn[places] = low + (high - low) * generator.random(places.size)
-    drawn[places[0]], drawn[places[-1]] = low, high  # an overflow depends on the largest as often as not
+    drawn[places[0]], drawn[places[-1]] = low, high  # an overflow often depends on the largest
     whole = np.rint(drawn) if values.dtype.kind in "iu" else drawn
     return whole.reshape(values.shape).astype(values.dtype)

@@ -1,10 +1,9 @@
-"""Models made of some of another's nodes: any subset, what lies between tensors, single nodes, slices.
+"""Models of some of a network's nodes: any subset, the nodes between tensors, isolated nodes, slices.
 
-graphsurgeon rebuilds each node from Python values, and cannot rebuild all: it raises on an empty list attribute and on a
-string attribute that is not text (TensorRT plugins serialise their state into one), drops doc strings, and knows no
-optional types. A tool that searches for a fault in a model must not change it on the way. So graphsurgeon walks a skeleton
-(``Network.skeleton``), and the messages of the selected nodes are copied. Where the nodes of a piece are known already, as
-in each candidate of a search, they are selected by their numbers.
+A search for a fault must not change the model. graphsurgeon rebuilds each node from Python values, and is not lossless: it raises
+on an empty list attribute and on a string attribute that is not text (the state of TensorRT plugins), drops doc strings, and has
+no optional types. So graphsurgeon walks a skeleton (``Network.skeleton``), and the messages of the selected nodes are copied.
+Searches select nodes by number, without it.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from bisect_trt.tensors.info import TensorInfo, is_extension
 PRODUCER = "bisect-trt"
 
 StoredValue = Callable[[str], onnx.TensorProto]
-"""Returns the value of a tensor that a piece reads, and that it neither computes nor is fed nor has as an initializer."""
+"""Returns the value of a tensor that a piece reads and has no other source for."""
 Infos = Mapping[str, TensorInfo]
 """Types and shapes of tensors, where known."""
 
 
 def nothing_stored(name: str) -> onnx.TensorProto:
-    """Fail; for pieces that hold the makers of all their weights."""
+    """Fail; for pieces with the makers of all their weights."""
     raise AssertionError(f"the maker of {name} was left out")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Nodes of a network that make a model.
+    """Nodes of a network for a model.
 
     Attributes:
         nodes: Their numbers, in the order of the model.
-        inputs: The tensors that it is fed, in order.
-        outputs: The tensors that it returns, in order.
+        inputs: The model's inputs, in order.
+        outputs: The model's outputs, in order.
         renamed: Nodes that read other tensors than in the original, by number.
     """
 
@@ -66,13 +65,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model made of some of another's nodes, as a file's bytes: most are written and never parsed again.
+    """A model as a file's bytes, since most are written and never parsed again.
 
     Attributes:
         content: The bytes.
-        inputs: The tensors it has to be fed, in order.
-        outputs: The tensors it returns, in order.
-        inside: Whether it is known to have no weight outside.
+        inputs: The inputs, in order.
+        outputs: The outputs, in order.
+        inside: Whether it is known to have no external weight.
     """
 
     content: bytes
@@ -82,23 +81,22 @@ class Cut:
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
-        """The message; treat it as read-only."""
+        """The parsed message; read-only."""
         model = onnx.ModelProto()
         model.ParseFromString(self.content)
         return model
 
     @cached_property
     def has_external_data(self) -> bool:
-        """Whether any weight lies outside."""
+        """Whether any weight is external."""
         return not self.inside and has_external_data(self.proto)
 
 
 def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None = None) -> Selection:
     """Return the piece of exactly these nodes, in the file's order wherever that is valid.
 
-    Its inputs are the non-constant tensors that they read and do not make; its outputs, unless they are given, the tensors
-    they make that a node outside reads, or the graph returns. A chosen node that nothing reads keeps its outputs, so that
-    no runtime drops it.
+    Its inputs are the non-constant tensors that the nodes read and do not make. Its outputs, unless given, are the tensors that a
+    node outside reads or the graph returns; a node that nothing reads keeps its outputs, so that no runtime drops it.
     """
     inside = frozenset(nodes)
     ordered = network.in_file_order(inside)
@@ -110,18 +108,12 @@ def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None
 
 
 def given_back(network: Network, index: int, inside: frozenset[int] | set[int]) -> Sequence[str]:
-    """Return the outputs of a piece that one of its nodes makes.
-
-    Args:
-        network: The original.
-        index: The node's number.
-        inside: The numbers of all nodes of the piece.
-    """
+    """Return the outputs of a piece, the nodes ``inside``, that one of its nodes makes."""
     outside, read, constant = [], False, network.constant[index]
     for name in network.made(index):
         readers = network.consumers.get(name, ())
         read = read or not inside.isdisjoint(readers)
-        # A weight that others read too is not a result: they bring its maker along, or store it.
+        # A weight with other readers is no result: they include its maker, or store it.
         if name in network.returned or not (constant or inside.issuperset(readers)):
             outside.append(name)
     return outside if outside or read else network.made(index)
@@ -132,12 +124,11 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
 
     Args:
         network: The original.
-        inputs: Where to stop walking back. Graph inputs and weights end it too.
+        inputs: The ends of the walk against the edges, beside graph inputs and weights.
         outputs: The tensors to compute, in this order.
 
     Returns:
-        The nodes needed for that. Its inputs are those given, in their order, and then the graph's, of both those that are
-        needed.
+        The needed nodes; and the needed inputs, the given ones in their order, then the graph's.
     """
     piece = network.skeleton.copy()
     tensors = piece.tensors()
@@ -149,12 +140,12 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
 
 
 def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue) -> Cut:
-    """Return the model of a piece: copies of the original's nodes and weights, and what else belongs to a model.
+    """Return the model of a piece, with copies of the original's nodes and weights.
 
     Args:
         network: The original.
-        piece: The part of it.
-        infos: Type and shape of each tensor that is an input or an output, where known.
+        piece: Its nodes.
+        infos: Types and shapes of inputs and outputs, where known.
         stored: Returns the values of weights that are not the original's initializers.
     """
     source = network.proto
@@ -165,7 +156,7 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     graph.name = source.graph.name or "graph"
     graph.node.extend(piece.renamed.get(index, network.nodes[index]) for index in piece.nodes)
     boundary = {*piece.inputs, *piece.outputs}
-    # Shape inference costs a moment, and finds what a run cannot: the types of sequences, and of what did not run.
+    # Shape inference takes time, and finds types that a run cannot: those of sequences, and of nodes that did not run.
     types = network.declared if all(name in infos for name in boundary) else network.inferred
     graph.input.extend(value_info(name, infos, types) for name in piece.inputs)
     graph.output.extend(value_info(name, infos, types) for name in piece.outputs)
@@ -195,18 +186,7 @@ def cut(
     stored: StoredValue,
     outputs: Sequence[str] | None = None,
 ) -> Cut:
-    """Make a model of exactly the chosen nodes; see :func:`select` for its inputs and outputs.
-
-    Args:
-        network: The original.
-        chosen: Node numbers.
-        infos: Type and shape of each tensor that may become an input or an output, where known.
-        stored: Returns the values of the weights with makers that are not chosen; they become initializers.
-        outputs: The outputs, where these are not all tensors that a node outside reads.
-
-    Returns:
-        The model; names of nodes and tensors are the original's, and so is the order of nodes wherever it is valid.
-    """
+    """Return the model of exactly the chosen nodes; see :func:`select` and :func:`splice`."""
     return splice(network, select(network, chosen, outputs), infos, stored)
 
 
@@ -233,16 +213,15 @@ def extract(
 
     Args:
         network: The original.
-        inputs: Where to stop walking back. Graph inputs and weights end it too.
-        outputs: The tensors to compute, in this order; without any, those of the graph's outputs that nodes compute.
+        inputs: The ends of the walk against the edges, beside graph inputs and weights.
+        outputs: The tensors to compute, in this order; without any, the graph outputs that nodes compute.
         infos: Types and shapes of the tensors, where known.
 
     Returns:
-        The model, and its inputs: the given ones in their order, then the graph inputs that are needed besides.
+        The model, and its inputs: the given ones in their order, then the needed graph inputs.
 
     Raises:
-        UsageError: A name is no tensor of the model, an output is an input as well, an input is not needed, or the node
-            that makes it has to stay.
+        UsageError: A name is no tensor of the model, an output is an input too, an input is not needed, or its maker is.
     """
     inputs = tuple(dict.fromkeys(inputs))
     computed = (name for name in network.outputs if name in network.producer and name not in inputs)
@@ -265,15 +244,15 @@ def extract(
         maker = network.producer.get(name)
         if maker in chosen:
             raise UnknownNameError(
-                f"--inputs: {network.describe(maker)}, which makes '{name}', is needed for its other outputs; name these too."
+                f"--inputs: {network.describe(maker)}, which makes '{name}', is needed for its other outputs; name those too."
             )
         if name not in reached:
-            raise UnknownNameError(f"--inputs: no output depends on '{name}'; leave it out.")
+            raise UnknownNameError(f"--inputs: no output depends on '{name}'; drop it.")
     return splice(network, piece, infos, nothing_stored).proto, list(piece.inputs)
 
 
 def _no_tensor(network: Network, option: str, name: str, known: Collection[str]) -> UnknownNameError:
-    """Return the error for a name that is no tensor's: a node's, or a misspelt one."""
+    """Return the error for a node's name, or a misspelt one, in place of a tensor's."""
     for index, node in enumerate(network.nodes):
         if node.name == name:
             made = quoted(network.made(index))
@@ -288,7 +267,7 @@ def _no_tensor(network: Network, option: str, name: str, known: Collection[str])
 
 
 _FROZEN_ELEMENTS = 64
-"""An integer tensor of one axis and so few elements is taken for a shape, a pad or an index."""
+"""The most elements of an integer vector that is treated as a shape, a pad or an index."""
 
 
 @dataclass(frozen=True)
@@ -297,9 +276,9 @@ class Isolated:
 
     Attributes:
         proto: The model; its outputs have the original's names.
-        fed: The original's tensor that an input stands for, by the input's name; none for graph inputs.
-        outputs: The tensors that it returns, in topological order.
-        left_out: Wanted tensors that it lacks, with the reason.
+        fed: The original's tensor for each input that is no graph input.
+        outputs: The outputs, in topological order.
+        left_out: Requested tensors that are no outputs, with the reason.
     """
 
     proto: onnx.ModelProto
@@ -315,16 +294,16 @@ def is_frozen(info: TensorInfo) -> bool:
 
 
 def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Mapping[str, NDArray[Any]]) -> Isolated:
-    """Return the model that computes tensors, each by its own node from values that are fed, so that no error spreads.
+    """Return the model that computes each tensor by its own node from reference values, so that no error spreads.
 
-    A computed tensor that some node reads becomes an input under a new name, because its own name is an output's. Graph
-    inputs keep their names. Nodes that only make weights come along.
+    A computed tensor that some node reads becomes an input with a new name, because its own name is an output's. Graph inputs
+    keep their names. Nodes that only make weights are included.
 
     Args:
         network: The original; it is not changed.
         names: Tensors made by nodes that depend on a graph input.
         infos: Types and shapes of the tensors with known values.
-        frozen: Values of computed tensors and graph inputs that are stored in the model instead of fed.
+        frozen: Values of tensors that are stored in the model instead of fed.
     """
     chosen: list[int] = []
     left_out: dict[str, str] = {}
@@ -358,10 +337,10 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Mappin
 
 
 MOST_NODES = 8192
-"""Nodes of a slice, in networks of up to sixteen such. The time in which ONNX Runtime 1.31.1 opens a model of which every tensor
-is an output grows with the square of its nodes: 0.2 s for 5,000, 2.2 s for 20,000, 9.5 s for 50,000."""
+"""The most nodes of a slice, in networks of up to sixteen slices. ONNX Runtime 1.31.1 opens a model with every tensor as an
+output in quadratic time: 0.2 s for 5,000 nodes, 2.2 s for 20,000, 9.5 s for 50,000."""
 _MOST_SLICES = 16
-"""And past that: each slice that is added to the activations writes their index anew."""
+"""The most slices: each rewrites the index of the activations."""
 
 
 @dataclass(frozen=True)
@@ -370,8 +349,8 @@ class Slice:
 
     Attributes:
         nodes: Node numbers, in topological order, with the makers of their weights.
-        inputs: The tensors that they read of other slices, or that the graph is fed.
-        tensors: The tensors that they make, weights left out.
+        inputs: Tensors of other slices, and graph inputs, that they read.
+        tensors: The tensors that they make, without weights.
     """
 
     nodes: tuple[int, ...]
@@ -382,19 +361,16 @@ class Slice:
 def plan_slices(
     network: Network, nodes: Sequence[int], infos: Infos, limit: int, most: int = MOST_NODES
 ) -> list[Slice]:
-    """Divide nodes into slices that run one after the other, with less memory and faster to open than the whole.
+    """Divide nodes into slices that run in turn, with less memory and faster to open than the whole.
 
-    With every tensor an output no runtime can fuse nodes, so the slices compute the same as the whole.
+    Runtimes cannot fuse nodes if every tensor is an output, so the slices compute the same as the whole.
 
     Args:
         network: The model.
         nodes: Some of its nodes, in topological order.
-        infos: Types and shapes of tensors, where known. Only plain tensors of a type that can be fed cross slices.
+        infos: Types and shapes of tensors, where known. Tensors that cannot be fed do not cross slices.
         limit: The most bytes of weights and tensors of a slice; a single node may have more.
         most: The most computing nodes of a slice; a sixteenth of all nodes if that is more.
-
-    Returns:
-        The slices, in order; one if all fits.
     """
     place = {index: at for at, index in enumerate(nodes)}
     most = max(most, len(nodes) // _MOST_SLICES)
@@ -421,7 +397,7 @@ def plan_slices(
 
 
 def _slice(network: Network, stretch: Iterable[int], constants: set[int]) -> Slice:
-    """Return the slice of some nodes; ``constants`` make weights that the graph returns."""
+    """Return the slice of some nodes and of ``constants``, which make weights that the graph returns."""
     inside = network.leading_to({*stretch, *constants}, constants=True)
     nodes = tuple(sorted(inside, key=network.rank.__getitem__))
     read = dict.fromkeys(name for index in nodes for name in network.reads[index] if not network.is_weight(name))

@@ -1,8 +1,8 @@
-"""Models in another precision, emulated: fp16 and bf16 by rounding the results of fp32 nodes, and fp32 in float64.
+"""Emulated precisions: fp16 and bf16 by rounding the results of fp32 nodes, and fp32 in float64.
 
-ONNX Runtime's CPU provider computes an fp16 node for which it has no kernel in fp32, and drops the Casts between two such
-nodes, so a model of real fp16 nodes rounds and overflows less there than on a GPU. For bf16 nodes it has no kernels at all. A
-Cast to fp16 or bf16 and back to fp32 behind an fp32 node it does carry out, at every optimisation level.
+ONNX Runtime's CPU provider computes an fp16 node without a kernel in fp32, and drops the Casts between two such nodes, so a model
+of fp16 nodes rounds and overflows less there than on a GPU. It has no bf16 kernels. It keeps a Cast to fp16 or bf16 and back to
+fp32 behind an fp32 node, at every optimization level.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EXACT_OPS = frozenset({
     "Neg", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
     "Where",
 })  # fmt: skip
-"""Operators that give values of the low precision for such values: they move or choose them, or change signs."""
+"""Operators that are exact in the low precision: they move or select values, or change signs."""
 _OPSET_WITH_ROUND = 11
 _HALF_OVERFLOWS = 65520.0
-"""Values from here on are Inf in fp16: half a step past its largest number."""
+"""The least value that rounds to Inf in fp16: half a step past the largest number."""
 _PAST_FP32 = 3.0e38
-"""A factor that makes Inf of any such number, and keeps its sign."""
+"""A factor that makes any such number Inf of the same sign."""
 
 
 def lower_roundtrip(
@@ -50,16 +50,16 @@ def lower_roundtrip(
 
 
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bool = False) -> ModelProto:
-    """Return the model with each low-precision node turned into an fp32 one with results rounded by round trips.
+    """Return the model with each low-precision node in fp32, and its results rounded by round trips.
 
-    All names but those of weights stay, and stand for fp32 tensors of the same values; graph inputs and outputs become fp32
-    too, rounded inside.
+    All names but those of weights stay, for fp32 tensors of the same values. Graph inputs and outputs become fp32 too, and inputs
+    are rounded.
 
     Args:
-        model: A model from :func:`lower_fp16` (or one that declares the types of its low-precision tensors as that does),
-            nodes in topological order; it is not changed. Bodies of control flow hold no low precision.
+        model: A model that declares its low-precision tensors, as :func:`lower_fp16` does, nodes in topological order, without
+            low precision in bodies of control flow.
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-        arithmetic: Whether to round to fp16 by arithmetic in fp32, for a runtime that drops Casts to it and back.
+        arithmetic: Whether to round to fp16 by arithmetic in fp32, for a runtime that drops the Casts.
 
     Raises:
         UsageError: Rounding by arithmetic needs a later opset.
@@ -68,7 +68,7 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bo
     graph = work.model.graph
     inner = {value.name for value in graph.value_info if _element(value) == low}
     lowered = inner.union(value.name for value in graph.output if _element(value) == low)
-    # The fp32 copy of an inner tensor is the same tensor now.
+    # The fp32 copy of an inner tensor becomes the same tensor.
     casts = [node for node in work.source if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT]
     merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
     renamed = merged | work.widen_weights()
@@ -106,11 +106,7 @@ class _Emulation(Rewriter):
             )
 
     def widen_weights(self) -> dict[str, str]:
-        """Make the weights of the low precision fp32: stored, or by Casts where they lie outside the model.
-
-        Returns:
-            The new names of those behind Casts.
-        """
+        """Make low-precision weights fp32: stored, or by Casts if external; return the new names of the latter."""
         renamed: dict[str, str] = {}
         for tensor in self.model.graph.initializer:
             if tensor.data_type != self.low:
@@ -123,7 +119,7 @@ class _Emulation(Rewriter):
         return renamed
 
     def node(self, node: NodeProto, lowered: Collection[str], renamed: Mapping[str, str]) -> None:
-        """Write a node in fp32; those of its outputs that are ``lowered`` tensors are rounded."""
+        """Write a node in fp32, and round its outputs that are ``lowered`` tensors."""
         new = clone(node)
         new.input[:] = [renamed.get(name, name) for name in node.input]
         for each in new.attribute:
@@ -143,7 +139,7 @@ class _Emulation(Rewriter):
             self.round_trip(source, name)
 
     def round_trip(self, source: str, target: str, cast: NodeProto | None = None) -> None:
-        """Write a Cast to the low precision and one back, or arithmetic with the same result; ``cast`` may be the first."""
+        """Write a Cast to the low precision (``cast`` if given) and one back, or arithmetic with the same result."""
         if self._arithmetic:
             self._round_to_half(source, target)
             return
@@ -156,10 +152,10 @@ class _Emulation(Rewriter):
         self.cast(low, target, TensorProto.FLOAT)
 
     def _round_to_half(self, source: str, target: str) -> None:
-        """Write nodes that round to fp16 in fp32: the step that fp16 has at a number's size, a Round to whole steps, and Inf.
+        """Write nodes that round to fp16 in fp32: the step at a number's size, a Round to whole steps, and Inf.
 
-        A logarithm that is a little off at a power of two chooses the step of the neighbour, to whose grid that power and
-        the values that round to it belong as well. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
+        A slightly wrong logarithm at a power of two selects the neighbour's step, whose grid has that power and the values that
+        round to it too. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
         """
 
         def write(kind: str, *inputs: str, to: str = "") -> str:
@@ -176,7 +172,7 @@ class _Emulation(Rewriter):
         write("Where", write("Less", size, self._scalar(_HALF_OVERFLOWS)), rounded, beyond, to=target)
 
     def _scalar(self, value: float) -> str:
-        """Return a constant of one fp32 number, which is written once."""
+        """Return a constant of one fp32 number; each is written once."""
         if value not in self._shared:
             self._shared[value] = self.fresh(f"round_{value!r}")
             tensor = numpy_helper.from_array(np.array(value, np.float32), "")
@@ -185,7 +181,7 @@ class _Emulation(Rewriter):
 
 
 def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
-    """Return the float32 tensor of the same values as an fp16 or bf16 one that is inside the model."""
+    """Return an fp16 or bf16 tensor, not an external one, as float32."""
     if tensor.data_type == TensorProto.FLOAT16:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
     bits = clone(tensor)
@@ -197,11 +193,7 @@ def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
 def widened(model: ModelProto, weights: Path) -> ModelProto:
     """Return the model in float64: every float32 tensor, weight, constant and Cast to float32 becomes float64.
 
-    Other types stay: a Cast to fp16 is a rounding of the model's own.
-
-    Args:
-        model: The model; it is not changed.
-        weights: The folder of the files of its weights.
+    Other types stay: a Cast to fp16 is the model's own rounding. ``weights`` is the folder of its external weights.
     """
     wide = clone(model)
     for tensor in model_tensors(wide):

@@ -1,6 +1,6 @@
 """Read and check an ONNX file and its weights; every error names the file and the reason.
 
-:func:`check_model` ensures what this package relies on. ONNX's own checker refuses more, models that run among them.
+ONNX's own checker refuses models that run, so :func:`check_model` checks only what this package relies on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bisect_trt.errors import ModelFileError, UnavailableError, UnsuitableModelE
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, bodies, clone, inner_nodes, label
 
 EXPANDED_NODES = 250_000
-"""The most nodes of a model with its functions inlined, as shape inference does."""
+"""The most nodes of a model with its functions inlined; shape inference inlines them."""
 _IR_WITH_ATTRIBUTE_TYPES, _IR_WITH_OPSETS = 2, 3
-"""The versions that brought the type of an attribute, and operator sets."""
+"""The IR versions that introduced attribute types, and operator sets."""
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """NumPy's own limit."""
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -35,14 +35,14 @@ _BITS = {"FLOAT": 32, "DOUBLE": 64}
 
 
 def element_bits(element_type: int) -> int:
-    """Return how many bits an element of a type takes, as its name says; 8 for a string."""
+    """Return the bits of an element, which its type's name has; 8 for a string."""
     name = TensorProto.DataType.Name(element_type)
     digits = re.search(r"\d+", name)
     return _BITS.get(name, 8) if digits is None else int(digits[0])
 
 
 def tensor_bytes(tensor: TensorProto) -> int:
-    """Return how many bytes the elements of a tensor take in a file; a string counts as one."""
+    """Return the bytes of a tensor's elements in a file; a string counts as one."""
     return -(-math.prod(int(dim) for dim in tensor.dims) * element_bits(tensor.data_type) // 8)
 
 
@@ -74,17 +74,17 @@ class WeightPlace:
 
 
 def place_of(tensor: TensorProto) -> WeightPlace:
-    """Return the place of an external weight; without a stated length, the length follows from its shape."""
+    """Return the place of an external weight; a missing length follows from its shape."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     length = int(entries.get("length", 0)) or tensor_bytes(tensor)
     return WeightPlace(entries["location"], int(entries.get("offset", 0)), length)
 
 
 def external_files(model: ModelProto) -> dict[str, int]:
-    """Return the files of a model's external weights, each with the length in bytes that it must have.
+    """Return the files of a model's external weights, each with its least length in bytes.
 
     Raises:
-        UnavailableError: A weight does not name its file, or its range in it.
+        UnavailableError: A weight does not name its file or its range.
     """
     files: dict[str, int] = {}
     for tensor in filter(uses_external_data, model_tensors(model)):
@@ -95,7 +95,7 @@ def external_files(model: ModelProto) -> dict[str, int]:
             location = ""
         if not location or min(place.offset, place.length) < 0 or location == "." or "\0" in location:
             raise ModelFileError(
-                f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
+                f"the external weight '{tensor.name}' names no valid file and range; export the model again."
             )
         files[location] = max(files.get(location, 0), place.offset + place.length)
     return files
@@ -113,9 +113,9 @@ def folder_with(model: ModelProto, folders: Iterable[Path]) -> Path | None:
 
 
 def load_inside(tensor: TensorProto, folder: Path) -> None:
-    """Read an external weight into the model; ``folder`` has its file.
+    """Read an external weight from its file in a folder into the model.
 
-    ONNX's own loader refuses files with several hard links, and reads to the end of the file where no length is stated.
+    ONNX's own loader refuses files with several hard links, and without a length reads to the end of the file.
     """
     place = place_of(tensor)
     with (folder / place.location).open("rb") as file:
@@ -126,13 +126,13 @@ def load_inside(tensor: TensorProto, folder: Path) -> None:
 
 
 def load_all_inside(model: ModelProto, folder: Path) -> None:
-    """Read all external weights into a model; ``folder`` has their files."""
+    """Read all external weights from files in a folder into a model."""
     for tensor in filter(uses_external_data, model_tensors(model)):
         load_inside(tensor, folder)
 
 
 def read_weight(tensor: TensorProto, folder: Path) -> NDArray[Any]:
-    """Return the values of a weight; ``folder`` has its file, if it lies in one."""
+    """Return the values of a weight; an external one is read from its file in a folder."""
     if uses_external_data(tensor):
         tensor = clone(tensor)
         load_inside(tensor, folder)
@@ -144,7 +144,7 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
 
     Args:
         path: The ``.onnx`` file.
-        weights: The folder with its external weights, if that is not its own.
+        weights: The folder with its external weights, if not its own.
         structure: Whether the files of its weights may be missing.
 
     Raises:
@@ -156,14 +156,14 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
     if path.is_dir():
         raise ModelFileError(f"{path} is a folder; give the path of an ONNX model file.")
     model = _read(path)
-    # A text file can by chance parse as an empty message, and a cut file as one without a graph.
+    # A text file can parse as an empty message by chance, and a truncated file as one without a graph.
     if not model.HasField("graph") or not model.ir_version:
         raise ModelFileError(
-            f"{path} holds no ONNX graph: it is another kind of file or was cut short; export or copy it again."
+            f"{path} holds no ONNX graph: it is another kind of file or truncated; export or copy it again."
         )
     if model.ir_version >= _IR_WITH_OPSETS and not model.opset_import:
         raise ModelFileError(
-            f"{path} names no operator set, which stands at the end of a model: it was cut short; copy it again."
+            f"{path} names no operator set, which is at the end of a model: it is truncated; copy it again."
         )
     if not model.graph.node:
         raise ModelFileError(f"{path} has no nodes, so there is nothing to search.")
@@ -188,23 +188,23 @@ def _read(path: Path) -> ModelProto:
     except Exception as error:  # each of ONNX's formats (binary, JSON, text) raises its own
         reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
         raise ModelFileError(
-            f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or was cut short; "
+            f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or truncated; "
             "export or copy it again."
         ) from error
 
 
 def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -> None:
-    """Make sure that the files with the model's weights are there and long enough.
+    """Check that the files of the model's weights exist and are long enough.
 
     Raises:
-        UnavailableError: One is missing or too short, as is their folder, or a weight does not name its file.
-        UsageError: One lies outside the model's folder, by its name or through a link, which ONNX forbids.
+        UnavailableError: A file or the folder is missing, a file is too short, or a weight does not name its file.
+        UsageError: A file is outside the model's folder, by its name or through a link, which ONNX forbids.
     """
     if weights is not None and not weights.is_dir():
         raise ModelFileError(
             f"--external-data-dir: there is no folder {weights}; name the one with the model's weights."
         )
-    # A model that is a link itself may have its weights beside the file that it leads to.
+    # A model that is a link may have its weights beside the link's target.
     folders = [(weights or path.parent).resolve(), path.resolve().parent]
     for location, needed in external_files(model).items():
         file, keeps = (weights or path.parent) / location, f"it keeps weights in {location}"
@@ -226,10 +226,10 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
 
 
 def check_model(model: ModelProto) -> None:
-    """Make sure that a model's names are text, its functions end, and its weights have the bytes of their shapes.
+    """Check that a model's names are text, its functions do not recurse, and its weights have the bytes of their shapes.
 
     Raises:
-        UnavailableError: Something does not hold.
+        UnavailableError: A check failed.
     """
     graph = model.graph
     weights = [tensor.name for tensor in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
@@ -237,10 +237,9 @@ def check_model(model: ModelProto) -> None:
     for what, names in (("a graph input", inputs), ("a weight", weights), ("a graph output", outputs)):
         if not all(names):
             raise _invalid(f"{what} has no name")
-    for what, texts in _texts(model):
-        for name in texts:
-            if isinstance(name, bytes):  # as protobuf returns text that is not UTF-8, whatever its type says
-                raise _invalid(f"the name {name!r} of {what} is not UTF-8 text")
+    for name in _texts(model):
+        if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
+            raise _invalid(f"the name {name!r} is not UTF-8 text")
     _check_nodes(model)
     _check_functions(model)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -259,7 +258,7 @@ def _check_nodes(model: ModelProto) -> None:
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
                 raise ModelFileError(
                     f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
-                    " of a type that is known, so the model is not valid ONNX or newer than this version of it."
+                    " of a known type, so the model is not valid ONNX or newer than this version of it."
                 )
 
 
@@ -267,33 +266,28 @@ def _invalid(what: str) -> UnavailableError:
     return ModelFileError(f"{what}, so the model is not valid ONNX; export it again.")
 
 
-def _texts(model: ModelProto) -> Iterator[tuple[str, Iterable[object]]]:
-    """Yield all names of a model, by the kind of thing they name."""
+def _texts(model: ModelProto) -> Iterator[object]:
+    """Yield all names of a model."""
     graph = model.graph
-    declared = (*graph.input, *graph.output, *graph.value_info)
-    yield "a weight", (tensor.name for tensor in model_tensors(model))
-    yield "a weight", (sparse.values.name for sparse in graph.sparse_initializer)
-    yield "a graph input", (value.name for value in graph.input)
-    yield "a graph output", (value.name for value in graph.output)
-    yield "a tensor", (value.name for value in graph.value_info)
-    yield "the model", (model.domain, graph.name)
-    yield "a dimension", (dim.dim_param for value in declared for dim in value.type.tensor_type.shape.dim)
-    yield "an operator set", (each.domain for each in model.opset_import)
+    yield from (model.domain, graph.name, *(each.domain for each in model.opset_import))
+    yield from (tensor.name for tensor in model_tensors(model))
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield from (value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
     for function in model.functions:
-        yield "a function", (function.name, function.domain, *function.input, *function.output)
+        yield from (function.name, function.domain, *function.input, *function.output)
     for node in all_nodes(model):
-        yield "a node", (node.name, node.op_type, node.domain)
-        yield "a tensor", (*node.input, *node.output)
-        yield "an attribute", (attribute.name for attribute in node.attribute)
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def _check_functions(model: ModelProto) -> None:
-    """Make sure that no function is there twice or calls itself, and that all of them inlined are not too many nodes."""
+    """Check that no function is defined twice or calls itself, and that inlining all makes not too many nodes."""
     calls = {}
     for function in model.functions:
         key = (function.domain, function.name, _overload(function))
         if key in calls:
-            raise _invalid(f"the function '{function.name}' is there twice")
+            raise _invalid(f"there are two functions '{function.name}'")
         calls[key] = _calls(function.node)
     sizes: dict[tuple[str, str, str], int] = {}
     try:
@@ -305,13 +299,13 @@ def _check_functions(model: ModelProto) -> None:
     if calls and whole > EXPANDED_NODES:
         amount = f"{whole:,}" if whole < 10**12 else f"about 1e{len(str(whole)) - 1}"
         raise ModelFileError(
-            f"its functions, written out where they are called, make {amount} nodes, more than the {EXPANDED_NODES:,} "
-            "that are read; export it without nested functions."
+            f"inlining its functions makes {amount} nodes, more than the limit of {EXPANDED_NODES:,}; export it without "
+            "nested functions."
         )
 
 
 def _calls(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
-    """Return the operator or function of each node, those in bodies too."""
+    """Return the operator or function of each node, those of bodies too."""
     return [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(nodes)]
 
 
@@ -322,7 +316,7 @@ def _overload(message: NodeProto | FunctionProto) -> str:
 def _check_rank(what: str, dims: Sequence[object]) -> None:
     if len(dims) > _MOST_DIMENSIONS:
         raise ModelFileError(
-            f"{what} has {len(dims)} dimensions, more than the {_MOST_DIMENSIONS} that NumPy has; export it again."
+            f"{what} has {len(dims)} dimensions, more than NumPy's limit of {_MOST_DIMENSIONS}; export it again."
         )
 
 
@@ -332,7 +326,7 @@ def _check_tensor(tensor: TensorProto) -> None:
         raise _invalid(f"{where} has no element type")
     if tensor.data_type not in TensorProto.DataType.values():
         raise ModelFileError(
-            f"{where} has the element type {tensor.data_type}, which ONNX {onnx.__version__} does not know; update the package."
+            f"{where} has the element type {tensor.data_type}, which is unknown to ONNX {onnx.__version__}; upgrade onnx."
         )
     if tensor.HasField("segment"):
         raise ModelFileError(f"{where} is stored in segments, which no runtime reads; export the model again.")
@@ -342,15 +336,15 @@ def _check_tensor(tensor: TensorProto) -> None:
     stored = _stored(tensor)
     if stored is not None and stored[0] != stored[1]:
         raise ModelFileError(
-            f"{where} holds {stored[0]} {stored[2]} where its shape {list(tensor.dims)} needs {stored[1]}: the model was cut "
-            "short or is not valid ONNX; export it again."
+            f"{where} has {stored[0]} {stored[2]}, and its shape {list(tensor.dims)} needs {stored[1]}: the model is truncated "
+            "or not valid ONNX; export it again."
         )
 
 
 def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
-    """Return how many bytes or values there are, and should be; ``None`` where that is not known."""
+    """Return the number of bytes or values, the right number, and the unit; ``None`` where it is not known."""
     name = str(TensorProto.DataType.Name(tensor.data_type))
-    if name.startswith("FLOAT6"):  # of no settled layout
+    if name.startswith("FLOAT6"):  # the layout is not settled
         return None
     size = tensor_bytes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -364,11 +358,10 @@ def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
 
 
 def needed_ir_version(model: ModelProto) -> int:
-    """Return the lowest IR version, of 4 and later, that has a model's operator sets; its own if it has newer constructs.
+    """Return the lowest IR version from 4 on that has a model's operator sets; its own if it has newer constructs.
 
-    Exporters write the newest version they know, and runtimes refuse a version that is newer than they are: ONNX Runtime
-    before 1.18 refuses a model of opset 13 that is written as IR version 10. Before version 4 an initializer means
-    something else.
+    Exporters write their newest version, and runtimes refuse versions newer than themselves: ONNX Runtime before 1.18 refuses a
+    model of opset 13 with IR version 10. Before version 4 initializers have another meaning.
     """
     graph, own = model.graph, int(model.ir_version)
     newer = model.functions or model.training_info or graph.sparse_initializer or graph.quantization_annotation

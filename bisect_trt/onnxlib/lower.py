@@ -1,4 +1,4 @@
-"""Models lowered to fp16 or bf16 as a GPU computes in them: nodes, the graph's inputs and outputs, and stored weights."""
+"""Models lowered to fp16 or bf16: nodes with Casts at the boundaries, and stored weights."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from bisect_trt.onnxlib.nodes import (
 )
 
 LOW_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
-"""The precisions that a model can be lowered to, and ONNX's element types for them."""
+"""The low precisions, with ONNX's element types."""
 _LOW_NAMES = {element: name for name, element in LOW_TYPES.items()}
 _FIRST_OPSET: dict[int, int] = {TensorProto.FLOAT16: 6, TensorProto.BFLOAT16: 13}
-"""The first opset with a Cast to it; Cast names its type by number, as lowering does, since opset 6."""
+"""The first opset with a Cast to it; since opset 6 Cast names its type by number."""
 _CONSTANT_OPS = ("Constant", "ConstantOfShape")
 _OLDEST_CUSTOM_OPSET = 9
 _READS_ANY_TYPE = ("Shape", "Size", "Cast")
-"""Operators that read a tensor of any type, so that it need be neither rounded nor widened first."""
+"""Operators that read a tensor of any type, without a Cast before."""
 _FP32_INPUTS = {
     ("Range", "T"),  # indices: 2049 is no fp16 number
     ("OneHot", "T1"),  # indices
@@ -44,11 +44,11 @@ _FP32_INPUTS = {
     ("Resize", "T2"),  # the region of interest, in coordinates
     ("BitCast", "T1"),  # a type of another size cannot be cast bit by bit
 }
-"""Operators' type variables that hold positions rather than values, by name in the schema."""
+"""Type variables of operators' schemas for positions rather than values."""
 
 
 def check_opset(model: ModelProto, low: int) -> int | None:
-    """Return the version of ONNX's own operators; ``None`` if the model has only others.
+    """Return the opset of ONNX's own domain; ``None`` if the model has only others.
 
     Raises:
         UsageError: Its opset has no Cast to ``low``.
@@ -65,7 +65,7 @@ def check_opset(model: ModelProto, low: int) -> int | None:
 
 @dataclass(frozen=True)
 class Slots:
-    """Positions in a node's ``input`` and ``output`` that hold the low precision; none where it stays in fp32."""
+    """Positions in a node's ``input`` and ``output`` of the low precision; none if it stays in fp32."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -77,14 +77,14 @@ def plan_slots(
     dtypes: Mapping[str, int],
     low: int = TensorProto.FLOAT16,
 ) -> list[Slots]:
-    """Return the positions of each node that are in the low precision.
+    """Return the low-precision positions of each node of the main graph.
 
-    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); control flow, other domains, model-local
-    functions and sequences; what the operator's schema does not allow in that precision at the model's opset; and float
-    arithmetic on shapes, which TensorRT does on the host, in fp32 too.
+    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); control flow, other domains, model-local functions
+    and sequences; types that the operator's schema does not allow; and float arithmetic on shapes, which TensorRT computes on the
+    host in fp32 too.
 
     Args:
-        model: The model. Only nodes of the main graph are planned.
+        model: The model.
         keep: First output tensors of the nodes to keep in fp32.
         dtypes: ``TensorProto.DataType`` by tensor.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
@@ -110,7 +110,7 @@ def plan_slots(
 def _schema(
     node: NodeProto, opset: int, functions: Collection[tuple[str, str]], dtypes: Mapping[str, int]
 ) -> onnx.defs.OpSchema | None:
-    """Return a node's schema; ``None`` where the node must be taken as a whole."""
+    """Return a node's schema; ``None`` for a node that cannot be lowered."""
     whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(bodies(node))
     if whole or any(name and name not in dtypes for name in (*node.input, *node.output)):
         return None
@@ -134,7 +134,7 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
     if node.op_type in _READS_ANY_TYPE:
         return Slots()
     allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
-    # The last formal parameter stands for all that follow when it is variadic.
+    # A variadic last parameter covers all further ones.
     inputs = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in floats.inputs}
     outputs = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in floats.outputs}
     half = {
@@ -142,7 +142,7 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
         for variable in inputs.values()
         if wanted in allowed.get(variable, ()) and (node.op_type, variable) not in _FP32_INPUTS
     }
-    # An output of a type that inputs do not settle (RandomNormalLike, EyeLike) may or may not follow them: leave it.
+    # Inputs do not determine the output type of RandomNormalLike and EyeLike: leave them.
     if any(variable in allowed and variable not in half for variable in outputs.values()):
         return Slots()
     return Slots(
@@ -152,7 +152,7 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
 
 
 def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
-    """Return the readers of each tensor: node and input position; position -1 stands for a body that captures it."""
+    """Return the readers of each tensor: node and input position, or -1 for a body that captures it."""
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, node in enumerate(graph.node):
         for position, name in enumerate(node.input):
@@ -165,10 +165,10 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
 def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
     graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int]
 ) -> set[int]:
-    """Return the nodes that compute, in floats, nothing but sizes: from shapes alone, for integers or scales alone.
+    """Return the nodes that compute only sizes, in floats: from shapes, for integers or scales.
 
-    A mask made from a shape is not among them: it ends in the data. Whether a tensor is a graph output does not count, so
-    that marking tensors as outputs changes no value.
+    A mask that is made from a shape is none of them: data depends on it. Graph outputs make no difference, so that marking
+    outputs changes no value.
     """
     constants = {tensor.name for tensor in graph.initializer} | {""}
     derived: set[str] = set()
@@ -203,7 +203,7 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
 
 
 def _only_useful_casts(graph: GraphProto, slots: list[Slots]) -> list[Slots]:
-    """Return the same, but for Casts to float32 that no lowered node reads; these stay."""
+    """Return the slots without Casts to float32 that no lowered node reads."""
     readers = _readers(graph)
     return [
         Slots()
@@ -221,7 +221,7 @@ def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
         The upper 16 bits of each float32, as uint16: NumPy itself has no bfloat16.
     """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # Half of the lost bits, less one where the last bit that stays is 0; uint32 wraps for no number but NaN.
+    # Half of the lost bits, less one if the last kept bit is 0; uint32 wraps for NaN only.
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     quiet = bits >> np.uint32(16) | np.uint32(0x40)
     return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
@@ -240,7 +240,7 @@ class Rewriter:
     """A model that is rewritten node by node.
 
     Attributes:
-        model: The new model: all of the original but its nodes, and the new nodes so far.
+        model: The new model: the original with the new nodes so far.
         source: The original's nodes.
         low: The low precision, an ONNX element type.
     """
@@ -267,7 +267,7 @@ class Rewriter:
         self.model.graph.node.append(node)
 
     def cast(self, source: str, target: str, to: int) -> None:
-        """Write a Cast of one tensor into another; without a name, since a node of the model may be named like a tensor."""
+        """Write a Cast; it has no name, since a node of the model may have a tensor's name."""
         self.append(helper.make_node("Cast", [source], [target], to=to))
 
 
@@ -278,19 +278,17 @@ def lower_fp16(
     low: int = TensorProto.FLOAT16,
     weights: Path | None = None,
 ) -> ModelProto:
-    """Return the model with every node that can be in fp16 (or bf16), and Casts at the boundaries alone.
+    """Return the model with each possible node in fp16 (or bf16), and Casts only at the boundaries.
 
-    Graph inputs and outputs keep their names and types. An inner tensor that a lowered node writes gets a new name;
-    its old one stands for its fp32 value and exists where fp32 nodes, bodies of control flow or graph outputs read it.
-    The type of each new tensor is declared. :func:`plan_slots` selects what stays in fp32.
+    Graph inputs and outputs keep their names and types. The output of a lowered node gets a new name and a declaration; the old
+    name is its fp32 value, which exists if fp32 nodes, bodies or graph outputs read it. :func:`plan_slots` selects the nodes.
 
     Args:
-        model: The model, opset 6 or later (13 for bf16), nodes in topological order; it is not changed. External data
-            may be unloaded.
-        keep: Nodes to leave in fp32, each given by its first output tensor. Names of no node are ignored.
+        model: The model, opset 6 or later (13 for bf16), nodes in topological order. External data may be unloaded.
+        keep: First output tensors of the nodes to keep in fp32.
         dtypes: ``TensorProto.DataType`` of tensors with a type that ONNX cannot infer.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-        weights: The folder with the external weights, to store them in the low precision; they pass a Cast without it.
+        weights: The folder with the external weights, to store them in the low precision; without it, they get a Cast.
 
     Raises:
         UsageError: The opset is too old.
@@ -319,14 +317,14 @@ def lower_fp16(
 
 
 class _Lowering(Rewriter):
-    """A rewriter that tracks the precisions in which each tensor is available."""
+    """A rewriter that tracks the available precisions of each tensor."""
 
     def __init__(self, model: ModelProto, low: int, weights: Path | None) -> None:
         super().__init__(model, low)
-        if check_opset(model, low) is None:  # custom operators only; a Cast needs a version of ONNX's own
+        if check_opset(model, low) is None:  # custom operators only; a Cast needs ONNX's own domain
             version = max(_OLDEST_CUSTOM_OPSET, _FIRST_OPSET[low])
             self.model.opset_import.append(helper.make_opsetid("", version))
-        listed = {value.name for value in model.graph.input}  # a weight that is an input too can be overridden
+        listed = {value.name for value in model.graph.input}  # an input overrides the weight
         self._folder = weights or Path()
         self._weights = {
             tensor.name: tensor
@@ -343,7 +341,7 @@ class _Lowering(Rewriter):
         self._replaced: set[str] = set()
 
     def produce(self, name: str) -> str:
-        """Return the name under which a lowered node writes a tensor."""
+        """Return the new name of a lowered node's output."""
         new = self._half[name] = self.fresh_low(name)
         self._half_only.add(name)
         declaration = self.model.graph.value_info.add()
@@ -353,7 +351,7 @@ class _Lowering(Rewriter):
         return new
 
     def half(self, name: str) -> str:
-        """Return a tensor's name in the low precision; where it is not available, it is stored if constant, else cast."""
+        """Return a tensor's name in the low precision, after storing a constant or writing a Cast if needed."""
         if name in self._half:
             return self._half[name]
         target = self._half[name] = self.fresh_low(name)
@@ -373,17 +371,17 @@ class _Lowering(Rewriter):
         return target
 
     def either(self, name: str) -> str:
-        """Return a tensor's name in the precision in which it is available."""
+        """Return a tensor's name in any available precision."""
         return self._half[name] if name in self._half_only else name
 
     def ensure_full(self, name: str) -> None:
-        """Write a tensor's fp32 value, under its own name, unless it is there."""
+        """Write a tensor's fp32 value, under its own name, if it is missing."""
         if name in self._half_only:
             self.cast(self._half[name], name, TensorProto.FLOAT)
             self._half_only.remove(name)
 
     def finish(self) -> ModelProto:
-        """Return the model, without weights and constants that only the readers of their copies read."""
+        """Return the model without unread weights and constants."""
         graph = self.model.graph
         read = {value.name for value in graph.output}
         read = read.union(*({*node.input, *captured_names(node)} for node in graph.node))

@@ -1,6 +1,6 @@
-"""The graph of a model: nodes by number, producers and consumers of each tensor, and the order in which a search walks it.
+"""The graph of a model: nodes by number, producers and consumers of each tensor, and a topological order for searches.
 
-Read once, never changed. Nodes stay the protobuf messages of the original; ``cut.py`` says why.
+It is immutable. Nodes stay the protobuf messages of the original; ``cut.py`` explains why.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import onnx
 from google.protobuf.message import Message
 
 from bisect_trt.errors import ModelFileError
-from bisect_trt.onnxlib.exported import describe_module, module_of
 from bisect_trt.onnxlib.load import has_external_data
-from bisect_trt.onnxlib.nodes import captured_names, drawing_nodes, label, reads
+from bisect_trt.onnxlib.nodes import captured_names, describe_module, drawing_nodes, label, module_of, reads
 from bisect_trt.onnxlib.shapes import Declarations, infer
 from bisect_trt.tensors.info import Infos
 
@@ -32,7 +31,7 @@ _INVALID = "so the model is not valid ONNX."
 
 
 class Named(Mapping[str, _M]):
-    """Messages of a repeated field by name; a Python object for each would take half a kilobyte."""
+    """Messages of a repeated field by name, without a Python object for each, which takes half a kilobyte."""
 
     def __init__(self, messages: Sequence[_M], names: Iterable[str]) -> None:
         self._messages = messages
@@ -54,9 +53,8 @@ class Named(Mapping[str, _M]):
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
     """Return node numbers so that each follows its parents and a branch stays in one piece.
 
-    Post-order of a depth-first walk against the edges: before a node, all of one parent's chain, then all of the next
-    one's. Contiguous windows of the result are therefore mostly connected regions, which the order of many exporters
-    (breadth first) is not; cutting a window out then opens few edges.
+    It is the post-order of a depth-first walk against the edges. Contiguous windows are therefore mostly connected regions, and
+    cutting one out opens few edges; exporters often write breadth first.
 
     Args:
         count: The number of nodes.
@@ -91,19 +89,19 @@ class Network:
     """The graph of a model.
 
     Attributes:
-        proto: The model; treat it as read-only.
+        proto: The model; read-only.
         nodes: Its nodes, by number, in the file's order.
         order: Node numbers in topological order: depth first from the outputs, so that a branch stays together.
         rank: The place of each node in ``order``.
-        reads: For each node the tensors it consumes, captured ones of nested graphs included; no empty names, no repeats.
-        producer: The node that makes a tensor, by the tensor's name.
-        consumers: The nodes that read a tensor, by the tensor's name.
+        reads: The tensors that each node reads, captured ones of nested graphs included; no empty names, no repeats.
+        producer: The node that makes a tensor, by tensor name.
+        consumers: The nodes that read a tensor, by tensor name.
         inputs: Names of the graph's inputs that are not initializers.
         outputs: Names of the graph's outputs, in order.
         returned: The same as a set.
         initializers: Weights by name.
         sparse_initializers: Sparse weights by name.
-        constant: For each node whether it depends on no graph input (so it only makes a weight).
+        constant: Whether each node depends on no graph input, and so only makes a weight.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -121,7 +119,7 @@ class Network:
         self.inputs = [value.name for value in graph.input if not self._is_stored(value.name)]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)
-        # Protobuf is slow to read again, and makes each name anew. Most tensors have one maker and one reader.
+        # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one reader.
         same: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._made: list[tuple[str, ...]] = []
         self.reads: list[tuple[str, ...]] = []
@@ -150,13 +148,13 @@ class Network:
         return name in self.initializers or name in self.sparse_initializers
 
     def _number_ends(self) -> None:
-        """Find the maker and the readers of each tensor."""
+        """Fill ``producer`` and ``consumers``."""
         if len(self.inputs) > len(self._fed):
             name = next(name for name in self.inputs if self.inputs.count(name) > 1)
             raise ModelFileError(f"the graph has two inputs named '{name}', {_INVALID}")
         several: dict[str, list[int]] = {}
         for index in range(len(self.nodes)):
-            alone = (index,)  # shared by all that this node alone reads
+            alone = (index,)  # shared by all tensors that only this node reads
             for name in self.reads[index]:
                 if (first := self.consumers.setdefault(name, alone)) is not alone:
                     several.setdefault(name, [*first]).append(index)
@@ -181,7 +179,7 @@ class Network:
                 )
 
     def _find_constants(self) -> list[bool]:
-        random = frozenset(drawing_nodes(self.proto, {}, unsure=True))  # they depend on no input, and are no constants
+        random = frozenset(drawing_nodes(self.proto, {}, unsure=True))  # these are no constants
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (
@@ -190,7 +188,7 @@ class Network:
                 and all(constant[parent] for parent in self.parents(index))
             )
         if all(constant) and any(self.reads):
-            # A model without inputs: every node that computes is worth searching, only bare weights are not.
+            # A model without inputs: all nodes that read a tensor are searched.
             return [not reads for reads in self.reads]
         return [False] * len(constant) if all(constant) else constant
 
@@ -203,7 +201,7 @@ class Network:
         return self._made[index]
 
     def leading_to(self, nodes: Iterable[int], *, constants: bool = False) -> set[int]:
-        """Return these nodes and all that they depend on; of that, with ``constants``, only makers of weights."""
+        """Return these nodes and all nodes that they depend on; with ``constants``, only makers of weights among those."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
@@ -213,7 +211,7 @@ class Network:
         return found
 
     def in_file_order(self, nodes: Iterable[int]) -> list[int]:
-        """Return these nodes as they stand in the file, or in topological order where a reader stands before its maker there."""
+        """Return these nodes in the file's order, or in topological order where the file has a reader before its maker."""
         ordered = sorted(nodes)
         if not self.is_sorted:
             place = {index: at for at, index in enumerate(ordered)}
@@ -223,17 +221,16 @@ class Network:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether each node of the file stands behind the makers of its inputs."""
+        """Whether the file's order is topological."""
         return all(parent < index for index in range(len(self.nodes)) for parent in self.parents(index))
 
     @cached_property
     def skeleton(self) -> gs.Graph:
-        """The graph in onnx-graphsurgeon, as far as walking it needs: nodes named by their numbers, and tensors.
+        """The graph in onnx-graphsurgeon for walks: nodes named by their numbers, without attributes, types or data.
 
-        Nodes have no attributes; tensors that their bodies capture are among their inputs. Tensors have no types and no
-        data. Treat it as read-only; its ``copy()`` can be changed.
+        Tensors that bodies capture are inputs of their nodes. Treat it as read-only; its ``copy()`` can be changed.
         """
-        import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches select by numbers, and their start would wait for it
+        import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches do not need it
 
         model = onnx.ModelProto(ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)])
         graph = model.graph
@@ -248,28 +245,28 @@ class Network:
 
     @cached_property
     def has_external_data(self) -> bool:
-        """Whether any weight lies outside the model's file."""
+        """Whether any weight is external."""
         return has_external_data(self.proto)
 
     def is_weight(self, name: str) -> bool:
-        """Return whether a tensor is an initializer, or made by a node that depends on no input."""
+        """Return whether a tensor is an initializer or made by a constant node."""
         maker = self.producer.get(name)
         return name not in self._fed if maker is None else self.constant[maker]
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Every name of a tensor, those in bodies too."""
+        """All tensor names, those in bodies too."""
         captured = (captured_names(node) for node in self.nodes)
         return frozenset(self.inputs).union(self.initializers, self.sparse_initializers, self.producer, *captured)
 
     @cached_property
     def computed(self) -> list[str]:
-        """Every tensor made by a node that is not constant, in topological order."""
+        """The tensors that nodes make which are not constant, in topological order."""
         return [name for index in self.order if not self.constant[index] for name in self.made(index)]
 
     @cached_property
     def declared(self) -> Declarations:
-        """The types that the model itself declares, those of its weights too, by tensor name."""
+        """The types that the model declares, its weights' too, by tensor name."""
         graph = self.proto.graph
         dense = ((tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer)
         sparse = ((t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer)
@@ -289,31 +286,31 @@ class Network:
 
     @cached_property
     def inferred(self) -> Declarations:
-        """The types that are declared and that ONNX's shape inference finds, of sequences too, by tensor name."""
+        """The types that are declared or inferred by ONNX, those of sequences too, by tensor name."""
         return infer(self) or self.declared
 
     @cached_property
     def infos(self) -> Infos:
-        """The same of plain tensors, as types and shapes of NumPy."""
+        """Declared and inferred types and shapes of plain tensors, as NumPy's."""
         return self.inferred.infos()
 
     @cached_property
     def element_types(self) -> dict[str, int]:
-        """ONNX's element type of each tensor that has a known one, by name."""
+        """The known element types of tensors, as ONNX's numbers, by name."""
         types = ((name, value.type.tensor_type.elem_type) for name, value in self.inferred.items())
         return {name: int(kind) for name, kind in types if kind}
 
     def describe(self, index: int) -> str:
-        """Return a node in messages: its operator, and its name or its first output."""
+        """Return a node for messages: its operator, and its name or its first output."""
         return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"
 
     def plain(self, index: int) -> dict[str, Any]:
-        """Return a node as plain values: name, operator, outputs, and its module where the file names it."""
+        """Return a node as plain values: name, operator, outputs, and its module if known."""
         node, module = self.nodes[index], module_of(self.nodes[index])
         known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
         return known if module is None else {**known, "module": module.to_json()}
 
     def written(self, index: int) -> str | None:
-        """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.exported.describe_module`."""
+        """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.nodes.describe_module`."""
         module = module_of(self.nodes[index])
         return None if module is None else describe_module(module.to_json())

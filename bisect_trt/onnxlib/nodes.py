@@ -1,10 +1,19 @@
-"""Nodes and graphs as ONNX's messages: walks through them, what they read and hold, and small edits in place."""
+"""Nodes and graphs as ONNX's messages: walks, reads, small edits in place, and a node's origin in the exported program.
+
+PyTorch's exporter writes the origin (module path, class, source line) into a node's ``metadata_props``: the keys
+``pkg.torch.onnx.name_scopes``, ``pkg.torch.onnx.class_hierarchy`` and ``pkg.torch.onnx.stack_trace``, in older releases
+``namespace`` alone. The TorchScript exporter puts the path into the node's name, ``/encoder/layers.0/norm/Pow``.
+"""
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +23,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
-"""Of ONNX's own operators."""
+"""The names of ONNX's own domain."""
 IR_WITHOUT_INITIALIZER_INPUTS = 4
 """Before IR version 4 every initializer has to be listed among the graph's inputs."""
 _M = TypeVar("_M", bound=Message)
@@ -24,7 +33,7 @@ _HELD = {
     "value_int": onnx.AttributeProto.INT,
     "value_ints": onnx.AttributeProto.INTS,
 }
-"""In what a Constant may hold numbers beside a tensor, since opset 12."""
+"""Attributes of numbers that a Constant may have since opset 12."""
 
 
 def clone(message: _M) -> _M:
@@ -35,7 +44,7 @@ def clone(message: _M) -> _M:
 
 
 def keep_only(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type
-    """Make these the only entries of a repeated field; they may be entries of it."""
+    """Make these the only entries of a repeated field; they may be its own."""
     kept = list(entries)
     if len(kept) != len(field) or any(one is not other for one, other in zip(kept, field, strict=True)):
         del field[:]
@@ -43,7 +52,7 @@ def keep_only(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - pro
 
 
 def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> None:
-    """Store weights in a model; they become inputs too where the model's IR version asks for that."""
+    """Store weights in a model; in an old IR version they become inputs too."""
     for tensor in tensors:
         model.graph.initializer.append(tensor)
         if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
@@ -53,7 +62,7 @@ def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> 
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Return the graphs inside a node: branches of an If, bodies of Loop and Scan."""
+    """Yield the graphs inside a node: branches of an If, bodies of Loop and Scan."""
     for each in node.attribute:
         if each.HasField("g"):
             yield each.g
@@ -61,7 +70,7 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Return these nodes, and those of their bodies; without recursion, since bodies may be nested deep."""
+    """Yield these nodes and those of their bodies; without recursion, since bodies may be nested deeply."""
     waiting = [iter(nodes)]
     while waiting:
         for node in waiting.pop():
@@ -70,7 +79,7 @@ def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Those of functions and bodies too."""
+    """Yield the nodes of a model, its functions and its bodies."""
     yield from inner_nodes(model.graph.node)
     for function in model.functions:
         yield from inner_nodes(function.node)
@@ -83,7 +92,7 @@ def share_names(model: onnx.ModelProto) -> bool:
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Return the tensors that a node consumes, those that its bodies take from outside included; no empty names."""
+    """Yield the tensors that a node reads, those that its bodies capture included; no empty names."""
     yield from (name for name in node.input if name)
     for body in bodies(node):
         local = _own(body)
@@ -93,14 +102,14 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _own(body: onnx.GraphProto) -> set[str]:
-    """What a body names itself."""
+    """Return the tensors that a body defines."""
     own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     own |= {tensor.values.name for tensor in body.sparse_initializer}
     return own | {name for inner in body.node for name in inner.output}
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node's bodies may capture from outside; their own are among them."""
+    """Return all tensor names in a node's bodies: those they capture and their own."""
     return {name for body in bodies(node) for name in mentioned_names(body)}
 
 
@@ -134,13 +143,13 @@ def last_alias(aliases: Mapping[str, str], name: str) -> str:
 
 
 def free_name(stem: str, taken: Collection[str]) -> str:
-    """Return a name that nothing has yet: the stem, with a number behind it where that takes one."""
+    """Return an unused name: the stem, with a number appended if needed."""
     numbered = (f"{stem}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([stem], numbered) if name not in taken)
 
 
 def label(node: onnx.NodeProto) -> str:
-    """What a node goes by in messages: its name, or what it makes."""
+    """Return a node's name for messages: its own, or its first output's."""
     return node.name or next(filter(None, node.output), "?")
 
 
@@ -150,17 +159,14 @@ def first_output(node: onnx.NodeProto) -> str:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
-    """Return the value of an attribute; a string's is bytes. A value of another type than the default counts as none.
-
-    In a function it may be the caller's, which is not known.
-    """
+    """Return the value of an attribute, bytes for a string; the default for a value of another type or a function's parameter."""
     known = (each for each in node.attribute if each.name == name and each.type and not each.ref_attr_name)
     value = next(map(onnx.helper.get_attribute_value, known), default)
     return value if default is None or isinstance(value, type(default)) else default
 
 
 def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """What a Constant holds; ``None`` for other nodes, and for text and sparse tensors."""
+    """Return the tensor of a Constant; ``None`` for other nodes, and for text and sparse tensors."""
     if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
         return None
     for each in node.attribute:
@@ -181,7 +187,7 @@ _TRAINING_MODE = 2
 
 
 def drawing_nodes(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *, unsure: bool) -> list[int]:
-    """Return the numbers of the nodes that draw random numbers, in a body or in a function they call too.
+    """Return the nodes that draw random numbers, by number, those that do in a body or a function too.
 
     Args:
         model: The model.
@@ -216,3 +222,107 @@ def _flags(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
         if (tensor := held(node)) is not None:
             stored |= dict.fromkeys(node.output, tensor)
     return {n: numpy_helper.to_array(tensor) for n, tensor in stored.items() if tensor.data_type == TensorProto.BOOL}
+
+
+PACKAGE = "pkg.torch.onnx."
+"""The prefix of the keys of PyTorch's exporter."""
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
+_INSIDE = re.compile(
+    r"(?:site|dist)-packages[\\/](?:torch|onnxscript)[\\/]|[\\/]torch[\\/](?:nn|onnx|jit|export|_\w+)[\\/]"
+)
+"""Frames of PyTorch's own layers, which are skipped."""
+_TEXT_LIMIT = 1 << 16
+"""The longest text that is read; exporters write less."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """The origin of a node.
+
+    Attributes:
+        path: The module's path from the model's root, as ``get_submodule`` takes it; empty for the root.
+        kind: The module's class, where known: ``package.module.Class``.
+        source: ``file:line`` of the model's code, where known.
+    """
+
+    path: str
+    kind: str | None = None
+    source: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, for a node of a result."""
+        return {"path": self.path, "class": self.kind, "source": self.source}
+
+
+def module_of(node: onnx.NodeProto) -> Module | None:
+    """Return the origin of a node, if its file names it."""
+    entries = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT}
+    scopes = _scopes(entries)
+    if scopes is not None:
+        return Module(*scopes, _innermost(entries.get(f"{PACKAGE}stack_trace", "")))
+    path = _path_of(node)
+    return None if path is None else Module(path)
+
+
+def describe_module(entries: Mapping[str, Any]) -> str:
+    """Return the values of :meth:`Module.to_json` as text: ``model.norm (RMSNorm), net.py:7``."""
+    path, kind, source = (entries.get(key) or "" for key in ("path", "class", "source"))
+    words = path or "the root"
+    if kind:
+        words += f" ({kind.rpartition('.')[2]})"
+    if source and Path(source).is_relative_to(Path.cwd()):
+        source = str(Path(source).relative_to(Path.cwd()))
+    return f"{words}, {source}" if source else words
+
+
+def in_module(node: Mapping[str, Any]) -> str:
+    """Return the module of a result's node as text, `` in module model.norm (RMSNorm), net.py:7``; empty without its class."""
+    known = node.get("module") or {}
+    return f" in module {describe_module(known)}" if known.get("class") or known.get("source") else ""
+
+
+def _scopes(entries: Mapping[str, str]) -> tuple[str, str | None] | None:
+    """Return path and class of the innermost module: the last of the scopes is the node's own operator."""
+    scopes = _texts(entries.get(f"{PACKAGE}name_scopes"))
+    kinds = _texts(entries.get(f"{PACKAGE}class_hierarchy"))
+    if scopes is None and "namespace" in entries:
+        pairs = [part.partition(": ") for part in entries["namespace"].split("/")]
+        scopes, kinds = [name.strip() for name, _, _ in pairs], [kind.strip() for _, _, kind in pairs]
+    if not scopes:
+        return None
+    if len(scopes) == 1:  # an operator of the root, or a node of an optimizer
+        return "", None
+    kind = kinds[-2] if kinds is not None and len(kinds) == len(scopes) else None
+    # Strict export writes ``L['self'].blocks[0].norm`` for ``blocks.0.norm``.
+    path = re.sub(r"^L\[['\"]self['\"]\]\.?", "", scopes[-2])
+    path = re.sub(r"(?:^|\.)_modules\[['\"]([^'\"]+)['\"]\]", r".\1", path)
+    path = re.sub(r"\[['\"]?([^'\"\]]+)['\"]?\]", r".\1", path)
+    return re.sub(r"@\d+$", "", path).strip("."), kind or None
+
+
+def _texts(entries: str | None) -> list[str] | None:
+    """Return the list of strings in a Python literal."""
+    try:
+        value = ast.literal_eval(entries) if entries else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return [str(each) for each in value] if isinstance(value, list | tuple) else None
+
+
+def _path_of(node: onnx.NodeProto) -> str | None:
+    """Return the path at the start of the name of a TorchScript exporter's node."""
+    name = next((name for name in (node.name, *node.output[:1]) if name.startswith("/")), "")
+    parts: list[str] = []
+    for scope in name.strip("/").split("/")[:-1]:
+        if parts and scope.startswith(
+            f"{parts[-1]}."
+        ):  # a child of a Sequential has the Sequential's name before its own
+            parts.pop()
+        parts.append(scope)
+    return ".".join(parts) or None
+
+
+def _innermost(trace: str) -> str | None:
+    """Return the model's line of a stack trace with its innermost frame last."""
+    found = [f"{match['file']}:{match['line']}" for match in _FRAME.finditer(trace)][::-1]
+    return next((each for each in found if not _INSIDE.search(each)), found[0] if found else None)

@@ -1,4 +1,4 @@
-"""QuantizeLinear/DequantizeLinear pairs of a model, their groups around operators, and the model without some of them."""
+"""QuantizeLinear/DequantizeLinear pairs of a model, their groups around operators, and the removal of pairs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bisect_trt.onnxlib.nodes import (
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""ONNX Runtime has the same two operators in a domain of its own, for types that older operator sets lack."""
+"""ONNX Runtime's domain has the two operators for types that older operator sets lack."""
 MOVES = frozenset(
     {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Dropout", "Cast"}
 )
@@ -36,7 +36,7 @@ MOVES = frozenset(
 SAME_SCALE = MOVES | {
     *("MaxPool", "Concat", "Gather", "Pad", "Resize", "Tile", "Expand", "DepthToSpace", "SpaceToDepth")
 }
-"""Operators that make no new values, so that quantizers give their ends one scale."""
+"""Operators that make no new values, so that quantizers give their inputs and outputs one scale."""
 _INTEGER_MOVES = SAME_SCALE - {"Cast"}
 TYPES = {
     "int8": ("int8", "uint8", "int16", "uint16"),
@@ -49,19 +49,19 @@ Kind = Literal["activation", "weight", "bias"]
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor that is quantized: its QuantizeLinear and DequantizeLinear nodes, by their numbers.
+    """The QuantizeLinear and DequantizeLinear nodes of a quantized tensor, by number.
 
     Attributes:
-        tensor: The float tensor that is quantized; for a weight that is stored quantized, the stored tensor.
-        kind: What is quantized.
-        quantize: The nodes that quantize it; none for a weight that is stored quantized.
-        dequantize: The nodes that make it floats again.
+        tensor: The float tensor; for a weight that is stored quantized, the stored tensor.
+        kind: The kind of tensor.
+        quantize: The QuantizeLinear nodes; none for a weight that is stored quantized.
+        dequantize: The DequantizeLinear nodes.
         scale: The scale's tensor, of the first of these nodes.
         zero_point: The zero point's tensor; ``None`` for 0.
         element: ONNX's element type of the quantized values.
-        axis: The axis along which each slice has its scale; without meaning for one scale.
+        axis: The axis of the scales, if there are several.
         block: The number of elements along it with one scale; 0 for a whole slice.
-        clip: The least and the largest value that pass, where it is an activation function too: Relu, or Clip.
+        clip: The least and the largest value, for a pair that is an activation function too: Relu, or Clip.
     """
 
     tensor: str
@@ -88,12 +88,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Group:
-    """Pairs that are removed together: those around an operator, and around others that share one with it.
+    """Pairs that are removed together: those around an operator, and around operators with a common pair.
 
     Attributes:
-        name: Its operator; without one, its first tensor.
-        pairs: In the order of the file.
-        operators: The nodes that compute with their outputs, by number, those that multiply first.
+        name: The operator; without one, the first tensor.
+        pairs: The pairs, in the order of the file.
+        operators: The nodes that compute with their outputs, by number, multiplications first.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Quantized:
 
     Attributes:
         groups: The groups, in topological order.
-        left: Nodes that quantize or dequantize, or whose bodies or functions do, and are in no pair, with the reason of each.
+        left: Other nodes that quantize or dequantize, also in a body or function, with the reason.
     """
 
     groups: tuple[Group, ...]
@@ -135,7 +135,7 @@ def _is_end(node: onnx.NodeProto) -> bool:
 
 
 def has_quantized(model: onnx.ModelProto) -> bool:
-    """Return whether something quantizes or dequantizes, in a body or in a function too."""
+    """Return whether any node quantizes or dequantizes, those of bodies and functions too."""
     return any(map(_is_end, all_nodes(model)))
 
 
@@ -159,9 +159,9 @@ def _components(items: Sequence[int], links: Iterable[tuple[int, int]]) -> Itera
 
 
 def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
-    """Return the pairs of a main graph: nodes connected by quantized tensors, through nodes that only move them.
+    """Return the pairs of a main graph: nodes connected by quantized tensors, through nodes that move values.
 
-    Nodes that quantize or dequantize and are in no pair go to ``left``, with the reason.
+    Other nodes that quantize or dequantize go to ``left``, with the reason.
     """
     ends = [index for index in network.order if _is_end(network.nodes[index])]
     problems: dict[int, str | None] = {}
@@ -182,7 +182,7 @@ def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
 
 
 def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
-    """Return the nodes that dequantize a quantized tensor, and why they and it are no pair, if so."""
+    """Return the nodes that dequantize a quantized tensor, and the reason if these are no pair."""
     found: list[int] = []
     why = f"the quantized tensor '{name}' is an output of the model" if name in network.returned else None
     for index in network.consumers.get(name, ()):
@@ -198,15 +198,15 @@ def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
 
 
 def _moved_inputs(node: onnx.NodeProto) -> Sequence[str]:
-    """Return the inputs of a node that moves values that are these values."""
+    """Return the inputs with the values that a node moves."""
     return list(node.input) if node.op_type == "Concat" else list(node.input[:1])
 
 
 def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
-    """Return the nodes that quantize a dequantized tensor, none for a stored one; and why they are no pair, if so."""
+    """Return the nodes that quantize a dequantized tensor, none for a stored one; and the reason if these are no pair."""
     maker = network.producer.get(name)
     if maker is None:
-        return [], None if name in network.initializers else f"'{name}' is quantized before it comes into the model"
+        return [], None if name in network.initializers else f"'{name}' is a quantized input of the model"
     node = network.nodes[maker]
     if is_quantize(node):
         return [maker], None
@@ -216,7 +216,7 @@ def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
         return [], f"{network.describe(maker)} computes quantized values"
     more = [_makers(network, each) for each in _moved_inputs(node)]
     stored = any(not makers and why is None for makers, why in more)
-    what = f"{network.describe(maker)} takes it from what is stored quantized" if stored else None
+    what = f"{network.describe(maker)} moves it from a quantized weight" if stored else None
     return [each for makers, _ in more for each in makers], next((why for _, why in more if why), what)
 
 
@@ -247,7 +247,7 @@ def _type_of(network: Network, name: str | None) -> int:
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
 HUB = 4
-"""A tensor with more reading operators (an attention mask of all layers) belongs to none of them."""
+"""A tensor with more readers (an attention mask of all layers) belongs to none of them."""
 
 
 def find_quantized(network: Network) -> Quantized:
@@ -264,16 +264,16 @@ def find_quantized(network: Network) -> Quantized:
     for index, node in enumerate(network.nodes):
         if (node.domain, node.op_type) in functions:
             left[index] = (
-                f"{network.describe(index)} has them in its function, which is not searched; inline the functions "
-                "(onnx.inliner.inline_local_functions) and give that model"
+                f"{network.describe(index)} has Q/DQ nodes in its function, which is not searched; inline the functions "
+                "(onnx.inliner.inline_local_functions) and use that model"
             )
         elif any(inside(body.node) for body in bodies(node)):
-            left[index] = f"{network.describe(index)} has them in its body, which is not searched"
+            left[index] = f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
     return Quantized(tuple(_groups(network, pairs)), left)
 
 
 def _groups(network: Network, pairs: Sequence[Pair]) -> Iterator[Group]:
-    """Yield the groups, each named after the operator that computes with it."""
+    """Yield the groups, each named after its operator."""
     computing = [_computing(network, pair) for pair in pairs]
     for places in _components(range(len(pairs)), _group_links(network, pairs, computing)):
         operators = {each for place in places for each in computing[place]}
@@ -286,7 +286,7 @@ def _groups(network: Network, pairs: Sequence[Pair]) -> Iterator[Group]:
 def _group_links(
     network: Network, pairs: Sequence[Pair], computing: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs that are in one group, two and two."""
+    """Yield two pairs of one group each, by their places."""
     quantizing = {index: place for place, pair in enumerate(pairs) for index in pair.quantize}
     readers: defaultdict[int, list[int]] = defaultdict(list)
     for place, operators in enumerate(computing):
@@ -310,7 +310,7 @@ def _group_links(
 
 
 def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
-    """Return the nodes that compute with a pair's outputs, past nodes that only move them."""
+    """Return the nodes that compute with a pair's outputs, past nodes that move values."""
     found = set[int]()
     waiting = [name for index in pair.dequantize for name in network.made(index)]
     while waiting:
@@ -327,7 +327,7 @@ def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
 
 
 def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[int]]) -> int | None:
-    """Return the nearest node before a tensor that computes with a pair's output; for a pair such as an output's."""
+    """Return the nearest node before a tensor that computes with a pair's output."""
     waiting, seen = [tensor], set[str]()
     while waiting:
         name = waiting.pop()
@@ -348,12 +348,9 @@ Stored = Mapping[str, TensorProto]
 
 
 def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx.ModelProto:
-    """Return the model without some of its pairs, and without what only they read. Other names do not change.
+    """Return the model without some of its pairs and what only they read; other names do not change.
 
-    Args:
-        network: The model.
-        pairs: The removed pairs.
-        weights: Weights that are stored quantized in floats, by the name of their dequantized tensor.
+    ``weights`` has the float values of weights that are stored quantized, by the name of the dequantized tensor.
     """
     model = clone(network.proto)
     graph = model.graph
@@ -372,7 +369,7 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
             if not pair.quantize:
                 graph.initializer.append(weights[node.output[0]])
             elif node.output[0] in network.returned or pair.clip is not None or _is_cast(network, pair, node):
-                passed[index] = pair  # an output keeps its name, and a tensor its type
+                passed[index] = pair  # an output keeps its name, a tensor its type
             else:
                 instead[node.output[0]] = node.input[0]
     final = {name: last_alias(instead, name) for name in instead}
@@ -391,7 +388,7 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
 
 
 def _moved_on(network: Network, name: str) -> list[str]:
-    """Return a quantized tensor and those behind it, up to where they are dequantized: they become floats."""
+    """Return a quantized tensor and the moved ones behind it, which become floats."""
     readers = [index for index in network.consumers.get(name, ()) if not is_dequantize(network.nodes[index])]
     return [name, *(each for index in readers for made in network.made(index) for each in _moved_on(network, made))]
 
@@ -403,13 +400,13 @@ def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
 
 
 def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that give a tensor another name, the pair's type, and its activation function."""
+    """Yield the nodes in place of a pair: its activation function, Cast or Identity."""
     before, after = (network.element_types.get(each, 0) for each in (name, to))
     cast = bool(before and after and before != after)
     low, high = pair.clip or (None, None)
     steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
     steps = [(op, bound) for op, bound in steps if op == "Relu" or (bound is not None and math.isfinite(bound))]
-    # Max and Min with a constant are the same in all operator sets; Clip is not.
+    # Max and Min are the same in all operator sets; Clip is not.
     for place, (op, bound) in enumerate(steps if pair.clip else ()):
         last = place == len(steps) - 1 and not cast
         made, inputs = to if last else f"{to}/{op}_output", [name]

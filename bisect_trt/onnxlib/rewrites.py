@@ -1,4 +1,7 @@
-"""Other forms of a model with the same results: patterns of operators and their replacements, and fusion barriers."""
+"""Equivalent forms of a model: patterns of operators with their replacements, and fusion barriers.
+
+All other nodes stay the original's own messages, which onnxscript's rewriter does not promise.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ from bisect_trt.tensors.info import TensorInfo
 
 Array = NDArray[Any]
 _SMALL_BYTES = 1 << 20
-"""The size of a constant that a pattern reads; larger ones are weights."""
+"""The largest constant that a pattern reads, in bytes."""
 _COMMUTE = ("Add", "Mul")
 
 
 @dataclass(frozen=True)
 class Match:
-    """The place of a pattern.
+    """A match of a pattern.
 
     Attributes:
-        tensors: The tensors that its names stand for.
-        nodes: Its nodes, by number.
+        tensors: The tensors of the pattern's names.
+        nodes: The matched nodes, by number.
     """
 
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class Match:
 
 
 class NetworkView:
-    """A network with what patterns need of it.
+    """A network with queries for patterns.
 
     Attributes:
         network: The model.
@@ -67,7 +70,7 @@ class NetworkView:
         self.opset = next((o.version for o in network.proto.opset_import if o.domain in DEFAULT_DOMAINS), 1)
 
     def makes(self, name: str, *ops: str) -> int | None:
-        """Return the node that makes a tensor, if it is one of these standard operators."""
+        """Return the node that makes a tensor, if it has one of these standard operators."""
         index = self.network.producer.get(name)
         if index is None:
             return None
@@ -79,9 +82,9 @@ class NetworkView:
 
         Args:
             index: The node.
-            pattern: An expression such as ``Div(1, Add(1, Exp(x)))``: a call is an operator with its first inputs, in either
-                order if it commutes; a number, a constant scalar; a name, any tensor, the same wherever it stands, and ``k`` a
-                constant scalar; ``t := Exp(x)`` names a tensor, and ``a | b`` matches either.
+            pattern: An expression such as ``Div(1, Add(1, Exp(x)))``. A call matches an operator by its first inputs, in either
+                order if it commutes. A number matches a constant scalar, ``k`` any constant scalar, another name any tensor,
+                the same one throughout. ``t := Exp(x)`` names a tensor, and ``a | b`` matches either.
         """
         made = self.network.made(index)
         return next(self._found(_parsed(pattern), made[0], Match()), None) if made else None
@@ -137,13 +140,13 @@ class NetworkView:
         return np.asarray(numpy_helper.to_array(tensor))
 
     def scalar(self, name: str) -> float | None:
-        """Return the value of a constant that is one number."""
+        """Return the value of a constant of one number."""
         value = self.value(name)
         known = value is not None and value.size == 1 and value.dtype.kind in "fiu"
         return float(value.reshape(-1)[0]) if known and value is not None else None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor, if all of it is known."""
+        """Return the shape of a tensor, if it is static."""
         info = self.network.infos.get(name)
         if info is None or info.shape is None or not info.is_static:
             return None
@@ -154,17 +157,14 @@ class NetworkView:
         info = self.network.infos.get(name)
         return info is not None and info.dtype == np.float32
 
-    def axes(self, name: str, *, kept: bool = True) -> list[int] | None:
-        """Return the axes of the reduction that makes a tensor.
-
-        ``None`` where these are all or not constant, or, if ``kept``, do not stay as dimensions of 1.
-        """
+    def axes(self, name: str) -> list[int] | None:
+        """Return the axes of the reduction that makes a tensor; ``None`` if it names none, or drops the dimensions."""
         node = self.network.nodes[self.network.producer[name]]
         named = attribute(node, "axes")
         if named is None and len(node.input) > 1 and node.input[1]:
             value = self.value(node.input[1])
             named = None if value is None else value.reshape(-1).tolist()
-        if named is None or (kept and not attribute(node, "keepdims", 1)):
+        if named is None or not attribute(node, "keepdims", 1):
             return None
         return [int(axis) for axis in named]
 
@@ -176,12 +176,12 @@ def _parsed(pattern: str) -> ast.expr:
 
 @dataclass
 class Fragment:
-    """Nodes and constants that replace some nodes.
+    """Nodes and constants that replace a match.
 
     Attributes:
         view: The graph.
-        anchor: The node that makes the first of the results; no node of the pattern stands behind it.
-        matched: All nodes of the pattern; those with results that nothing reads any more are removed.
+        anchor: The node that makes the result, the last of the match.
+        matched: All nodes of the match; those with unread results are removed.
         aliases: Tensors that are read in place of others.
         nodes: The new nodes.
         constants: The new initializers.
@@ -195,7 +195,7 @@ class Fragment:
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Include the anchor in the pattern."""
+        """Include the anchor in the match."""
         self.matched |= {self.anchor}
         self._stem = next(iter(self.view.network.made(self.anchor)))
 
@@ -211,10 +211,10 @@ class Fragment:
 
         Args:
             op: A standard operator.
-            inputs: Tensors by name, or constants; numbers are float32. An empty name leaves an optional input out.
-            last: Whether it makes the pattern's result.
-            like: A node whose attributes it gets too.
-            attributes: Its attributes.
+            inputs: Tensors by name, or constants; numbers are float32. An empty name omits an optional input.
+            last: Whether it makes the result.
+            like: A node with further attributes.
+            attributes: The attributes.
         """
         stem = f"{self._stem}/rewritten_{len(self.nodes)}_{op}"
         made = self._stem if last else self._fresh(stem)
@@ -225,7 +225,7 @@ class Fragment:
         return made
 
     def reduce(self, op: str, value: str, axes: Sequence[int], *, last: bool = False) -> str:
-        """Add a reduction that keeps the dimensions; its axes are an attribute or an input, as the opset has it."""
+        """Add a reduction that keeps the dimensions; the opset decides whether its axes are an attribute or an input."""
         if self.view.opset < (13 if op == "ReduceSum" else 18):
             return self.op(op, value, last=last, axes=list(axes), keepdims=1)
         return self.op(op, value, np.array(axes, np.int64), last=last, keepdims=1)
@@ -243,10 +243,7 @@ class Fragment:
 
 
 def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelProto:
-    """Return the model with fragments in the place of their matches; no two may redefine the same tensor.
-
-    Messages of all other nodes are the original's own.
-    """
+    """Return the model with fragments in place of their matches; no two may define the same tensor."""
     network, chosen = view.network, {fragment.anchor: fragment for fragment in fragments}
     aliases = {name: other for fragment in chosen.values() for name, other in fragment.aliases.items()}
     final = {name: last_alias(aliases, name) for name in aliases}
@@ -267,7 +264,7 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
     model = clone(network.proto)
     graph = model.graph
     keep_only(graph.node, nodes[::-1])
-    # An initializer that is listed as an input too would have to be fed without its value.
+    # Without its value, an initializer that is an input too would have to be fed.
     read.update(value.name for value in graph.input)
     keep_only(graph.initializer, [t for t in graph.initializer if t.name in read or t.name not in network.consumers])
     add_initializers(model, (tensor for fragment in chosen.values() for tensor in fragment.constants))
@@ -277,16 +274,16 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
 
 
 def can_bar(info: TensorInfo | None, opset: int) -> bool:
-    """Return whether there is a barrier for a tensor of this type: not all runtimes have ``Max`` of 8- and 16-bit integers."""
+    """Return whether a tensor of this type can have a barrier: not all runtimes have ``Max`` of 8- and 16-bit integers."""
     kind, size = ("", 0) if info is None else (info.dtype.kind, info.dtype.itemsize)
     return (kind == "f" and opset >= 8) or (kind in ("i", "u") and size >= 4 and opset >= 12)
 
 
 def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
-    """Return the model with a barrier behind each of some tensors: ``Max(t, t)``, which their readers read instead.
+    """Return the model with a barrier ``Max(t, t)`` behind each of some tensors ``t``, which their readers read instead.
 
-    The maximum of a value and itself is that value, NaN too, in any precision, and no runtime looks through it. Names of the
-    tensors stay, also where they are outputs.
+    The maximum of a value and itself is that value, NaN too, in any precision, and no runtime removes it. Names of tensors do
+    not change.
 
     Args:
         network: The model; it is not changed.
@@ -311,11 +308,11 @@ def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
 
 
 _FP16_MAX, _MASKED = 65504.0, 6e4
-"""fp16's largest number, and the replacement of a constant past it, with room for the value it is added to."""
+"""fp16's largest number, and the replacement of a larger constant, with room for an added value."""
 _SMALLEST = 2.0**-14
 """fp16's smallest normal number: values scaled to 1 by less could overflow."""
 _BROADCAST_SINCE = 7
-"""Before opset 7 shapes are not broadcast as the rules need it."""
+"""The first opset with NumPy's broadcasting, which the rules need."""
 _SQUARE = "(Mul(v, v) | Pow(v, 2))"
 _SUM = f"(ReduceMean({_SQUARE}) | ReduceSum({_SQUARE}) | ReduceSumSquare(v))"
 _PLUS = f"Add(t := {_SUM}, k) | (t := {_SUM})"
@@ -323,28 +320,10 @@ _ROOT = f"Sqrt({_PLUS}) | Pow({_PLUS}, 0.5) | (t := ReduceL2(v))"
 _NORM = f"Div(v := Sub(x, m := ReduceMean(x)), Sqrt(Add(t := ReduceMean({_SQUARE}), k) | (t := ReduceMean({_SQUARE}))))"
 
 
-def _log_sum_exp(view: NetworkView, index: int) -> Fragment | None:
-    """``log(sum(exp(x)))``, spelled out or one operator, the maximum taken out: no exponential past 1."""
-    match = view.match(index, "Log(t := ReduceSum(Exp(x))) | (t := ReduceLogSumExp(x))")
-    axes = view.axes(match["t"], kept=False) if match else None
-    if match is None or not axes or not view.is_float(match["x"]):
-        return None
-    kept = bool(attribute(view.network.nodes[view.network.producer[match["t"]]], "keepdims", 1))
-    fragment = Fragment(view, index, match.nodes)
-    largest = fragment.reduce("ReduceMax", match["x"], axes)
-    summed = fragment.reduce("ReduceSum", fragment.op("Exp", fragment.op("Sub", match["x"], largest)), axes)
-    made = fragment.op("Add", fragment.op("Log", summed), largest, last=kept)
-    if not kept and view.opset >= 13:
-        fragment.op("Squeeze", made, np.array(axes, np.int64), last=True)
-    elif not kept:
-        fragment.op("Squeeze", made, last=True, axes=axes)
-    return fragment
-
-
 def _mask(view: NetworkView, index: int) -> Fragment | None:
-    """Constants past fp16's largest number, which mask the input of a softmax, within it: -1e9 as -6e4.
+    """Replace constants past fp16's largest number: -1e9 becomes -6e4.
 
-    Where the difference of two masked values matters the forms differ; behind a softmax it does not matter.
+    The result is the same behind a softmax, where such constants mask values.
     """
     node = view.network.nodes[index]
     if node.op_type not in ("Add", "Sub", "Where", "Mul", "Clip", "Max", "Min", "Expand"):
@@ -364,10 +343,10 @@ def _mask(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
-    """Return the root of a sum or mean of squares, of values divided by the largest of them: ``s * sqrt(mean((x/s)^2) + e/s^2)``.
+    """Scale values before a root of a sum or mean of squares: ``s * sqrt(mean((x/s)^2) + e/s^2)``; ``ReduceL2`` too.
 
-    Each square is at most 1 then, so nothing overflows where the root itself does not (as ``hypot`` is computed; J. Blue,
-    "A portable Fortran program to find the Euclidean norm of a vector", 1978). Also for ``ReduceL2``.
+    Each square is at most 1, so nothing overflows where the root itself does not (as in ``hypot``; J. Blue, "A portable Fortran
+    program to find the Euclidean norm of a vector", 1978).
     """
     match = view.match(index, _ROOT)
     axes = view.axes(match["t"]) if match else None
@@ -390,7 +369,7 @@ def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
-    """Return a ``LayerNormalization`` that is spelled out over the last axes, as the operator (opset 17 and later)."""
+    """Replace a layer normalization over the last axes by the operator (opset 17 and later)."""
     match = view.match(index, _NORM) if view.opset >= 17 else None
     shape = view.shape(match["x"]) if match else None
     if match is None or shape is None or not view.is_float(match["x"]):
@@ -408,7 +387,7 @@ def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
-    """Return a mean, or a sum that is divided by a constant, with each value divided before the sum: no sum is past its mean."""
+    """Divide values before a sum, in a mean or a sum that is divided by a constant, so that no sum exceeds the mean."""
     match = view.match(index, "Div(t := ReduceSum(x), k) | Mul(t := ReduceSum(x), k) | (t := ReduceMean(x))")
     axes = view.axes(match["t"]) if match else None
     if match is None or axes is None or not view.is_float(match["x"]):
@@ -430,7 +409,7 @@ def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _redundant(view: NetworkView, index: int) -> Fragment | None:
-    """Return a fragment that leaves out a node with its input as its output."""
+    """Remove a node that returns its input."""
     node, outputs = view.network.nodes[index], view.network.outputs
     if not node.input or not node.output or node.output[0] in outputs or not _does_nothing(view, node):
         return None
@@ -454,9 +433,9 @@ def _does_nothing(view: NetworkView, node: onnx.NodeProto) -> bool:
 
 
 def _kernel_shape(view: NetworkView, index: int) -> Fragment | None:
-    """Return a convolution with its kernel's shape and its other sizes written out.
+    """Write out a convolution's kernel shape and other sizes.
 
-    Parsers infer it from stored weights alone: onnx-tensorrt 8.6 (``convMultiInput``) from none that a node makes.
+    Parsers infer the shape only from stored weights: onnx-tensorrt 8.6 (``convMultiInput``) fails if a node makes them.
     """
     node = view.network.nodes[index]
     if node.op_type not in ("Conv", "ConvTranspose") or attribute(node, "kernel_shape") is not None:
@@ -479,9 +458,9 @@ class Rewrite:
     """A rule.
 
     Attributes:
-        what: What it does, in words.
-        rule: Returns the replacement of the pattern that ends at a node.
-        ranges: Whether it keeps values within a precision's range, and not only avoids a runtime's bug.
+        what: The change, in words.
+        rule: Returns the replacement of a match that ends at a node.
+        ranges: Whether it keeps values within a precision's range.
     """
 
     what: str
@@ -490,10 +469,9 @@ class Rewrite:
 
 
 RULES: dict[str, Rewrite] = {
-    "redundant": Rewrite("left out, for it does nothing", _redundant),
+    "redundant": Rewrite("removed, because it does nothing", _redundant),
     "layer-norm": Rewrite("as LayerNormalization", _layer_norm, ranges=True),
-    "log-sum-exp": Rewrite("with its maximum taken out", _log_sum_exp, ranges=True),
-    "mask": Rewrite("its constant within fp16's range", _mask, ranges=True),
+    "mask": Rewrite("with its constant within fp16's range", _mask, ranges=True),
     "mean-of-parts": Rewrite("divided before it is summed", _mean_of_parts, ranges=True),
     "scaled-square": Rewrite("scaled by its largest value before it is squared", _scaled_square, ranges=True),
     "kernel-shape": Rewrite("with the shape of its kernel written out", _kernel_shape),
@@ -502,7 +480,7 @@ RULES: dict[str, Rewrite] = {
 
 
 def matches(view: NetworkView, name: str) -> list[Fragment]:
-    """Return the replacements of a rule's pattern, in topological order; no two redefine the same tensor."""
+    """Return the replacements of a rule, in topological order; no two define the same tensor."""
     if view.opset < _BROADCAST_SINCE:
         return []
     network = view.network

@@ -1,4 +1,4 @@
-"""Rounding that a model itself asks for: tensors in 16 bits or in steps of a quantized type, or computed from such ones."""
+"""Roundings of a model's own: tensors of 16 bits or of a quantized type's steps, and tensors computed from these."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from bisect_trt.tensors.tolerance import Precision, Step, coarser, precision_of
 Values = Callable[[str], "NDArray[Any] | None"]
 _ONE = np.ones(1, np.float64)
 _ROUND = re.compile("(Dynamic)?QuantizeLinear|QGemm|QAttention|QEmbedLayerNormalization|QLinear.*")
-"""Operators that make integers by rounding."""
+"""Operators that round to integers."""
 _QUANTIZED = (b"QuantizeLinear", b"QLinear", b"QGemm", b"QAttention", b"QEmbedLayerNormalization")
 _MOVE = re.compile(
     "Identity|Reshape|Transpose|Flatten|Squeeze|Unsqueeze|Slice|Split|Gather|GatherElements|GatherND|Expand|Tile|Pad|Concat|"
     "MaxPool|GlobalMaxPool|ReduceMax|ReduceMin|Relu|Clip|Max|Min|DepthToSpace|SpaceToDepth|Dropout|Where|Compress|"
     "ReverseSequence"
 )
-"""Operators that make no new values, but for constants, so that a step stays the same."""
+"""Operators that make no new values, constants aside, so that steps stay the same."""
 _DISCRETE = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
-"""Operators with outputs that do not show how far off their inputs are: an index off by one is no tie."""
+"""Operators with outputs that do not show the errors of their inputs: an index off by one is no tie."""
 _LOW: dict[int, Precision] = {TensorProto.FLOAT16: Precision.FP16, TensorProto.BFLOAT16: Precision.BF16}
 _CASTS = tuple(b"\n\x02to\x18" + bytes([kind]) for kind in _LOW)
-"""A Cast to one of them in a file: the attribute's name, and its integer."""
+"""The bytes of a Cast to one of them in a file: the attribute's name and integer."""
 
 
 def find_roundings(
     model: Path, fed: Mapping[str, np.ndarray[Any, Any]], values: Values
 ) -> tuple[dict[str, Step], dict[str, Precision]]:
-    """Return the steps of a model's quantized tensors, and the coarsest precision below fp32 that tensors were computed in.
+    """Return the steps of a model's quantized tensors, and the coarsest precision below fp32 of each tensor.
 
-    A type of 16 bits comes into a model by a Cast or by its inputs, else the model need not be parsed.
+    16-bit types come from a Cast or an input; a model without either is not parsed.
 
     Args:
-        model: The ONNX file, which is read once; nothing is known of one that cannot be read.
+        model: The ONNX file; one that cannot be read has no known roundings.
         fed: The values of its inputs.
         values: Returns the value of a tensor that is no constant, where it is known.
     """
@@ -75,18 +75,18 @@ def _read(
 def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
     """Return the steps of all tensors of a main graph that are rounded to a grid, and of those computed from them.
 
-    The inputs are taken as exact: a piece of a model that begins after a rounding has no ties.
+    Inputs count as exact: a piece of a model that begins after a rounding has no ties.
 
     Args:
         graph: The graph.
-        values: Returns the value of a tensor that is no constant, where it is known: a scale that is computed.
+        values: Returns the value of a computed scale, where it is known.
     """
     stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
     stored |= {node.output[0]: tensor for node in graph.node if (tensor := held(node)) is not None}
 
     def value(name: str) -> NDArray[Any] | None:
         known = stored.get(name)
-        if known is None or known.external_data:  # a scale is small, and lies in the file
+        if known is None or known.external_data:  # a scale is small, and so not external
             return values(name)
         return np.asarray(numpy_helper.to_array(known))
 
@@ -122,9 +122,9 @@ def _equal(steps: Sequence[Step]) -> bool:
 
 
 def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
-    """Return the coarsest precision that tensors of a main graph were computed in, where that is less than fp32.
+    """Return the coarsest precision below fp32 in the computation of each tensor of a main graph.
 
-    Inputs and weights of 16 bits are exact, and so are Casts of them; results that a node computes in them are not.
+    Inputs and weights of 16 bits are exact, and so are Casts of them; computed results are not.
     """
     types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}

@@ -1,7 +1,7 @@
-"""Write models, and weights that lie outside of them.
+"""Write models and their external weights.
 
-A search derives a hundred models from one. Large weights are stored once, in a file that every candidate refers to.
-ONNX and ONNX Runtime require that this file lies in the folder of the model and is no link, so such candidates share a folder.
+A search derives a hundred models from one. Large weights are stored once, in a file that every candidate refers to. ONNX and
+ONNX Runtime require that this file is in the model's folder and no link, so such candidates share a folder.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from bisect_trt.onnxlib.nodes import clone
 from bisect_trt.tensors.npz import written_whole
 
 EMBED_LIMIT_BYTES = 64 << 20
-"""Up to this total size weights stay inside each candidate; larger ones are shared."""
+"""The largest total size of weights that stay inside each candidate; larger ones are shared."""
 SHARED_TENSOR_BYTES = 1024
-"""A smaller tensor is never moved out of the model: it may be a shape that parsers need to see."""
+"""A smaller tensor stays in the model: it may be a shape, which parsers need to read."""
 SINGLE_FILE_LIMIT_BYTES = 1 << 30
-"""Past this the weights of a written model go into a file beside it; protobuf itself ends at 2 GiB."""
+"""The most bytes of weights inside a written model; larger ones go into a file beside it (protobuf's limit is 2 GiB)."""
 WEIGHTS_FILE = "bisect_trt_weights.bin"
 _ALIGNMENT = 4096
-"""Weights begin at a multiple of it: runtimes map whole pages."""
+"""Weights begin at a multiple: runtimes map whole pages."""
 _CHUNK = 16 << 20
 _FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
-"""The fields of a tensor that hold numbers one by one, with their type."""
+"""The fields of a tensor that list numbers, with their type."""
 
 
 def inner_bytes(tensor: TensorProto) -> int:
-    """Return how many bytes of numbers a tensor holds inside the model; 0 for strings, which cannot lie outside it."""
+    """Return the bytes of numbers that a tensor has inside the model; 0 for strings, which cannot be external."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data)
     width = max(1, element_bits(tensor.data_type) // 8)
@@ -55,7 +55,7 @@ def inner_bytes(tensor: TensorProto) -> int:
 
 
 def make_raw(tensor: TensorProto) -> None:
-    """Store numbers that are listed one by one as bytes, which alone can lie outside the model; the values stay equal.
+    """Store listed numbers as bytes, since only bytes can be external; the values stay equal.
 
     A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits (``onnx.proto``, TensorProto).
     """
@@ -70,7 +70,7 @@ def make_raw(tensor: TensorProto) -> None:
 
 
 def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make a tensor refer to ``length`` bytes at ``offset`` of the file ``location``, instead of holding bytes."""
+    """Replace a tensor's bytes by a reference to ``length`` bytes at ``offset`` of the file ``location``."""
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
@@ -79,15 +79,13 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
 
 
 def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
-    """Put a large model's weights into ``folder`` once, and make ``model`` refer to them there.
-
-    Small weights that are inside the model stay there.
+    """Copy a large model's weights into ``folder`` once, and make ``model`` refer to them there.
 
     Args:
-        model: Changed in place.
-        source: The file it was read from.
-        folder: Where candidates will lie.
-        weights: The folder with its external files, if that is not its own.
+        model: Changed in place; small weights stay inside.
+        source: The model's file.
+        folder: The folder of the candidates.
+        weights: The folder with its external files, if not its own.
 
     Raises:
         UsageError: The weights cannot be copied.
@@ -111,7 +109,7 @@ def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: P
 
 
 def _move_out(tensor: TensorProto, file: BinaryIO, location: str) -> None:
-    """Append a tensor's values to a file, and make the tensor refer to them; ``location`` is the name of the file."""
+    """Append a tensor's values to the file ``location``, and make the tensor refer to them."""
     make_raw(tensor)
     at = _align(file)
     file.write(tensor.raw_data)
@@ -119,14 +117,14 @@ def _move_out(tensor: TensorProto, file: BinaryIO, location: str) -> None:
 
 
 def _align(file: BinaryIO) -> int:
-    """Go to where the next weight begins in a file, and return that place."""
+    """Go to the place of the next weight in a file, and return it."""
     return file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, unless the target has its size already; the target appears when it is complete.
+    """Copy a file atomically, unless the target has its size already.
 
-    Runtimes take a hard link too, but ONNX's loader refuses a file with two names, and the user's own model with it.
+    A hard link is no alternative: ONNX's loader refuses files with two names, and so would refuse the user's own model.
 
     Raises:
         OSError: The file cannot be read or written.
@@ -154,7 +152,7 @@ def _copy_range(source: Path, place: WeightPlace, writer: BinaryIO) -> None:
 
 
 def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> None:
-    """Make sure that a file can be written, before hours are spent on its content.
+    """Check that a file can be written, before hours are spent on its content.
 
     Args:
         path: The file.
@@ -162,10 +160,10 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
         read_back: Whether the command reads it again, so that it cannot be a device or FIFO.
 
     Raises:
-        UsageError: It, or the file for weights beside it, exists, or its folder does not or is not writable.
+        UsageError: The file, or the one for its weights, exists, or its folder is missing or not writable.
     """
     if read_back and path.exists() and not path.is_file():
-        raise OutputFileError(f"{path} is no regular file, and what is written is read back; name another file.")
+        raise OutputFileError(f"{path} is no regular file, and the command reads the file back; name another file.")
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file to write.")
     for file in (path, data_file(path)):
@@ -179,19 +177,19 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
 
 
 def data_file(path: Path) -> Path:
-    """Return the path of the file for weights that are too large to lie in the model at ``path``."""
+    """Return the path of the file for weights that are too large for the model at ``path``."""
     return path.with_name(path.name + ".data")
 
 
 def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: bool = False) -> None:
-    """Write a model with all its weights; readers see the file from before until it is complete.
+    """Write a model with all its weights, atomically.
 
     Args:
         proto: The model; it is not changed.
         weights: The folder with the files of its external weights.
         path: The file; weights past 1 GiB go to ``<path>.data`` beside it. Its suffix selects one of ONNX's formats
             (``.json``, ``.textproto``, ``.onnxtxt``), binary for all others.
-        beside: Whether weights past 1 GiB stay in their files where these lie in the same folder; see :func:`said_beside`.
+        beside: Whether weights past 1 GiB stay in their files if those are in the same folder; see :func:`said_beside`.
 
     Raises:
         UsageError: It cannot be written.
@@ -216,7 +214,7 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
 
 
 def said_beside(path: Path) -> str | None:
-    """Return the sentence that a written model needs files of weights that were there before, if it does."""
+    """Return a sentence that names the weight files beside a written model that it refers to, if any."""
     own = data_file(path).name
     files = [name for name in external_files(onnx.load(str(path), load_external_data=False)) if name != own]
     return f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are" if files else None
@@ -229,8 +227,8 @@ def _bytes(tensor: TensorProto) -> int:
 def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
     """Write a model's weights into one file, and make the model refer to them there.
 
-    External weights are copied piece by piece; a range that two of them share is copied once. Small weights go into the
-    model, where parsers need to see shapes.
+    External weights are copied in chunks; a range that two of them share is copied once. Small weights go into the model, where
+    parsers read shapes.
 
     Raises:
         OSError: They cannot be read or written.

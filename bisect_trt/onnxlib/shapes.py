@@ -1,8 +1,8 @@
 """Types and shapes of tensors: in ONNX's messages, from ONNX's shape inference, and set for the graph's inputs.
 
-The C++ part of shape inference takes some 2 kB a node beside the model, which Python's memory cannot use afterwards: 40 MB for
-20,000 nodes, where the parsed model has 11. What it finds of a node follows from the types of what the node reads, from
-initializers and from ``Constant`` nodes, so a large network is done in stretches that hand their types on.
+Shape inference takes some 2 kB a node in C++, which Python cannot reuse: 40 MB for 20,000 nodes, where the parsed model has 11.
+Its result for a node depends only on the types of the node's inputs, on initializers and on ``Constant`` nodes, so a large
+network is inferred in stretches, each with the types of those before.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _EXTENSIONS = {
 
 
 def element_dtype(element_type: int) -> np.dtype[np.generic]:
-    """NumPy's type for an ONNX element type; strings are ``object``.
+    """Return NumPy's type for an ONNX element type; strings are ``object``.
 
     Raises:
-        UnavailableError: NumPy has no such type, nor has ``ml_dtypes``, if that is installed.
+        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type.
     """
     if element_type == TensorProto.STRING:
         return np.dtype(object)
@@ -64,13 +64,13 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
         )
     except (KeyError, ValueError) as error:
         raise ModelFileError(
-            f"the element type {element_type} is not known to ONNX {onnx.__version__}; update the package."
+            f"the element type {element_type} is unknown to ONNX {onnx.__version__}; upgrade onnx."
         ) from error
 
 
 @cache
 def element_type(dtype: np.dtype[np.generic]) -> int:
-    """ONNX's element type for a NumPy type."""
+    """Return ONNX's element type for a NumPy type."""
     if is_string(dtype):
         return int(TensorProto.STRING)
     for name, extension in _EXTENSIONS.items():
@@ -80,22 +80,19 @@ def element_type(dtype: np.dtype[np.generic]) -> int:
 
 
 class Declarations(Mapping[str, onnx.ValueInfoProto]):
-    """What is known of the types of tensors, by name; a message of its own for each of 100,000 takes hundreds of bytes.
-
-    All but the name is kept as bytes, which tensors of the same type share.
-    """
+    """Types of tensors by name, as bytes that tensors of the same type share: a message takes hundreds of bytes."""
 
     def __init__(self, known: Declarations | None = None) -> None:
-        """Begin with what others say."""
+        """Start with other declarations."""
         self._kinds: dict[str, bytes] = {} if known is None else dict(known._kinds)
         self._shared: dict[bytes, bytes] = {}
 
     def put(self, value: onnx.ValueInfoProto) -> None:
-        """Declare a tensor as this does; the last declaration counts."""
+        """Add a declaration; the last one of a name counts."""
         bare = clone(value)
         bare.ClearField("name")
         kind = bare.SerializeToString()
-        self._kinds[intern(value.name)] = self._shared.setdefault(kind, kind)  # a network has the same name
+        self._kinds[intern(value.name)] = self._shared.setdefault(kind, kind)  # the network shares the name
 
     def __getitem__(self, name: str) -> onnx.ValueInfoProto:
         value = onnx.ValueInfoProto()
@@ -113,14 +110,14 @@ class Declarations(Mapping[str, onnx.ValueInfoProto]):
         return name in self._kinds
 
     def infos(self) -> Infos:
-        """Types and shapes of the plain tensors among them."""
+        """Return types and shapes of the plain tensors."""
         one_of_each = {kind: name for name, kind in self._kinds.items()}
         known = {kind: to_info(self[name]) for kind, name in one_of_each.items()}
         return Infos(self._kinds, {kind: info for kind, info in known.items() if info is not None})
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:
-    """What a declaration says of a tensor; ``None`` where it says no element type or it is no tensor."""
+    """Return the type and shape in a declaration; ``None`` without an element type, or if it declares no tensor."""
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or not tensor.elem_type:
         return None
@@ -140,19 +137,16 @@ def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 def value_info(
     name: str, infos: Mapping[str, TensorInfo], declared: Mapping[str, onnx.ValueInfoProto]
 ) -> onnx.ValueInfoProto:
-    """Return the declaration of a tensor: as it ran, else as the model declares it, else its bare name.
-
-    ONNX Runtime infers the type of an output, so that a bare name is enough there.
-    """
+    """Return the declaration of a tensor: as it ran, else the model's, else the bare name, which ONNX Runtime accepts."""
     if name in infos:
         return helper.make_tensor_value_info(name, element_type(infos[name].dtype), infos[name].shape)
     return declared.get(name) or onnx.ValueInfoProto(name=name)
 
 
 AT_ONCE = 2048
-"""Nodes of a stretch. Below twice as many the whole is done at once."""
+"""Nodes of a stretch. A network below twice as many is inferred at once."""
 _SHAPE_BYTES = 1 << 16
-"""A larger weight is no shape: inference gets its type alone, for it makes a copy, and no message can be of 2 GB."""
+"""A larger weight is no shape: inference gets only its type, since it copies, and no message can have 2 GB."""
 
 
 def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = False) -> Declarations | None:
@@ -161,7 +155,7 @@ def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = Fal
     Args:
         network: The model.
         at_once: Nodes of a stretch.
-        follow_values: Whether to follow sizes that nodes compute of shapes.
+        follow_values: Whether to propagate sizes that nodes compute from shapes.
     """
     order, known = network.order, Declarations(network.declared)
     step = at_once if len(order) >= 2 * at_once else len(order)
@@ -172,13 +166,13 @@ def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = Fal
             for value in chain(graph.value_info, graph.output):
                 if value.HasField("type"):
                     known.put(value)
-    except Exception:  # it rejects a whole model with an operator that it does not know, by several exceptions
+    except Exception:  # several exceptions, for a model with an unknown operator
         return None
     return known
 
 
 def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> onnx.ModelProto:
-    """Return a model of consecutive nodes of the topological order, with what is known of the tensors they read."""
+    """Return a model of consecutive nodes of the topological order, with the known types of the tensors they read."""
     source, inside = network.proto, set(stretch)
     before = {parent for index in stretch for parent in network.parents(index)} - inside
     constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
@@ -203,7 +197,7 @@ def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> o
 
 
 def input_infos(network: Network) -> list[TensorInfo]:
-    """Return type and shape of each graph input that must be fed, in order.
+    """Return the type and shape of each graph input that must be fed, in order.
 
     Raises:
         UsageError: An input is no tensor (a sequence, map or optional).
@@ -220,16 +214,16 @@ def input_infos(network: Network) -> list[TensorInfo]:
         if info is None:
             if value.type.tensor_type.elem_type:
                 element_dtype(value.type.tensor_type.elem_type)  # raises, with the reason
-            raise UnsuitableModelError(f"the input '{name}' is not a plain tensor, which bisect-trt cannot feed.")
+            raise UnsuitableModelError(f"the input '{name}' is no plain tensor; bisect-trt feeds only plain tensors.")
         infos.append(info)
     return infos
 
 
 def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
-    """Give a model's inputs the shapes that those of another graph have, 1 for each dimension that is free there.
+    """Give a model's inputs the shapes of another graph's inputs, with 1 for free dimensions.
 
     Raises:
-        UsageError: The other graph's inputs are not this model's.
+        UsageError: The other graph has other inputs.
     """
     fix_input_shapes(model, {info.name: [int(dim or 1) for dim in info.shape or ()] for info in input_infos(network)})
 
@@ -237,9 +231,9 @@ def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
 def fix_input_shapes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], *, assume: bool = True
 ) -> dict[str, Shape]:
-    """Give every graph input a fixed shape: the given one, and 1 for each dimension that is free.
+    """Give every graph input a fixed shape: the given one, and 1 for each free dimension.
 
-    A named dimension takes the size that a given shape has for its name. An input of unknown rank gets one dimension.
+    A named dimension gets its size from the given shapes. An input of unknown rank gets one dimension.
 
     Args:
         model: Changed in place.
@@ -247,7 +241,7 @@ def fix_input_shapes(
         assume: Whether free dimensions without a given size become 1; else they stay free.
 
     Returns:
-        The inputs with dimensions that became 1, with their new shape.
+        The new shapes of inputs with dimensions that became 1.
 
     Raises:
         UsageError: A name is no input of the model, or a shape has another rank than the input.
@@ -294,13 +288,7 @@ def _declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]
 def free_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str | None]], *, forget: bool = True
 ) -> onnx.ModelProto:
-    """Return the model with free dimensions where the given shapes have no number.
-
-    Args:
-        model: The original; it is not changed.
-        shapes: By input.
-        forget: Whether to drop the declared shapes of inner tensors too.
-    """
+    """Return the model with other input shapes; ``forget`` drops the declared shapes of inner tensors too."""
     freed = clone(model)
     for value in freed.graph.input:
         if value.name in shapes:
@@ -311,7 +299,7 @@ def free_inputs(
 
 
 def forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop the declared shapes of inner tensors, when the inputs get others; an output keeps its rank, which it needs."""
+    """Drop the declared shapes of inner tensors; an output keeps its rank."""
     del graph.value_info[:]
     for value in graph.output:
         if value.type.WhichOneof("value") == "tensor_type":

@@ -1,7 +1,7 @@
 """The units of a search, patterns of units that belong together, and the neighbourhood of nodes.
 
-A failure of a fused pattern needs all of its nodes, and a search that finds them one by one pays a bisection for each. So
-when a needed unit does not fail alone, the pattern around it is tried as one unit before its parts are.
+A failure of a fused pattern needs all of its nodes, and finding them one by one costs a bisection for each. So a pattern around
+a needed unit that does not fail alone is tried as one unit before its parts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ LARGEST_PATTERN = 24
 class Patterns:
     """The patterns of a network, as windows of its searched units.
 
-    Two kinds of window count. A module scope: neighbours with a common prefix of their names, up to a slash
-    (``/blocks.6/norm1/Pow``, as PyTorch's exporter names nodes). And a region with a narrow entry and a narrow exit:
-    neighbours between two places of the order that fewer live tensors cross than any place between them, which is what a
-    residual branch, a decomposed norm, softmax or GELU looks like whatever its names and operators.
+    There are two kinds of window: a module scope, neighbours with a common prefix of their names up to a slash
+    (``/blocks.6/norm1/Pow``, from PyTorch's exporter); and a region between two places of the order that fewer live tensors cross
+    than any place between them, such as a residual branch, a decomposed norm, softmax or GELU.
     """
 
     def __init__(self, network: Network, searched: Sequence[int]) -> None:
-        """``searched`` are the units of a search, in topological order."""
+        """Prepare the units of a search, ``searched``, in topological order."""
         self._searched = list(searched)
         self._scopes = [intern(network.nodes[network.order[unit]].name.rpartition("/")[0]) for unit in self._searched]
         self._widths = _crossing_widths(network, self._searched)
 
     def around(self, unit: int) -> Subset:
-        """Return the largest pattern around a unit that is not too large; the unit alone if there is none."""
+        """Return the largest pattern around a unit up to the limit; the unit alone if there is none."""
         place = bisect_left(self._searched, unit)
         windows = [*self._scope_windows(place), *self._narrow_windows(place)]
         fitting = [(start, stop) for start, stop in windows if 1 < stop - start <= LARGEST_PATTERN]
@@ -45,7 +44,7 @@ class Patterns:
         return frozenset(self._searched[start:stop])
 
     def _scope_windows(self, place: int) -> Iterator[tuple[int, int]]:
-        """Yield the neighbours in the same module, in the module around that, and so on."""
+        """Yield the neighbours in the same module, in its parent, and so on."""
         scope = self._scopes[place]
         while scope:
             inside = [name == scope or name.startswith(scope + "/") for name in self._scopes]
@@ -53,7 +52,7 @@ class Patterns:
             scope = scope.rpartition("/")[0]
 
     def _narrow_windows(self, place: int) -> Iterator[tuple[int, int]]:
-        """Yield the stretches around a place between places that fewer and fewer tensors cross."""
+        """Yield the stretches around a place up to places that fewer and fewer tensors cross."""
         for width in range(max(self._widths[place], self._widths[place + 1]), 0, -1):
             start, stop = _stretch(place, [crossing >= width for crossing in self._widths[:-1]])
             if stop - start > LARGEST_PATTERN:
@@ -74,11 +73,7 @@ def _stretch(place: int, joined: Sequence[bool]) -> tuple[int, int]:
 def _crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
     """Return how many tensors cross the place before each unit, and the end of the order.
 
-    A tensor crosses the places from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
-
-    Args:
-        network: The model.
-        searched: Its units that depend on a graph input, in topological order.
+    A tensor lives from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
     """
     place = {network.order[unit]: index for index, unit in enumerate(searched)}
     end, inputs = len(searched), set(network.inputs)
@@ -96,18 +91,17 @@ def _crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
 
 
 STORED_LIMIT_BYTES = 1 << 20
-"""A larger weight keeps the node that makes it: storing it would make the model larger, not smaller."""
+"""The largest weight that is stored in place of the node that makes it; larger ones would make the model larger."""
 
 
 class NetworkUnits:
     """The units of a network: its nodes, numbered in topological order (unit ``u`` is node ``network.order[u]``).
 
-    A search walks the units that depend on a graph input. The others only make weights: they come along with the nodes
-    that read them (:meth:`with_weights`) until the end, when each is tried on its own (:meth:`bare`), left out by storing its
-    value as an initializer.
+    A search walks the units that depend on a graph input. The others only make weights: they follow the nodes that read them
+    (:meth:`with_weights`) until the end, when each is replaced by its value if possible (:meth:`bare`).
 
-    A tensor of unknown value (ONNX Runtime has no kernel for something before it) or that is no plain tensor (a
-    sequence) cannot be fed to a model, so a set is always completed with the makers of such tensors.
+    A tensor of unknown value (ONNX Runtime has no kernel for a node before it) or a sequence cannot be fed to a model, so a set
+    is always completed with the makers of such tensors.
 
     Attributes:
         network: The model.
@@ -144,32 +138,32 @@ class NetworkUnits:
             self._bare.append(self._units([*needs, *heavy]))
 
     def __len__(self) -> int:
-        """Return how many units a search walks."""
+        """Return the number of searched units."""
         return len(self.searched)
 
     @cached_property
     def everything(self) -> frozenset[int]:
-        """All units that a search walks; one set for all callers, for 200,000 units take 8 MB."""
+        """The searched units as one shared set: 200,000 units take 8 MB."""
         return frozenset(self.searched)
 
     def _units(self, nodes: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.network.rank[index] for index in nodes))
 
     def with_weights(self, units: Iterable[int]) -> frozenset[int]:
-        """Return the units with every node that makes a weight for them, and all that they cannot be cut from."""
+        """Return the units with the makers of their weights and of inputs that cannot be fed."""
         return _close(units, self._weights)
 
     def bare(self, units: Iterable[int]) -> frozenset[int]:
-        """Return the units without the nodes that make weights for them, unless a weight cannot be stored."""
+        """Return the units with the makers of weights that cannot be stored and of inputs that cannot be fed."""
         return _close(units, self._bare)
 
     def leading_to(self, units: Iterable[int]) -> frozenset[int]:
-        """Return the units with all that they depend on, makers of weights too."""
+        """Return the units with all units that they depend on, makers of weights too."""
         network = self.network
         return _close(units, [self._units(network.parents(index)) for index in network.order])
 
     def led_to(self, starts: Collection[int]) -> frozenset[int]:
-        """Return the units with all that depends on them."""
+        """Return the units with all units that depend on them."""
         reached = set(starts)
         for unit in self.searched:
             if not reached.isdisjoint(self._units(self.network.parents(self.network.order[unit]))):
@@ -177,7 +171,7 @@ class NetworkUnits:
         return frozenset(reached)
 
     def to_nodes(self, units: Iterable[int]) -> frozenset[int]:
-        """Node numbers."""
+        """Return the node numbers of units."""
         return frozenset(self.network.order[unit] for unit in units)
 
     def count(self, units: Iterable[int]) -> int:
@@ -200,18 +194,16 @@ def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]
             if needed not in closed:
                 closed.add(needed)
                 pending.append(needed)
-    # Sets of probes are kept: 100,000 units take 4 MB, so an equal set is not made twice.
+    # Callers keep the sets, and 100,000 units take 4 MB: an equal set is not made twice.
     return given if len(closed) == len(given) else frozenset(closed)
 
 
 HUB_READERS = 12
-"""Of a tensor with more readers (a mask, say) only the nearest readers are followed."""
+"""The most readers of a tensor (a mask, say) that are followed, the nearest first."""
 
 
 def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[int]:
     """Return the nodes nearest to some, breadth first with and against the edges.
-
-    Nodes that only make weights are left out, unless they are in the centre.
 
     Args:
         network: The model.
@@ -219,7 +211,7 @@ def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[in
         most: The most nodes to return.
 
     Returns:
-        Node numbers, the nearest first, beginning with the centre.
+        Node numbers, the nearest first, beginning with the centre; no others that only make weights.
     """
     found = dict.fromkeys(centre)
     pending = deque(found)

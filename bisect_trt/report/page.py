@@ -20,7 +20,7 @@ import jinja2.bccache
 from markupsafe import Markup, escape
 
 from bisect_trt.errors import RunFolderError
-from bisect_trt.onnxlib.exported import in_module
+from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report import charts
 from bisect_trt.report.summary import headline, summary
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.onnxlib.exported import in_module
+from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report.text import Json, plural, seconds
 from bisect_trt.tensors.comparison import TensorComparison
 

@@ -95,7 +95,7 @@ def test_a_run_that_breaks_leaves_what_is_known(cli: CommandLine) -> None:
     Path("model.onnx").write_text("no model")
     cli("run", "model.onnx", *TARGET).ended(4)
     page = (the_run() / "report.html").read_text(encoding="utf-8")
-    assert "it is another kind of file or was cut short" in page
+    assert "it is another kind of file or truncated" in page
     assert sections(the_run() / "report.html") == ["answer", "commands", "environment"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import TARGET, overflowing, read_json
 
-from bisect_trt.onnxlib.exported import Module, module_of
+from bisect_trt.onnxlib.nodes import Module, module_of
 
 NAMES = st.from_regex(r"[a-z_][a-z_0-9]{0,6}|[0-9]{1,2}", fullmatch=True)
 PATHS = st.lists(NAMES, max_size=4)

@@ -64,23 +64,6 @@ def length(opset: int) -> tuple[Nodes, Weights]:
     return [reduced, node("Div", "x s", "y")], axes
 
 
-def log_of_sum(opset: int, *, keepdims: int, operator: bool = False) -> tuple[Nodes, Weights]:
-    op = "ReduceLogSumExp" if operator else "ReduceSum"
-    total, weights = reduction(opset, op, "x" if operator else "e", "t", [-1])
-    next(each for each in total.attribute if each.name == "keepdims").i = keepdims
-    total.output[0] = "l" if operator else "t"
-    nodes = [total] if operator else [node("Exp", "x", "e"), total, node("Log", "t", "l")]
-    last = node("Sub", "x l", "y") if keepdims else node("Sub", "turned l", "z")
-    if keepdims:
-        return [*nodes, last], weights
-    return [
-        *nodes,
-        node("Transpose", "x", "turned", perm=[2, 0, 1]),
-        last,
-        node("Transpose", "z", "y", perm=[1, 2, 0]),
-    ], weights
-
-
 def scalar(value: float) -> np.ndarray:
     return np.array(value, np.float32)
 
@@ -91,9 +74,6 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
     "root of squares": ("scaled-square", root_of_squares),
     "length": ("scaled-square", length),
     "layer norm": ("layer-norm", lambda opset: norm(opset, "Pow")),
-    "log of a sum of exponentials": ("log-sum-exp", lambda opset: log_of_sum(opset, keepdims=1)),
-    "log of such a sum, squeezed": ("log-sum-exp", lambda opset: log_of_sum(opset, keepdims=0)),
-    "log-sum-exp operator": ("log-sum-exp", lambda opset: log_of_sum(opset, keepdims=0, operator=True)),
     "mask": (
         "mask",
         lambda _: (
@@ -188,7 +168,6 @@ def test_every_rule_is_tried() -> None:
 @pytest.mark.parametrize(
     ("case", "size"),
     [("squared norm", 6e3), ("norm by Pow", 6e3), ("root of squares", 900), ("length", 900), ("layer norm", 6e3),
-     ("log of a sum of exponentials", 15), ("log of such a sum, squeezed", 15),
      ("mask", 1), ("sum over a count", 1.5e4)],
 )  # fmt: skip
 def test_a_rewrite_keeps_within_the_range_of_fp16(case: str, size: float) -> None:

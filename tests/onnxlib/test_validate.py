@@ -78,9 +78,9 @@ def no_name(field: str) -> ModelProto:
 
 
 BROKEN = {
-    "a node's name is no text": (with_bytes(b"\x1a\x03add", b"\x1a\x03\xffdd"), r"b'\\xffdd' of a node is not UTF-8"),
-    "an output is no text": (with_bytes(b"\x01y", b"\x01\xff"), r"b'\\xff' of a graph output is not UTF-8"),
-    "an operator is no text": (with_bytes(b"Add", b"\xffdd"), r"b'\\xffdd' of a node is not UTF-8"),
+    "a node's name is no text": (with_bytes(b"\x1a\x03add", b"\x1a\x03\xffdd"), r"b'\\xffdd' is not UTF-8"),
+    "an output is no text": (with_bytes(b"\x01y", b"\x01\xff"), r"b'\\xff' is not UTF-8"),
+    "an operator is no text": (with_bytes(b"Add", b"\xffdd"), r"b'\\xffdd' is not UTF-8"),
     "an input without a name": (no_name("input"), "a graph input has no name"),
     "an output without a name": (no_name("output"), "a graph output has no name"),
     "a weight without a name": (no_name("initializer"), "a weight has no name"),
@@ -96,10 +96,10 @@ BROKEN = {
         changed(lambda model: model.graph.node[0].attribute.add(name="axis", type="INT", ref_attr_name="a")),
         "the attribute 'axis' of the Add 'add' has no value",
     ),
-    "a function twice": (calling([function("F", []), function("F", [])]), "the function 'F' is there twice"),
+    "a function twice": (calling([function("F", []), function("F", [])]), "there are two functions 'F'"),
     "a function calls itself": (calling([function("F", ["F"])]), "the function 'F' calls itself"),
-    "functions that double": (doubling(30), "make 1,073,741,824 nodes, more than the 250,000"),
-    "functions that double often": (doubling(400), "make about 1e120 nodes"),
+    "functions that double": (doubling(30), "makes 1,073,741,824 nodes, more than the limit of 250,000"),
+    "functions that double often": (doubling(400), "makes about 1e120 nodes"),
     "functions in a circle": (calling([function("F", ["G"]), function("G", ["F"])]), "the function '[FG]' calls itself"),
     "a weight without a type": (
         changed(lambda model: model.graph.initializer[0].ClearField("data_type")),
@@ -107,7 +107,7 @@ BROKEN = {
     ),
     "a weight of an unknown type": (
         changed(lambda model: setattr(model.graph.initializer[0], "data_type", 2**31 - 1)),
-        "the weight 'w' has the element type 2147483647, which ONNX .* does not know",
+        "the weight 'w' has the element type 2147483647, which is unknown to ONNX",
     ),
     "a weight in segments": (
         changed(lambda model: setattr(model.graph.initializer[0].segment, "begin", 1)),
@@ -130,15 +130,15 @@ BROKEN = {
     ),
     "a weight past memory": (
         changed(lambda model: model.graph.initializer[0].dims.append(2**60)),
-        r"the weight 'w' holds 12 bytes where its shape \[3, 1152921504606846976\] needs 13835058055282163712",
+        r"the weight 'w' has 12 bytes, and its shape \[3, 1152921504606846976\] needs 13835058055282163712",
     ),
     "a weight cut short": (
         changed(lambda model: setattr(model.graph.initializer[0], "raw_data", b"12345")),
-        r"the weight 'w' holds 5 bytes where its shape \[3\] needs 12",
+        r"the weight 'w' has 5 bytes, and its shape \[3\] needs 12",
     ),
     "too few values": (
         changed(lambda model: model.graph.initializer[0].CopyFrom(TensorProto(name="w", data_type=1, dims=[2], float_data=[1]))),
-        r"the weight 'w' holds 1 values where its shape \[2\] needs 2",
+        r"the weight 'w' has 1 values, and its shape \[2\] needs 2",
     ),
     "a constant cut short": (
         changed(
@@ -146,7 +146,7 @@ BROKEN = {
                 node("Constant", [], ["k"], value=TensorProto(name="k", data_type=1, dims=[2], raw_data=b""))
             )
         ),
-        r"the weight 'k' holds 0 bytes where its shape \[2\] needs 8",
+        r"the weight 'k' has 0 bytes, and its shape \[2\] needs 8",
     ),
 }  # fmt: skip
 
