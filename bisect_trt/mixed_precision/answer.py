@@ -20,7 +20,7 @@ from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import Low, PrecisionSettings, Task
 from bisect_trt.mixed_precision.suspicion import LOSES
 from bisect_trt.onnxlib.load import has_external_data
-from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
