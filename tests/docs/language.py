@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 BANNED = {
-    r"whose": "name the owner: 'tensors whose value is known' -> 'tensors with a known value'",
+    r"whose(?!:)": "name the owner: 'tensors whose value is known' -> 'tensors with a known value'",
     r"nobody|somebody": "name the function, or 'the user'",
     r"who (is|are|was|were|says?|has|had|reads?|makes?|owns?)": "'which', or the name of the program",
     r"told": "'received', 'configured', 'distinguished'",
@@ -50,7 +50,7 @@ BANNED_STARTS = {
 }
 """The same at the start of a docstring's first line or of an ``Attributes``/``Args`` entry's docstring."""
 
-_BANNED = re.compile("|".join(rf"(?P<r{place}>\b(?:{each}))" for place, each in enumerate(BANNED)), re.IGNORECASE)
+_BANNED = re.compile("|".join(rf"(?P<r{place}>\b(?:{each}))(?!\w)" for place, each in enumerate(BANNED)), re.IGNORECASE)
 _STARTS = re.compile("|".join(BANNED_STARTS))
 
 
