@@ -1,4 +1,4 @@
-"""The binding of a run to its model, options, files and places, so that a resumed run is about the same failure."""
+"""The binding of a run to its model, options, files and places; and checks that target and reference run there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import onnx
 
 from bisect_trt import __version__
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ConflictError, PlaceError, RunFolderError, RunStateError
+from bisect_trt.errors import ConflictError, ModelRefusedError, PlaceError, RunFolderError, RunStateError, quoted
 from bisect_trt.onnxlib.load import external_files
+from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Places
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.report.console import Console
@@ -218,3 +219,46 @@ def _refuse_changed(subject: Subject) -> None:
                     f"{subject.workspace.folder} cannot be resumed, because its verdicts are out of date: the {name} of {said} "
                     f"changed from {value} to {now.get(said, {}).get(name, 'none')}; start a new run."
                 )
+
+
+def require_target(subject: Subject, target: TargetSettings) -> None:
+    """Check that the target is installed and has the options that are given.
+
+    Raises:
+        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
+        UsageError: It has no such option, or its profile does not fit the model.
+    """
+    target.target.check_inputs(target, {name: value.shape for name, value in subject.samples[0].items()})
+    look_around(subject, target)
+    subject.about(target)
+
+
+def require_fit(subject: Subject, target: TargetSettings) -> None:
+    """Check that the target is installed, and that its options fit the model.
+
+    Raises:
+        UnavailableError: See :func:`require_target`.
+        UsageError: As there, or the options do not fit.
+    """
+    require_target(subject, target)
+    target.target.check_model(target, {node.op_type for node in all_nodes(subject.network.proto)})
+
+
+def require_reference(subject: Subject) -> None:
+    """Check that the reference runs the model.
+
+    Raises:
+        UnavailableError: ONNX Runtime cannot run a node of the model.
+    """
+    for index, why in subject.reference.missing.items():
+        integers = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
+        fix = subject.renaming
+        if integers and not subject.settings.data.given:
+            fix = (
+                f" The random values of {quoted(integers)} may be invalid: give real data (--load-inputs), or the valid range "
+                "(--val-range)."
+            )
+        raise ModelRefusedError(
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare with; "
+            "`bisect-trt reduce` with your own --check command does not need the reference."
+        )

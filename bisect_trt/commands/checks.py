@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.commands.preflight import require_fit, require_reference
+from bisect_trt.commands.binding import require_fit, require_reference
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import onnx
 
+from bisect_trt.commands.binding import require_target
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError, WrongResultError

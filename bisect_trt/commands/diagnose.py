@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bisect_trt.commands.arbitration import Fault, arbitrate
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
@@ -29,23 +31,31 @@ from bisect_trt.commands.minimal_case import (
     narrow_held,
     tell_modules,
 )
-from bisect_trt.commands.preflight import advised, keep_worst_samples
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.reproducer import Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, tell_dynamic
+from bisect_trt.commands.subject import Subject
 from bisect_trt.commands.workarounds import after_diagnosis
+from bisect_trt.errors import quoted
 from bisect_trt.mixed_precision.answer import find_fix
+from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
+from bisect_trt.targets.settings import reference_settings
 from bisect_trt.worker.place import rerun_command
+from bisect_trt.worker.protocol import Compare, Compared, Failed, RunEach, Sample
+
+MANY, FEW = 16, 8
+"""Of more than 16 samples, the 8 that fail worst are diagnosed: every tensor of each is computed, kept and compared."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +143,40 @@ class Diagnosis:
             free_where_needed(session, passes=False)
         except DoesNotReproduce as error:
             if not free_where_needed(session, passes=True):
-                raise advised(error, session.subject, self.check) from error
+                raise self.advised(error) from error
             record = session.probe_original(self.search)
         session.console.say(f"  yes: {record.reason}")
+
+    def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
+        """Return the error with what to try next, one a line."""
+        subject, check = self.session.subject, self.check
+        data, target = subject.settings.data, check.target
+        values = subject.reference.select([name for name in subject.network.outputs if name in subject.reference.infos])
+        lost = [
+            name
+            for name, value in values.items()
+            if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
+        ]
+        dynamic = any(not isinstance(dim, int) for dims in subject.declared.values() for dim in dims)
+        compares = check.metric is None
+        steps = {
+            f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
+            "the precision of the failing deployment (--fp16, --bf16, ...)": target and not target.low_precisions,
+            "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model": (
+                find_quantized(subject.network).groups
+            ),
+            "the labels and preprocessing of the failing deployment, or a smaller --max-drop": not compares,
+            "other samples of the failing deployment's inputs": compares and data.given,
+            "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed": (
+                compares and not data.given
+            ),
+            "`bisect-trt samples --iterations 50`: many random samples": compares and not data.given,
+            "a smaller --atol and --rtol, and the other options of the failing deployment": compares,
+            "`bisect-trt layerwise`: inner tensors that differ although the outputs match": compares,
+            "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
+            "`bisect-trt sweep`: other sizes of the free dimensions": compares and dynamic,
+        }
+        return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *(step for step in steps if steps[step])]))
 
     def add_rounding(self) -> dict[str, Any] | None:
         """Compare the reference with itself, rounding added: returns what is known if that fails too."""
@@ -242,6 +283,48 @@ def archive_of(folder: Path) -> Path:
     """The ``.zip`` of a reproducer's folder."""
     folder = folder if folder.name else folder.resolve()
     return folder.with_suffix(f"{folder.suffix}.zip")
+
+
+def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console, result: Result) -> None:
+    """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
+
+    The model is run once on all of them, and only its outputs are compared. A resumed run finds the same samples.
+
+    Args:
+        subject: The model; its samples are changed, before anything is computed from them.
+        check: The target, its tolerances and the time that it may take.
+        console: Prints which samples are kept.
+        result: Gets ``looked_at``: the number of samples, those that ``fail`` and those that ``stay``.
+    """
+    if len(subject.samples) <= MANY or check.target is None:
+        return
+    models, scratch = subject.models, subject.workspace.scratch
+    inputs = tuple(models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples))
+    golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
+    reply: Any = None
+    try:
+        right = RunEach(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
+        if not isinstance(models.workers.ask(right, here=True), Failed):
+            samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
+            model = models.write("many", subject.network.proto)
+            reply = models.workers.ask(
+                Compare(check.target, model, samples, check.tolerance, every=True), check.timeout
+            )
+    finally:
+        for path in (*inputs, *golden):
+            path.unlink(missing_ok=True)
+    severity: dict[int, float] = {}
+    for each in reply.comparisons if isinstance(reply, Compared) else ():
+        if not each.passed:
+            severity[each.sample or 1] = max(severity.get(each.sample or 1, 0.0), each.severity)
+    if severity:
+        stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
+        console.say(
+            f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
+            f"(samples 1 to {len(stay)} below)"
+        )
+        result.extra["looked_at"] = {"of": len(subject.samples), "fail": sorted(severity), "stay": stay}
+        subject.samples = [subject.samples[number - 1] for number in stay]
 
 
 def run(call: Call) -> Result:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from bisect_trt.commands.checks import make_scale
 from bisect_trt.commands.minimal_case import find_minimum
-from bisect_trt.commands.preflight import advised
 from bisect_trt.commands.reduce import deliver, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
@@ -68,7 +67,7 @@ def diagnose_metric(diagnosis: Diagnosis) -> Result:
     try:
         record = session.probe_original(diagnosis.search)
     except DoesNotReproduce as error:
-        raise advised(error, subject, check) from error
+        raise diagnosis.advised(error) from error
     console.say(f"  yes: {record.reason}")
     make_folder(output)
     reduced = Reduce(subject.settings.path, output / MODEL, overwrite=True)

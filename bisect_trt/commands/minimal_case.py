@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session
-from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.roundings import lows_of
@@ -309,16 +308,6 @@ def _words(text: str) -> Iterator[str]:
         yield next(filter(None, quoted))
     for word in re.split(r"[\s'\"()\[\]{},;]+", text):
         yield from dict.fromkeys((word, word.rstrip(".:")))
-
-
-def check_finds_all(session: Session) -> None:
-    """Refuse ``--all`` at a prompt.
-
-    Raises:
-        UsageError: A prompt would ask about one failure after the other.
-    """
-    if isinstance(session.prober.runner.check, PromptCheck):
-        raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
 
 
 def look_for_others(session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import saving_best
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError, ValueRefusedError
@@ -47,7 +46,7 @@ def run(call: Call) -> Result:
         return _search_groups(call, settings, check)
     with call.subject(check.timeout, settings.target) as subject:
         if target is not None:
-            by_layer = target.target.compiles and lowers_by(subject, target) == "layer"
+            by_layer = target.target.compiles and subject.about(target) == "layer"
             settings, check = replace(settings, by_layer=by_layer), replace(check, by_layer=by_layer)
             if check.argv and not by_layer:  # the command judges models
                 check = replace(check, target=replace(target, fp16=False, bf16=False))  # the search lowers to these

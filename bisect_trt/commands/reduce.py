@@ -16,7 +16,6 @@ from bisect_trt.commands.minimal_case import (
     HELD,
     READ_BACK,
     by_blame,
-    check_finds_all,
     extract_suspect,
     find_minimum,
     find_suspects,
@@ -36,6 +35,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
@@ -49,12 +49,13 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
     """Probe the original, search, write the answer, and probe it once more.
 
     Raises:
+        UsageError: All failures are wanted at a prompt.
         DoesNotReproduce: The original passes its check.
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    if settings.find_all:
-        check_finds_all(session)
+    if settings.find_all and isinstance(session.prober.runner.check, PromptCheck):
+        raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
     with saving_best(lambda: session.save_best(settings.output)):
         case = session.until_done(lambda: _reduce(session, settings, search))
     if settings.both_ends:

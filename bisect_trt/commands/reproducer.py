@@ -14,7 +14,6 @@ import onnx
 
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.minimal_case import Answer, describe_answer
-from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import OutputFileError
@@ -157,7 +156,7 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
     reproducer = Reproducer(
         candidate.proto,
         ran,
-        (target.fp16 or target.bf16) and ran is not None and lowers_by(subject, target) == "cast",
+        (target.fp16 or target.bf16) and ran is not None and subject.about(target) == "cast",
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
         outcome.comparisons,

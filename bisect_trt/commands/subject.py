@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.errors import ModelFileError, UnavailableError
+from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
 from bisect_trt.onnxlib.cut import cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
@@ -217,17 +217,19 @@ class Subject:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def about(self, target: TargetSettings) -> Lowering | Failed:
-        """Return the way in which a target lowers models, or its failure to start; the worker is asked once.
+    def about(self, target: TargetSettings) -> Lowering:
+        """Return how a model is lowered for a target: by the target, layer by layer, or by Casts; the worker is asked once.
 
         Raises:
-            UnavailableError: It is not installed.
+            UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
             UsageError: It has no such option.
         """
         if target not in self._about:
             reply = self.workers.ask(About(target))
             if isinstance(reply, Failed):
-                return reply
+                raise RuntimeMissingError(
+                    f"{target.describe()} does not start: {reply.message}; run `bisect-trt doctor` for details."
+                )
             self._about[target] = reply
         return self._about[target]
 

@@ -11,7 +11,6 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.checks import CheckSettings, make_check
-from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import ENDED, Fix, in_tolerances, row_of
@@ -363,7 +362,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     subject, prober, console = session.subject, session.prober, session.console
     precision: Low = "fp16" if target.fp16 else "bf16"
     compiles = target.target.compiles
-    by_layer = compiles and lowers_by(subject, target) == "layer"
+    by_layer = compiles and subject.about(target) == "layer"
     own = PrecisionOptions(subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True)
     most = _MOST_COSTLY_PROBES if compiles else _MOST_PROBES
     settings = PrecisionSettings(own, precision, target, by_layer=by_layer, most=most, tolerance=check.tolerance)

@@ -12,7 +12,6 @@ from typing import Any
 
 from onnx import TensorProto
 
-from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import deliver, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
@@ -123,7 +122,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     by_layer = False
     if target is not None and target.target.compiles:
         lowered = replace(target, fp16=half == "fp16", bf16=half == "bf16")
-        by_layer = lowers_by(task.subject, lowered) == "layer"
+        by_layer = task.subject.about(lowered) == "layer"
         target = lowered if by_layer else target
     workspace = task.subject.workspace
     name = f"{settings.output.stem}-{'-'.join(settings.bits)}.onnx"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.commands.binding import require_target
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.preflight import lowers_by, require_target
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, ModelRefusedError, UnsuitableModelError, ValueRefusedError
 from bisect_trt.mixed_precision.lowering import (
@@ -191,7 +191,7 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
     able = target is not None and target.int8 and target.target.engines
     if able and target is not None and not has_quantized(subject.network.proto):
         require_target(subject, target)
-        if lowers_by(subject, target) == "layer":
+        if subject.about(target) == "layer":
             return True
     if settings.options.calibration_cache is not None:
         raise ConflictError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
