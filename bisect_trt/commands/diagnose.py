@@ -1,6 +1,6 @@
 """``diagnose``: finds the layers that make a model wrong and the side that is wrong, and writes a reproducer and a fix.
 
-:meth:`Diagnosis.run` lists the steps; each step is a method below it.
+:meth:`Diagnosis.run` lists the steps; each step is a method below it. ``workaround`` has the same first steps.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, tell_dynamic
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.workarounds import after_diagnosis
+from bisect_trt.commands.workaround import add_precision, after_diagnosis, print_ways, rewritten, work_around
 from bisect_trt.errors import quoted
-from bisect_trt.mixed_precision.answer import find_fix
+from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.onnxlib.qdq import find_quantized
-from bisect_trt.options.searches import Diagnose
+from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -348,3 +348,46 @@ def run(call: Call) -> Result:
         with call.investigated(subject, check) as session:
             diagnosis = Diagnosis(session, check, call[Search], own, folder)
             return diagnosis.run() if check.metric is None else diagnose_metric(diagnosis)
+
+
+def workaround(call: Call) -> Result:
+    """Find the minimal case and the side that is wrong, and search what fixes the whole model.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+        DoesNotReproduce: The target does not differ from the reference.
+        UsageError: An option is wrong, or the patched model cannot be written.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    own, console, result = call[Workaround], call.console, call.result
+    check, folder = call.comparison(call[Target].required(), own.timeout), own.output.parent
+    call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
+    call.open()
+    with call.searching(check) as session:
+        result.extra["workarounds"] = []
+        search, options = replace(call[Search], shrink=False), Diagnose(session.subject.settings.path)
+        diagnosis = Diagnosis(session, check, search, options, folder)
+        case, suspects = diagnosis.find_case()
+        if case is None:
+            return result
+        answer = diagnosis.judge(case, suspects)
+        fault, minimum = answer.fault, answer.case.minimum
+        result.culprits = session.subject.describe_nodes(answer.blamed)
+        result.extra["fault"] = fault.to_json()
+        console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")
+        tell_modules(session, answer.blamed)
+        console.answer(fault.sentence)
+        if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
+            if fault.whose != "precision":
+                name_cause(session, check, answer.whole)
+            console.step("Which workaround makes the whole model pass: barriers, another form of the culprit?")
+            work_around(session, case, fault, own.output)
+            find_fix(session, check, search, answer.whole, folder)
+            add_precision(result)
+            print_ways(result, console)
+            if not any(way["passes"] for way in result.extra["workarounds"]):
+                minimum = replace(minimum, proven=False, why="no workaround was found")
+        else:
+            console.answer("The target is not wrong, so no workaround is needed.")
+        session.conclude(minimum)
+        return result

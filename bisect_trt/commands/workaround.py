@@ -1,77 +1,353 @@
-"""``workaround``: find the minimal case like ``diagnose``, and search all workarounds."""
+"""Workarounds: switches, fusion barriers, an equivalent form, layers in fp32, each with the least loss.
+
+Each is written, read back and confirmed on the whole model before it is recommended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bisect_trt.commands.arbitration import arbitrate
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.cause import name_cause
+import onnx
+
+from bisect_trt.commands.arbitration import Fault
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.diagnose import Diagnosis
-from bisect_trt.commands.minimal_case import by_blame, describe_answer, tell_modules
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.workarounds import add_precision, print_ways, rewritten, work_around
-from bisect_trt.mixed_precision.answer import MIXED, find_fix
-from bisect_trt.options.searches import Diagnose, Workaround
-from bisect_trt.options.shared import Search
+from bisect_trt.commands.session import Case, Session
+from bisect_trt.commands.space import Space
+from bisect_trt.errors import BisectError, first_few, quoted
+from bisect_trt.mixed_precision.curve import in_tolerances
+from bisect_trt.mixed_precision.validation import Fresh, probe_on
+from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.load import load_model
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.rewrites import RULES, Fragment, NetworkView, can_bar, matches, splice_in, with_barriers
+from bisect_trt.onnxlib.save import said_beside, save_model
+from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.oracles import BuiltinCheck, error_of
+from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum
-from bisect_trt.targets.options import Target
+from bisect_trt.search.keep import keep_if_enough
+from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.tensors.comparison import to_plain
+
+PATCHED = "patched.onnx"
+FRESH_INPUTS = 20
+"""The number of fresh inputs on which a patched model is confirmed."""
+_MOST, _IN_A_DIAGNOSIS = 24, 8
+"""The largest number of questions for each kind of workaround, in the command and in a diagnosis."""
+_SHOWN = 3
+_MOST_BARRIERS = 20
+"""The largest number of barriers in an answer."""
+_MOST_SWITCHES = 3
+Change = Callable[[Network], onnx.ModelProto]
+"""Returns a patched model; it is applied to the searched model and to the user's file, which have the same nodes."""
 
 
-def find_workaround(session: Session, check: CheckSettings, search: Search, output: Path) -> Result:
-    """Find the minimal case, attribute the failure, and search what fixes the whole model.
+def rewritten(output: Path) -> Path:
+    """Return the path of a second patched model."""
+    return output.with_name(f"{output.stem}-rewrite{output.suffix}")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A workaround, and its confirmation.
+
+    Attributes:
+        kind: ``switch``, ``barrier``, ``rewrite`` or ``precision``.
+        what: The change, in words.
+        passes: Whether the whole model passes with it; ``None`` if it was not tried.
+        file: The patched model, if there is one.
+        line: Lines of code to paste, for a switch.
+        worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
+        why: The confirmation, or why there is none.
+        fresh: The number of fresh inputs on which it was run, and of those that pass.
+    """
+
+    kind: str
+    what: str
+    passes: bool | None
+    file: str | None = None
+    line: str | None = None
+    worst_error: float | None = None
+    why: str = ""
+    fresh: tuple[int, int] = (0, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        samples, passed = self.fresh
+        plain: dict[str, Any] = to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}})
+        return plain
+
+
+def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
+    """Return the whole model in another form; only the original's outputs are compared."""
+    return replace(session.subject.original, made=model, title=title)
+
+
+def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
+    """Return a workaround that passed once, probed again until chance can be excluded."""
+    believed = reconfirm(session.prober, session.subject.original, candidate)
+    if not believed.passes:
+        return replace(way, passes=False, why=believed.record.reason)
+    worst = max(map(error_of, session.outcome(believed.record).comparisons), default=None)
+    return replace(way, passes=True, worst_error=worst, why=believed.seen)
+
+
+def _held(session: Session, way: Way, candidate: Candidate) -> Way:
+    """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
+    check, fresh = session.prober.runner.check, Fresh(session.subject, FRESH_INPUTS)
+    assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
+    none = fresh.why_none
+    samples = None if none is not None else fresh.round(0)
+    if samples is None:
+        return replace(way, why="; ".join(filter(None, (way.why, f"no fresh inputs: {none or 'the reference fails'}"))))
+    what = f"{len(samples.files)} fresh inputs"
+    outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
+    if not outcome.errors:
+        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(len(samples.files), 0))
+    passed = sum(error <= 1 for error in outcome.errors)
+    seen = f"{passed} of {what} pass"
+    return replace(
+        way,
+        passes=passed == len(samples.files),
+        worst_error=max(way.worst_error or 0.0, *outcome.errors),
+        why=f"{way.why}; {seen}" if way.why else seen,
+        fresh=(len(samples.files), passed),
+    )
+
+
+def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
+    """Write the patched form of the user's file, with its free dimensions, and confirm the file that was written.
 
     Raises:
-        DoesNotReproduce: The target does not differ from the reference.
-        BudgetSpent: No more probes may be made.
-        UsageError: The patched model cannot be written.
-        KeyboardInterrupt: The user stops.
+        UsageError: It cannot be written.
     """
-    console, result = session.console, session.result
-    folder, target = output.parent, check.target
-    assert target is not None, "the options require one"
-    result.extra["workarounds"] = []
-    own = Diagnose(session.subject.settings.path)
-    case, suspected = Diagnosis(session, check, search, own, folder).find_case()
-    if case is None:
-        return result
-    answer = session.settle(case)
-    blamed = by_blame(session, answer, suspected)
-    result.culprits = session.subject.describe_nodes(blamed)
-    fault = arbitrate(session, target, check.tolerance, answer)
-    result.extra["fault"] = fault.to_json()
-    console.answer(f"{describe_answer(session.subject.network, blamed)}.")
-    tell_modules(session, blamed)
-    console.answer(fault.sentence)
-    why = None
-    if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
-        if fault.whose != "precision":
-            name_cause(session, check, answer)
-        console.step("Which workaround makes the whole model pass: barriers, another form of the culprit?")
-        work_around(session, case, fault, output)
-        find_fix(session, check, search, answer, folder)
-        add_precision(result)
-        print_ways(result, console)
-        passes = any(way["passes"] for way in result.extra["workarounds"])
-        why = None if passes else "no workaround was found"
+    subject = session.subject
+    save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
+    proto = load_model(output)
+    subject.workspace.weights.take_in(proto, output.parent)
+    shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
+    if subject.freed is not None:  # it fails only with free dimensions
+        proto = free_inputs(proto, shapes, forget=False)
     else:
-        console.answer("The target is not wrong, so no workaround is needed.")
-    session.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))
-    return result
+        fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
+    candidate = _candidate(session, proto, f"{output.name}, read back")
+    tried = _confirmed(session, replace(way, file=str(output)), candidate)
+    if tried.passes:
+        tried = _held(session, tried, candidate)
+    if not tried.passes:
+        output.unlink(missing_ok=True)
+        return replace(tried, file=None)
+    return replace(tried, why="; ".join(filter(None, (tried.why, said_beside(output)))))
 
 
-def run(call: Call) -> Result:
-    """Find a workaround for the whole model.
+def turn(result: Result) -> list[Way]:
+    """Return the confirmed switches of the cause, except precisions."""
+    detail = result.extra.get("cause_detail")
+    entries = [] if detail is None else detail["alternatives"]
+    usable = [each for each in entries if any(not name.startswith("precision:") for name in each["switches"])]
+    return [
+        Way(
+            "switch",
+            f"{' and '.join(each['switches'])}, with {each['turned']}",
+            each["whole"],
+            line="\n".join(each["code"]) if each["code"] else None,
+            why=each["seen"] if each["whole"] else "the minimal case passes with it, the whole model does not",
+        )
+        for each in usable[:_MOST_SWITCHES]
+    ]
 
-    Raises:
-        UsageError: An option is wrong, or the model cannot be written.
-        UnavailableError: The target or the reference cannot run the model.
+
+def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool) -> Way:
+    """Find the fewest fusion barriers: nodes that compute nothing, or tensors that are outputs too.
+
+    Args:
+        session: The model.
+        nodes: The nodes of the culprit; barriers at their tensors are tried first.
+        output: The path of the patched model.
+        most: The largest number of questions.
+        everywhere: Whether barriers at all tensors are tried next.
     """
-    own = call[Workaround]
-    check = call.comparison(call[Target].required(), own.timeout)
-    call.may_write(own.output, rewritten(own.output), own.output.parent / MIXED, overwrite=own.overwrite)
-    call.open()
-    with call.searching(check) as session:
-        return find_workaround(session, check, call[Search], own.output)
+    subject = session.subject
+    network, opset = subject.network, NetworkView(subject.network).opset
+
+    def mark(names: Collection[str]) -> Change:
+        return lambda network: mark_outputs(network, list(dict.fromkeys([*network.outputs, *names])), subject.infos)
+
+    def barred(names: Collection[str]) -> Change:
+        return lambda network: with_barriers(network, names)
+
+    ordered = sorted(nodes, key=network.rank.__getitem__)
+    made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
+    read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
+    near = list(dict.fromkeys([*(name for name in made if name in set(read)), *read, *made]))
+    asked = 0
+    for names in [near, *([list(dict.fromkeys([*near, *network.computed]))] if everywhere else [])]:
+        can = [name for name in names if can_bar(subject.infos.get(name), opset)]
+        inner = [name for name in names if name in network.producer and name not in network.returned]
+        for words, some, change in (
+            ("a barrier (Max of itself) behind", can, barred),
+            ("additional outputs:", inner, mark),
+        ):
+            if not some or asked >= most:
+                continue
+
+            def build(units: Subset, some: Sequence[str] = some, change: Callable[..., Change] = change) -> Candidate:
+                chosen = [some[place] for place in sorted(units)]
+                return _candidate(session, change(chosen)(network), f"{len(chosen)} of {len(some)} barriers")
+
+            strategy = partial(keep_if_enough, len(some), most - asked)
+            minimum = Space(build).search(session.prober, strategy)
+            asked += 1 if minimum is None else 4
+            if minimum is None or len(minimum.units) > _MOST_BARRIERS:
+                continue
+            chosen = [some[place] for place in sorted(minimum.units)]
+            return _written(session, Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None), change(chosen), output)
+    return Way("barrier", "barriers around the culprit", False, why="it fails with them too")
+
+
+def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool) -> Way:
+    """Try equivalent forms of the culprit's nodes, the cheapest first: at the culprit, then everywhere the pattern occurs.
+
+    With ``ranged``, only forms that keep values in the range of the precision are tried.
+    """
+    subject = session.subject
+    view = NetworkView(Network(subject.settings.load()))
+    found = {name: matches(view, name) for name in RULES if RULES[name].ranges or not ranged}
+    near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
+    if not near:
+        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known for these operators")
+    # With several wrong places, a change of one of them cannot be enough.
+    several = ranged and len(session.result.extra.get("origins") or ()) > 1
+    plans: list[tuple[str, list[Fragment]]] = []
+    for name, touching in near.items():
+        plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
+        plans.append((name, found[name]))
+    if len(near) > 1:
+        apart: list[Fragment] = []  # the first of those that share a node
+        for fragment in (each for name in near for each in found[name]):
+            if not any(fragment.matched & other.matched for other in apart):
+                apart.append(fragment)
+        plans.append((" and ".join(near), apart))
+    tried: list[str] = []
+    for name, some in plans[:most]:
+
+        def change(network: Network, some: list[Fragment] = some) -> onnx.ModelProto:
+            return splice_in(NetworkView(network), some)
+
+        tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
+        candidate = _candidate(session, change(subject.network), tried[-1])
+        if session.prober.probe(candidate).verdict is Verdict.PASS:
+            anchors = [view.network.describe(fragment.anchor) for fragment in some]
+            few = len(anchors) <= _SHOWN
+            places = first_few(anchors, _SHOWN) if few else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
+            words = RULES[name].what if name in RULES else "in other forms"
+            return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
+    return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
+
+
+def work_around(
+    session: Session, case: Case, fault: Fault, output: Path, most: int = _MOST, *, everywhere: bool = True
+) -> list[Way]:
+    """Search workarounds, and put them into the result.
+
+    Args:
+        session: The model.
+        case: The minimal case.
+        fault: The attribution of the failure.
+        output: The path of the patched model.
+        most: The largest number of questions for each kind.
+        everywhere: Whether barriers outside the culprit, and all kinds after one that passes, are tried too.
+    """
+    order = session.subject.network.order
+    nodes, ranged = frozenset(order[unit] for unit in case.minimum.units), fault.whose == "precision"
+    ways: list[Way] = []
+    try:
+        if ranged:
+            why = "the error is rounding, so barriers cannot help"
+            ways.append(Way("barrier", "behind tensors of the culprit", None, why=why))
+        else:
+            ways += turn(session.result)
+            ways.append(bar(session, nodes, output, most, everywhere=everywhere))
+        passing = any(way.passes for way in ways)
+        if everywhere or not passing:
+            ways.append(rewrite(session, nodes, rewritten(output) if passing else output, most, ranged=ranged))
+    except BudgetSpent as error:
+        session.console.say(f"  {error}")
+    session.result.artifacts["patched"] = next((way.file for way in ways if way.file is not None), None)
+    session.result.extra["workarounds"] = [way.to_json() for way in ways]
+    return ways
+
+
+def add_precision(result: Result) -> None:
+    """Add the layers that stay in fp32, found by the search for precision, as a workaround."""
+    ways, nodes = result.extra.get("workarounds"), result.extra.get("keep_fp32")
+    if ways is None or not nodes or result.artifacts.get("mixed") is None:
+        return
+    seen = result.extra.get("validation") or {}
+    way = Way(
+        "precision",
+        f"{len(nodes)} nodes in fp32",
+        any(use["passed"] for use in result.extra.get("uses") or []),
+        result.artifacts["mixed"],
+        worst_error=seen.get("worst_error"),
+        why=f"{seen['passed']} of {seen['samples']} fresh inputs pass" if seen else "",
+        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
+    )
+    ways.append(way.to_json())
+
+
+def print_ways(result: Result, console: Console) -> None:
+    """Print the workarounds as a table."""
+    ways = result.extra.get("workarounds") or []
+    first = next((way for way in ways if way["passes"]), None)
+    if first is None:
+        console.answer("No workaround was found:" if ways else "No workaround was searched.")
+    else:
+        where = f" ({first['file']})" if first["file"] else ""
+        console.answer(f"Workaround: {first['what']}{where}.")
+    if ways:
+        console.table(("kind", "what", "whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways))
+
+
+def _row(way: Mapping[str, Any]) -> tuple[str, ...]:
+    verdict = {True: "passes", False: "fails", None: "not tried"}[way["passes"]]
+    error = in_tolerances(way["worst_error"]) if isinstance(way["worst_error"], float) else ""
+    return way["kind"], way["what"], verdict, error, way["file"] or "", way["why"]
+
+
+def after_diagnosis(
+    session: Session, check: CheckSettings, case: Case, fault: Fault, folder: Path, *, steady: bool
+) -> None:
+    """Search workarounds with a few questions, as the last step of a diagnosis; print the command that searches further.
+
+    Nothing is searched if the failure is not ``steady``, because a pass may be chance.
+    """
+    console, target, result = session.console, check.target, session.result
+    assert target is not None, "a diagnosis has one"
+    console.step("Which workaround makes the whole model pass?")
+    command, ways = session.command("workaround", check), list[Way]()
+    if not steady or target.target.compiles:
+        add_precision(result)
+        why = (
+            f"each probe is a build; to search: {command}"
+            if steady
+            else "the failure is flaky, so a pass may be chance"
+        )
+        console.say(f"  not searched: {why}")
+        return
+    try:
+        ways = work_around(session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
+    except BisectError as error:  # does not end the diagnosis
+        console.say(f"  no workaround was found: {error}")
+    add_precision(result)
+    print_ways(result, console)
+    if not any(way.passes for way in ways):
+        console.answer(f"  to search further: {command}")
+        result.suggest(command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bisect_trt.commands.workarounds import Way, print_ways
+from bisect_trt.commands.workaround import Way, print_ways
 from bisect_trt.report.console import QuietConsole
 from bisect_trt.report.page import macro
 from bisect_trt.report.result import Result
