@@ -28,11 +28,11 @@ from bisect_trt.tensors.npz import replacing
 
 VERDICTS = {
     "culprit": "needed to fail",
-    "left": "not ruled out, in the smallest model that fails so far",
-    "origin": "wrong, with right inputs",
+    "left": "in the smallest failing model so far",
+    "origin": "wrong, with correct inputs",
     "mild": "off by far less than the outputs",
     "mismatch": "wrong, with wrong inputs",
-    "match": "right",
+    "match": "correct",
     "spare": "not needed to fail",
     "unseen": "not compared",
 }

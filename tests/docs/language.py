@@ -86,6 +86,7 @@ def found(path: Path) -> Iterator[str]:
 def files() -> Iterator[Path]:
     """Yield the package's modules, and the pages."""
     yield from sorted((ROOT / "bisect_trt").rglob("*.py"))
+    yield from sorted(each for kind in ("html", "md", "js") for each in (ROOT / "bisect_trt").rglob(f"*.{kind}"))
     for pattern in ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md", "skills/*/*.md"):
         yield from (page for page in sorted(ROOT.glob(pattern)) if page.name != "CHANGELOG.md")
 

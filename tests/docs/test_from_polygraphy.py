@@ -34,6 +34,7 @@ COMMANDS = {
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
     "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp16": 0,
     "run model.onnx --onnxrt --onnx-outputs mark all --onnx-exclude-outputs t1": 0,
+    "run model.onnx --onnxrt --providers cpu --iterations 1": 0,
     "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3]": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup": 0,

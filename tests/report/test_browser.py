@@ -271,7 +271,13 @@ def test_a_command_is_copied(browser: Browser, search: Path) -> None:
 def test_without_scripts_the_answer_the_drawing_and_the_tables_are_there(browser: Browser, layers: Path) -> None:
     browser.open(layers, script=False)
     shown = browser.evaluate("document.body.innerText")
-    for words in ("First mismatch: Mul 'big'", "The graph around it", "Where errors begin", "big_out", "Environment"):
+    for words in (
+        "First mismatch: Mul 'big'",
+        "Graph around the failure",
+        "Where errors begin",
+        "big_out",
+        "Environment",
+    ):
         assert words in shown
     for words in ("Fit", "Contains", "Copy", "Choose a node"):  # what would do nothing is not shown
         assert words not in shown
