@@ -12,7 +12,7 @@ from bisect_trt.commands.session import saving_best
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups
-from bisect_trt.mixed_precision.answer import deliver, head_of, leave_best, tell, tell_suspects, write_answer
+from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calibrated, make_nodes
@@ -158,7 +158,7 @@ def _write_set(fix: Fix, count: int) -> Result:
     task.result.extra |= {"curve": curve, "validation": {**chosen, "recommended": True}}
     task.conclude(minimum)
     task.result.culprits = space.culprits(units)
-    tell(task, head_of(task))
+    tell(task)
     return task.result
 
 

@@ -72,7 +72,7 @@ def deliver(fix: Fix) -> Result:
     task.console.step("Written and read back: does it pass?")
     task.conclude(write_answer(fix))
     task.result.culprits = task.space.culprits(fix.minimum.units)
-    tell(task, head_of(task))
+    tell(task)
     return task.result
 
 
@@ -275,21 +275,11 @@ def tell_suspects(task: Task) -> None:
     console.say_first(shown, _SHOWN_SUSPECTS, str, ", less suspicious")
 
 
-def head_of(task: Task) -> str:
-    """The first line of an answer: the file, the units that are kept, and the precision of the others."""
-    settings, result = task.settings, task.result
-    kept, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
-    proof = f" ({result.minimality})" if kept == len(result.extra["minimal"]) else ""
-    free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself chooses among types
-    name = recommended(result) or settings.output
-    return f"{name}: {task.space.count(kept)} in {task.space.high}, {lowered} {free} {settings.low}{proof}."
-
-
 def tell(task: Task, *lines: str | None) -> None:
-    """Print an answer after its first lines: fresh samples, the curve, the units, the accuracy, and how to use it."""
+    """Print what the summary leaves out, after some lines: the reason of each unit, the accuracy, and how to use the files."""
     extra, settings, answer = task.result.extra, task.settings, task.console.answer
     beside = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
-    for line in filter(None, (task.not_run, *lines, beside and f"  {beside}", *_fresh_lines(extra))):
+    for line in filter(None, (task.not_run, *lines, beside and f"  {beside}")):
         answer(line)
     tell_kept(extra["keep_fp32"], task.console)
     comparisons = map(TensorComparison.from_json, extra["accuracy"][:_SHOWN])
@@ -299,31 +289,13 @@ def tell(task: Task, *lines: str | None) -> None:
     rest = (
         *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
         f"measured on {extra['measured_on']}",
+        extra["validation"] and f"fresh samples: {extra['validation']['drawn']}",
         times and f"one run takes (median, copies included): {times}",
         *_use_lines(extra),
         why,
     )
     for line in filter(None, rest):
         answer(f"  {line}")
-
-
-def _fresh_lines(extra: Mapping[str, Any]) -> Iterator[str]:
-    """How the written set does on fresh samples, the sets to choose from, and the minimal set where that is smaller."""
-    if extra["validation"] is not None:
-        yield f"  {extra['validation']['sentence']}"
-        yield f"  fresh samples: {extra['validation']['drawn']}"
-    elif extra["not_validated"] is not None:
-        yield f"  not run on fresh samples: {extra['not_validated']}"
-    if len(extra["curve"]) > 1:
-        yield "  the sets to choose from, by --keep-set N without a new search:"
-        for point in extra["curve"]:
-            yield f"    {point['nodes']:>5}: {row_of(point)}{' (written)' if point['recommended'] else ''}"
-    if extra["rounding"]:
-        yield f"  {extra['rounding']}"
-    minimal, proven = extra["minimal"], "1-minimal" if extra["minimal_proven"] else "unproven"
-    if len(minimal) < len(extra["keep_fp32"]):
-        named = ", ".join(map(_named, minimal[:_SHOWN_SUSPECTS])) + (", ..." if len(minimal) > _SHOWN_SUSPECTS else "")
-        yield f"  the minimal set: {len(minimal)} of these, enough for the given samples ({proven}): {named}"
 
 
 def _use_lines(extra: Mapping[str, Any]) -> Iterator[str]:
@@ -398,10 +370,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     finally:
         prober.wasted += fixer.wasted
     use, kept = recommended(task.result), f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
-    head = f"Fix: keep {kept}, as {use} does."
-    if use is None:
-        head = f"No fix by precision: with {kept} nothing that was written passes."
-    tell(task, head)
+    tell(task, None if use else f"No fix by precision: with {kept} nothing that was written passes.")
     if not minimum.proven:
         console.answer(f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}")
         task.result.suggest(command)

@@ -215,6 +215,10 @@ def _fixes(result: Json) -> Iterator[Row]:
         if len(minimal) < len(kept):
             proof = "1-minimal" if proven else "unproven"
             yield "", f"The given inputs alone need {len(minimal)} of these {units.partition(' ')[0]} ({proof})"
+        others = [point for point in result.get("curve") or () if not point["recommended"]]
+        if others and result["command"] == "precision":
+            sets = [f"{p['nodes']} ({p['samples'] - p['passed']} of {p['samples']} samples fail)" for p in others[:4]]
+            yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
         if not proven and result["command"] != "precision":
             yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
         if result.get("rounding"):

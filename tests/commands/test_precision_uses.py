@@ -20,7 +20,7 @@ from bisect_trt.commands.precision import find_precision
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.answer import find_fix
+from bisect_trt.mixed_precision.answer import find_fix, recommended
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import PrecisionSettings, Task
 from bisect_trt.options.searches import PrecisionOptions
@@ -117,7 +117,7 @@ def test_the_model_is_recommended_only_as_it_passes(
     models = [("mixed.onnx", heeds_casts), *([("mixed.onnx", True)] if strong else [])]
     assert seen == [*models, ("mixed.engine", True)]
     best = mixed if strong or heeds_casts else engine
-    assert f"{best}: 2 nodes in fp32" in said
+    assert recommended(result) == str(best)
     assert ("does not pass (" in said) is not heeds_casts
     assert f"seen to pass: {engine}: bisect-trt run" in said
 
@@ -153,10 +153,10 @@ def test_a_diagnosis_recommends_only_what_passes_too(
         found = Session(task.subject, task.console, task.result, task.prober)
         check = CheckSettings(target=FP16)
         find_fix(found, check, Search(workers=1), task.subject.original, tmp_path)
+        engine = tmp_path / "mixed.engine"
+        assert recommended(task.result) == (str(engine) if loads else None)
+        assert len(task.result.extra["keep_fp32"]) == 2
     said = " ".join(capsys.readouterr().out.split())
-    engine = tmp_path / "mixed.engine"
-    assert (f"Fix: keep 2 of 8 nodes in fp32, as {engine} does." in said) is loads
     assert ("nodes in fp32 nothing that was written passes." in said) is not loads
     assert (f"seen to pass: {engine}: bisect-trt run" in said) is loads
     assert ("does not pass (" in said) is not loads  # the model with Casts is not built too
-    assert f"as {tmp_path / 'mixed.onnx'} does" not in said
