@@ -80,5 +80,5 @@ def test_what_an_origin_reads_is_said_to_be_off_by_less(cli: CommandLine) -> Non
     result = read_json(Path("r.json"))
     assert [origin["node"]["name"] for origin in result["origins"]] == ["much"], ran.out
     assert not next(each for each in result["tensors"] if each["name"] == "hundreds")["passed"]
-    assert "reads 'hundreds' float32[4, 16], which is off too: max error" in ran.out
+    assert "input 'hundreds'" in ran.out
     assert "does not match" not in ran.out
