@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -51,19 +50,6 @@ def test_the_result_runs_on_the_values_beside_it(cli: CommandLine, model: Path, 
     np.testing.assert_array_equal(given, golden["t4"])
     np.testing.assert_array_equal(given, inputs["t2"] + 2)
     assert given.shape == ((2, 3) if option == "--no-shrink" else (1, 1))
-
-
-def test_any_number_of_workers_finds_the_same(cli: CommandLine, model: Path) -> None:
-    found = []
-    for workers in ("1", "2", "5"):
-        options = ["-o", f"{workers}.onnx", "--json", "r.json", "--workers", workers]
-        result = cli("reduce", model, *options, *failing_with("<2>", "<7>", "<8>")).ended(0).result
-        result["probes"].pop("wasted")
-        log = cli("log", result["artifacts"]["run"]).out.splitlines()
-        decisions = [re.sub(" +[0-9.]+ s ", " ", line) for line in log if re.search("FAIL|PASS|UNRESOLVED", line)]
-        assert len(decisions) == result["probes"]["run"]
-        found.append((Path(f"{workers}.onnx").read_bytes(), result["culprits"], result["probes"], decisions))
-    assert found[0] == found[1] == found[2]
 
 
 def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:

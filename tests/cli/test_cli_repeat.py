@@ -84,17 +84,6 @@ def test_a_check_command_judges_the_engines_that_were_built(here: Path) -> None:
     assert proven(read_json(Path("r.json"))) == {("b", "tactic split_k")}
 
 
-def test_one_build_that_runs_again_and_again(here: Path) -> None:
-    model = network(here / "model.onnx", "a", "bad")
-    ran = unsteady("repeat", model, "--unsteady", "--fault", "second", "--same-engine", "-n", "4", "--json", "r.json")
-    found = read_json(Path("r.json"))
-    assert [each["verdict"] for each in found["builds"]] == ["PASS", "FAIL", "PASS", "PASS"]
-    assert (ran.status, found["same_engine"], found["choices"]) == (0, True, [])
-    # One build, whatever it chose: all its runs are alike.
-    unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "--same-engine", "-n", "5", "--json", "r.json")
-    assert len({each["verdict"] for each in read_json(Path("r.json"))["builds"]}) == 1
-
-
 @pytest.mark.parametrize(
     ("words", "check", "status", "counts"),
     [

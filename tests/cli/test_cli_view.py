@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, script
+from conftest import CommandLine
+from support import TARGET, chain, has, node_tag, overflowing, script
 
 
-def test_a_run_that_has_ended(tmp_path: Path) -> None:
-    overflowing(tmp_path / "model.onnx")
-    assert bisect_trt("reduce", "model.onnx", "-o", "small.onnx", *TARGET, cwd=tmp_path).status == 0
-    done = bisect_trt("view", "--no-browser", cwd=tmp_path)
-    assert (done.status, done.err) == (0, "")
+def test_a_run_that_has_ended(cli: CommandLine) -> None:
+    cli("reduce", overflowing(Path("model.onnx")), "-o", "small.onnx", *TARGET).ended(0)
+    done = cli("view", "--no-browser").ended(0)
     text = Path(done.out.splitlines()[-1]).read_text()
     assert "fails alone (1-minimal)" in text
     assert 'href="report.html"' in text
