@@ -395,7 +395,7 @@ def _round(
 
 
 def _attempt(compute: Callable[[], Computed]) -> Computed:
-    """Return what it computes, or why it cannot: weights that are missing, an opset that is too old, wrong shapes."""
+    """Return the outputs, or the error message: missing weights, an opset that is too old, wrong shapes."""
     try:
         return compute()
     except Exception as error:  # any error of ONNX

@@ -179,7 +179,7 @@ class Diagnosis:
         return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *(step for step in steps if steps[step])]))
 
     def add_rounding(self) -> dict[str, Any] | None:
-        """Compare the reference with itself, rounding added: returns what is known if that fails too."""
+        """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
         session = self.session
         outcome = session.prober.ledger.outcome(session.subject.original.key)
         amplified = rounding_alone(session.subject, self.check, outcome.comparisons) if outcome else None

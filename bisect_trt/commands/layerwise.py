@@ -430,7 +430,7 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
 
 
 def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
-    """Return lines about a node that goes wrong: the errors of its outputs, its operator, the state of its inputs."""
+    """Return lines about an origin: the errors of its outputs, its operator, the state of its inputs."""
     network, made = subject.network, subject.network.made(index)
 
     def describe(comparison: TensorComparison) -> str:

@@ -50,7 +50,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Answer:
-    """A minimal case with what is known of it.
+    """A minimal case, the nodes to blame and the side that is wrong.
 
     Attributes:
         case: The failing units, and whether their minimality is proven.
@@ -209,7 +209,7 @@ def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Su
 
 
 def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) -> list[int]:
-    """Return the nodes of an answer, the guilty first, without those that only make weights.
+    """Return the nodes of an answer, the guilty first, without nodes that only compute weights.
 
     Each node is fed the reference's values, all of them side by side in one model: the larger its own error, the more it is to
     blame. Where that cannot be measured (a user's check, a target that does not run the model) and where no node has an error
@@ -351,7 +351,7 @@ def look_for_others(session: Session, case: Case, deliver: Delivery | None = Non
 
 
 def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
-    """Return the units that can be cut without those that are taken, if they fail; else none.
+    """Return the units that can be cut without the taken ones, if they fail; else none.
 
     Sets ``more_failures`` in the result: ``None`` if the rest breaks in another way. A pass is confirmed by more probes if it has
     to be ``sure``.

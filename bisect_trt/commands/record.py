@@ -331,7 +331,7 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
 def _verdict(
     result: Result, named: Mapping[str, list[str]], comparisons: Mapping[str, Any], made: Iterable[str]
 ) -> str:
-    """Return what is known of the node that makes some tensors.
+    """Return the verdict on the node that computes some tensors.
 
     Returns:
         ``culprit`` (in the minimal case), ``left`` (in the smallest case that is known to fail, after an early end), ``origin``

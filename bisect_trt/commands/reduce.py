@@ -129,10 +129,10 @@ def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> 
 
 
 def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
-    """Find the fewest units that fail as ends, with all that leads to them; or as starts, with all that they lead to.
+    """Find the fewest ends that fail together with their ancestors; or the fewest starts with their descendants.
 
-    The last unit of the shortest failing prefix is an end that is needed. It is probed with what leads to it alone,
-    then together with ever shorter prefixes, whose last units are ends too, until what was found fails by itself. Suffixes
+    The last unit of the shortest failing prefix is a needed end. It is probed with its ancestors alone, then together with
+    ever shorter prefixes, which end in further needed ends, until the ends with their ancestors fail. Suffixes
     and their first units are searched in the same way. With the graph's start kept, the outputs are those of
     the ends.
     """
@@ -205,7 +205,7 @@ def _write(
     """
     console, prober, weights = session.console, session.prober, session.subject.workspace.weights
     save_model(answer.proto, weights.folder_of(answer.proto), settings.output)
-    console.step("Written and read back: does it still fail?")
+    console.step("Write the model, read it back: does it still fail?")
     written = onnx.load(str(settings.output), load_external_data=False)
     weights.take_in(written, settings.output.parent)
     again = replace(answer, made=written, title=READ_BACK, again=True)

@@ -32,7 +32,7 @@ from bisect_trt.worker.process import gate, run_to_end
 from bisect_trt.worker.protocol import Failed
 
 _GRACE_SECONDS = 120.0
-"""Time for a fresh process, beside ten times that of a worker: TensorRT takes ten seconds to start."""
+"""Added to ten times the time of a probe: a fresh process with TensorRT takes ten seconds to start."""
 _MOST_RUNS = 20
 """Runs of a script if the failure is flaky."""
 _NO_PACKAGE = "inconclusive: No module named "

@@ -333,7 +333,7 @@ def tied_decision(
 
 
 def _difference(one: NDArray[Any], other: NDArray[Any] | None, unit: float | None) -> float:
-    """Return how far two roundings of a tensor differ; of an input by its unit, and infinite where that is not known."""
+    """Return the difference of two roundings of a tensor: for an input from its unit, infinite if it is unknown."""
     if one.dtype.kind != "f":
         return 0.0
     if unit is not None:

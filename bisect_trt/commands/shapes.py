@@ -1,7 +1,7 @@
 """Shapes of candidates: dimensions that have to stay free for the failure, and tensors that can be smaller.
 
-Candidates have fixed shapes as long as they fail so. If the whole model passes with its shapes fixed, and fails as in its file,
-candidates keep the dimensions that depend on those of the inputs. Reference runs at other sizes show which these are, one run for
+Candidates have fixed shapes if the model fails with fixed shapes. If it passes with them, and fails as in its file, candidates
+keep the dimensions that depend on those of the inputs. Reference runs at other sizes show which these are, one run for
 each dimension of the inputs, and their ranges over a target's profile. The tensors of the minimal case are made smaller last.
 """
 
@@ -41,7 +41,7 @@ Axis = tuple[str, int]
 MOST_PROBES = 40
 """Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop anywhere."""
 _SCRATCH_SAMPLE = 1_000_000
-"""The number of runs for shapes alone, past that of any sample."""
+"""The sample number of runs that only compute shapes."""
 _Arrays = Mapping[str, NDArray[Any]]
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 _UNCUT = {TensorProto.INT64, TensorProto.STRING}
@@ -53,7 +53,7 @@ _PARAMETERS: Mapping[str, Mapping[int, bool]] = {
     "QLinearConv": {4: True, 5: True, 8: False},
     **{key: {1: True, 2: True} for key in ("QuantizeLinear", "DequantizeLinear")},
 }
-"""Inputs with one axis that must be as long as the channels of the output, and whether one number will do instead."""
+"""Inputs with one axis that must be as long as the channels of the output, and whether one number is allowed instead."""
 
 
 @dataclass(frozen=True)
