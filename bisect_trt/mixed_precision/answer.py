@@ -13,7 +13,7 @@ import onnx
 from bisect_trt.commands.checks import CheckSettings, make_check
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.mixed_precision.curve import ENDED, Fix, in_tolerances, row_of
+from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, marked, with_metadata
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import Low, PrecisionSettings, Task
@@ -33,6 +33,7 @@ from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.worker.process import workers_within
 
@@ -56,6 +57,7 @@ def write_answer(fix: Fix) -> Minimum:
         problem = None  # the original is refused too
     fill_in(fix, task.outcome(record), record)
     task.score_whole(written)
+    _add_sampling_error(task)
     why = None
     if record.verdict is not Verdict.PASS:
         why = f"the final re-check disagreed: {record.reason}"
@@ -64,6 +66,14 @@ def write_answer(fix: Fix) -> Minimum:
     elif point is not None and not point.holds:
         why = f"the fix does not hold: {row_of(point.to_json())}"
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
+
+
+def _add_sampling_error(task: Task) -> None:
+    """Add half the 95% interval of an accuracy to the metric of the result: other samples may score lower by as much."""
+    metric = task.result.extra.get("metric")
+    if task.settings.most is None and metric and metric["name"].startswith("top-"):
+        low, high = rate_interval(round(metric["candidate"] * metric["of"]), metric["of"], CONFIDENCE)
+        metric["sampling_error"] = (high - low) / 2
 
 
 def deliver(fix: Fix) -> Result:

@@ -204,28 +204,7 @@ def _fixes(result: Json) -> Iterator[Row]:
     """Yield the models that pass, with their cost and the number of fresh samples that they pass on."""
     kept, file = result.get("keep_fp32"), result["artifacts"].get("mixed")
     if kept is not None and file:
-        used = next((str(use["what"]) for use in result.get("uses") or () if use["passed"]), file)
-        count, low = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}", result.get("precision") or "low"
-        units = "groups in floats" if result.get("groups") and not result.get("ladder") else "nodes in fp32"
-        of = f": {grouped(kept)}" if kept else ""
-        yield "Fix", f"{used}: {low}, with {count} {units}{of}"
-        seen = result.get("validation")
-        yield "", _sentence(seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}")
-        minimal, proven = result.get("minimal") or (), result.get("minimal_proven")
-        if len(minimal) < len(kept):
-            proof = "1-minimal" if proven else "unproven"
-            yield "", f"The given inputs alone need {len(minimal)} of these {units.partition(' ')[0]} ({proof})"
-        others = [point for point in result.get("curve") or () if not point["recommended"]]
-        if others and result["command"] == "precision":
-            sets = [f"{p['nodes']} ({p['samples'] - p['passed']} of {p['samples']} samples fail)" for p in others[:4]]
-            yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
-        if not proven and result["command"] != "precision":
-            yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
-        if result.get("rounding"):
-            yield "", result["rounding"]
-        times = {name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None}
-        if times:
-            yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
+        yield from _mixed(result, kept, file)
     ways = [way for way in result.get("workarounds") or () if way["passes"] and way["kind"] != "precision"]
     for way in ways[:2]:
         yield "Fix", f"{way['file'] or way['kind']}: {way['what']}"
@@ -233,6 +212,36 @@ def _fixes(result: Json) -> Iterator[Row]:
             yield "", _sentence(way["why"])
     if result.get("workarounds") and not ways and not kept:
         yield "Fix", f"not found: {plural(len(result['workarounds']), 'workaround')} tried"
+
+
+def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
+    """Yield the mixed-precision model, what it keeps in fp32, and how it does on fresh samples."""
+    used = next((str(use["what"]) for use in result.get("uses") or () if use["passed"]), file)
+    count, low = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}", result.get("precision") or "low"
+    units = "groups in floats" if result.get("groups") and not result.get("ladder") else "nodes in fp32"
+    of = f": {grouped(kept)}" if kept else ""
+    yield "Fix", f"{used}: {low}, with {count} {units}{of}"
+    seen = result.get("validation")
+    yield "", _sentence(seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}")
+    metric = result.get("metric") or {}
+    if "sampling_error" in metric:
+        error = f"sampling error {metric['sampling_error']:.2g}, 95% confidence"
+        yield "", f"{metric['name']} {metric['candidate']:.4g} on {metric['of']} samples ({error})"
+    minimal, proven = result.get("minimal") or (), result.get("minimal_proven")
+    if len(minimal) < len(kept):
+        proof = "1-minimal" if proven else "unproven"
+        yield "", f"The given inputs alone need {len(minimal)} of these {units.partition(' ')[0]} ({proof})"
+    others = [point for point in result.get("curve") or () if not point["recommended"]]
+    if others and result["command"] == "precision":
+        sets = [f"{p['nodes']} ({p['samples'] - p['passed']} of {p['samples']} samples fail)" for p in others[:4]]
+        yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
+    if not proven and result["command"] != "precision":
+        yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
+    if result.get("rounding"):
+        yield "", result["rounding"]
+    times = {name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None}
+    if times:
+        yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
 
 
 def _sentence(text: str) -> str:
