@@ -1,1 +1,1 @@
-"""What each command does, as a short readable story."""
+"""The commands; each module is one command."""

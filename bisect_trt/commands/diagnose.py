@@ -55,7 +55,7 @@ from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.protocol import Compare, Compared, Failed, RunEach, Sample
 
 MANY, FEW = 16, 8
-"""Of more than 16 samples, the 8 that fail worst are diagnosed: every tensor of each is computed, kept and compared."""
+"""Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is computed and compared."""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class Marking:
             each for number in sorted(samples, key=lambda n: n or 0) for each in samples[number].values()
         )
         lost = dict.fromkeys(
-            (name for name in network.computed if name not in infos), "the reference has no value of it"
+            (name for name in network.computed if name not in infos), "the reference has no value for this tensor"
         )
         return LayerComparison(
             {name: first[name] for name in self.wanted if name in first},

@@ -37,7 +37,7 @@ READ_BACK = "the result, read back"
 MOST_FAILURES = 10
 """The largest number of failures that are searched for."""
 GROWTH_STEPS = 3
-"""How many times a layer that passes alone is extended by its producers, before the whole model is reduced."""
+"""Number of times that a layer that passes alone is extended by its producers, before the whole model is reduced."""
 SUSPECTS_TRIED = 3
 MOST_NARROWED = 12
 """Each may be a build, but a small one."""
@@ -378,7 +378,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
 
 
 def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
-    """Return the fewest units of the rest that fail, held to the precision if the answer was; ``None`` if it fails no more."""
+    """Return the fewest units of the rest that fail, in the precision of the answer; ``None`` if it fails no more."""
     subject = session.subject
     # No failure is among the first units of the rest alone, as far as they are within something that passed.
     passed = (identity.units for identity in session.prober.ledger.passed)

@@ -335,7 +335,7 @@ def _verdict(
 
     Returns:
         ``culprit`` (in the minimal case), ``left`` (in the smallest case that is known to fail, after an early end), ``origin``
-        (wrong although all its inputs are right), ``mild`` (the same with an error far smaller than that of the outputs),
+        (wrong although all its inputs are right), ``mild`` (wrong with an error far smaller than the outputs' error),
         ``mismatch``, ``match``, ``spare`` (not compared, and not in the minimal case) or ``unseen``.
     """
     made = set(made)

@@ -133,7 +133,7 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
 
     The last unit of the shortest failing prefix is a needed end. It is probed with its ancestors alone, then together with
     ever shorter prefixes, which end in further needed ends, until the ends with their ancestors fail. Suffixes
-    and their first units are searched in the same way. With the graph's start kept, the outputs are those of
+    and their first units are searched in the same way. With the graph's start kept, the outputs are the outputs of
     the ends.
     """
     subject, network, units = session.subject, session.subject.network, session.subject.units

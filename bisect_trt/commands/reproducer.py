@@ -44,7 +44,7 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
 
     Raises:
         UsageError: The folder exists and is not empty, or it is a file, or it cannot be created; or its archive exists; or it
-            holds a symbolic link, whose target would be overwritten.
+            holds a symbolic link with a target that would be overwritten.
     """
     full = folder if folder.is_file() or (folder.is_dir() and any(folder.iterdir())) else None
     existing = archive if archive is not None and archive.exists() else full
@@ -113,7 +113,7 @@ class Left:
 
 
 def _describe_search(session: Session, minimum: Minimum) -> str:
-    """How the answer was found, in words."""
+    """Describe the search."""
     subject = session.subject
     any_one = "any one, or any two," if minimum.pairs else "any one"
     proof = f"1-minimal: without {any_one} of its units the rest does not fail" if minimum.proven else "unproven"

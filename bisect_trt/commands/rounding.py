@@ -60,7 +60,7 @@ _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = 
     **dict.fromkeys(("CumSum", "LogSoftmax", "Softmax"), lambda read, _: max(read[0])),
     "Reduce": lambda read, made: math.prod(read[0]) // math.prod(made),
 }
-"""How many numbers a node adds up for each output element, from the shapes of its inputs and output."""
+"""Number of terms that a node adds up for each output element, from the shapes of its inputs and output."""
 
 
 def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]) -> dict[str, Any] | None:

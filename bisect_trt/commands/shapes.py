@@ -1,7 +1,7 @@
 """Shapes of candidates: dimensions that have to stay free for the failure, and tensors that can be smaller.
 
 Candidates have fixed shapes if the model fails with fixed shapes. If it passes with them, and fails as in its file, candidates
-keep the dimensions that depend on those of the inputs. Reference runs at other sizes show which these are, one run for
+keep the dimensions that depend on input dimensions. Reference runs at other sizes show which these are, one run for
 each dimension of the inputs, and their ranges over a target's profile. The tensors of the minimal case are made smaller last.
 """
 

@@ -87,7 +87,7 @@ def deliver(fix: Fix) -> Result:
 
 
 def leave_best(fix: Fix) -> None:
-    """Print what is known of the best set so far, where the search ends early; the file has it."""
+    """Print the best set so far, where the search ends early; it is in the file."""
     task, space = fix.task, fix.task.space
     if fix.units is None and fix.written is not None:
         fix.units, fix.minimum = fix.written, Minimum(fix.written, proven=False)

@@ -108,7 +108,7 @@ class Point:
 
 
 def row_of(point: Mapping[str, Any]) -> str:
-    """How many samples fail with a set of the curve, and by how much."""
+    """Describe the number of samples that fail with a set of the curve, and the worst error."""
     failed, worst = point["samples"] - point["passed"], point["worst_error"]
     error = in_tolerances(math.inf if worst is None else worst)
     return f"{failed or 'none'} of {point['samples']} fresh samples fail, worst error {error}"
@@ -169,7 +169,7 @@ class Fix(Watcher):
 
     @property
     def drawn(self) -> str:
-        """How the fresh samples were made, and how many were dropped, in words."""
+        """Describe how the fresh samples were drawn, and the number of dropped ones."""
         dropped = f"; {self._dropped} dropped, on which the model fails in {self.task.space.high} too"
         return self._fresh.drawn + dropped * bool(self._dropped)
 
@@ -271,7 +271,7 @@ class Fix(Watcher):
         self._keep_best()
 
     def _look_at_small(self) -> None:
-        """Where most of the model has to stay in floats, run the units that are known to break alone, and all of it in bf16."""
+        """Run the units that are known to break alone, and the whole model in bf16, where most of it must stay in floats."""
         task, small = self.task, self.task.space.certain
         self.everywhere = 2 * max(len(small), 1) < len(self.kept) > len(task.everything) / 2
         if not self.everywhere or not task.cheap:
@@ -328,7 +328,7 @@ class Fix(Watcher):
         return point
 
     def _really_failing(self, samples: Round, failing: Sequence[int]) -> list[int]:
-        """Those of failing samples on which the model passes with nothing lowered; precision does not explain the others."""
+        """Return the failing samples on which the model passes with nothing lowered; precision does not explain the others."""
         if not failing:
             return []
         outcome = run_on(self.task, self.task.everything, samples.only(failing), f"{len(failing)} that failed")

@@ -45,7 +45,7 @@ _LOOKED_AT, _MEASURED, _RANDOM = 4, 2, 4
 """Samples that scales are compared with; samples on which each group is measured; random samples where none are given."""
 _INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "ConvInteger",
             "GatherBlockQuantized", "QMoE", "QGemm", "QAttention", "QEmbedLayerNormalization")  # fmt: skip
-"""Prefixes of operators that compute with integers themselves: those of ONNX and of ONNX Runtime."""
+"""Prefixes of ONNX's and ONNX Runtime's operators that compute with integers."""
 
 
 class GroupSpace(PrecisionSpace):
@@ -109,7 +109,7 @@ class GroupSpace(PrecisionSpace):
         return "", ""
 
     def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were compared with given samples
-        """The groups that cost most alone first; where that is not measured, those whose scales fit worst."""
+        """The groups that cost most alone first; where that is not measured, the ones with the worst scales."""
         costs = [cost or 0.0 for cost in self._alone.get("quantized", self._lost)]
         return sorted(self.lowering.units, key=lambda unit: (-costs[unit], unit))
 
@@ -217,7 +217,7 @@ class GroupSpace(PrecisionSpace):
         return first
 
     def notes(self) -> Iterator[str]:
-        """What is quantized and is neither searched nor taken out of the reference, a sentence each."""
+        """Return a sentence for each quantized part that is neither searched nor removed from the reference."""
         left, operators = self._left, _integer_operators(self.subject)
         if left:
             yield (

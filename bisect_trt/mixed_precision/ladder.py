@@ -138,7 +138,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
 
 
 def _checked(check: Check, target: TargetSettings | None) -> Check:
-    """The same check, of a target that chooses precisions itself."""
+    """Return the check with a target that chooses precisions itself."""
     assert target is not None, "it lowers layers"
     if isinstance(check, MetricCheck):
         return replace(check, runs=replace(check.runs, target=target, engine_cache=EngineCache()))

@@ -1,4 +1,4 @@
-"""Three ways of lowering a model but for some units: Casts in the graph, layer by layer on TensorRT, Q/DQ groups taken out.
+"""Three ways to lower a model except some units: Casts in the graph, layer by layer on TensorRT, Q/DQ groups taken out.
 
 A lowering makes the candidate of each set of units to keep, writes the answer, and reads it back to be probed.
 """
@@ -38,7 +38,7 @@ _MARK = "bisect-trt.precision"
 
 
 class _ModelLowering(Lowering):
-    """A lowering whose answer is an ONNX model.
+    """A lowering with an ONNX model as its answer.
 
     Attributes:
         precision: The low precision, in words.
@@ -65,7 +65,7 @@ class CastLowering(_ModelLowering):
     """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts."""
 
     def __init__(self, subject: Subject, units: Sequence[int], settings: PrecisionSettings) -> None:
-        """``units`` may be lowered; the precision and the target are those of ``settings``."""
+        """``units`` may be lowered; ``settings`` has the precision and the target."""
         super().__init__(subject, units, settings.precision)
         self._settings = settings
         self._low = LOW_TYPES[settings.precision]
@@ -79,7 +79,7 @@ class CastLowering(_ModelLowering):
         self._fixed = {first_output(node) for index, node in enumerate(network.nodes) if index not in lowered}
 
     def in_bf16(self) -> CastLowering:
-        """The same lowering to bf16.
+        """Return this lowering to bf16.
 
         Raises:
             UsageError: The opset is too old.

@@ -1,6 +1,6 @@
 """The fit of scales and zero points to the values of quantized tensors, and the problems of those that do not fit.
 
-The arithmetic is that of ONNX's QuantizeLinear and DequantizeLinear: divide by the scale, round half to even, add the zero
+The arithmetic follows ONNX's QuantizeLinear and DequantizeLinear: divide by the scale, round half to even, add the zero
 point, saturate; and back.
 """
 

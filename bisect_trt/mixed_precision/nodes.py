@@ -31,7 +31,7 @@ from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 _FRESH_REFERENCE = 2001
-"""The number of the first reference run on a fresh sample; its files lie beside those of the given samples."""
+"""The number of the first reference run on a fresh sample; its files lie beside the files of the given samples."""
 _NEAR, _CLOSE, _MOST_MEASURED = 1 / 64, 1 / 4, 12
 """A node is added first from this share of fp16's largest number on."""
 
@@ -161,7 +161,7 @@ def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collectio
 def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
     """The check for candidates that are lowered already.
 
-    The target takes them as they are. Tolerances that were not given become those of the low precision, as numbers: the
+    The target takes them as they are. Tolerances that were not given become the low precision's, as numbers: the
     outputs are always the original's.
 
     Raises:
@@ -199,7 +199,7 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
 
 
 def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSettings:
-    """Find the ranges, unless they are there; what the search works with from then on.
+    """Return the settings with ranges, which are calibrated if missing.
 
     Raises:
         UnavailableError: The model cannot be built in INT8.

@@ -1,4 +1,4 @@
-"""A quantized model in floats: its weights dequantized, or those of the model before quantization."""
+"""A quantized model in floats: its weights dequantized, or taken from the model before quantization."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOVES = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten",
 _NAMED = re.compile(r"(?i)(?<![a-z])(relu6?|clip)(?![a-z])")
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "HardSwish", "Max")
 _STEPS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
-"""The ends of the types in which a pair may stand for a Relu."""
+"""The ends of the types in which a pair may replace a Relu."""
 _SIX = 6.0
 Clip = tuple[float, float | None]
 
@@ -39,7 +39,7 @@ class Plain:
 
     Attributes:
         network: The model.
-        groups: The groups that are searched, each pair with the activation function that it stands for.
+        groups: The groups that are searched, each pair with the activation function that it replaces.
         weights: The weights that are stored quantized, in floats, by the output of the node that dequantizes them.
         original: The model before quantization, if given; with the same input shapes.
         taken: The weights that were taken from that, by the same names.
@@ -229,7 +229,7 @@ def _maker_of(original: Network, tensor: str) -> int | None:
 
 
 def _same(subject: Subject, one: Network, other: Network) -> bool:
-    """Return whether two float models compute the same, but for rounding."""
+    """Return whether two float models compute the same except for rounding."""
     first, second = (subject.models.run("same", network.proto, subject.samples[0]) for network in (one, other))
     if isinstance(first, Failed) or isinstance(second, Failed):
         return False
@@ -243,9 +243,9 @@ def _same(subject: Subject, one: Network, other: Network) -> bool:
 
 
 def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
-    """The Relu or Clip that pairs stand for, by the tensors that they quantize.
+    """Return the Relu or Clip that pairs replace, by the tensors that they quantize.
 
-    ONNX Runtime's quantizer drops a Relu whose result is quantized with the zero point at the end of the type, because the
+    ONNX Runtime's quantizer drops a Relu if its result is quantized with the zero point at the end of the type, because the
     pair cuts off negative values. The tensors' names show which pairs these are; else each pair with such a zero point is one.
     """
     network, found = subject.network, dict[str, Clip]()

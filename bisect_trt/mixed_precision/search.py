@@ -39,13 +39,13 @@ class PrecisionSettings:
 
     Attributes:
         options: The options.
-        precision: The precision that nodes are lowered to. With ``calibrated``, that of the tolerance.
+        precision: The precision that nodes are lowered to. With ``calibrated``, the precision of the tolerance.
         target: The runtime that is compared with the reference; ``None`` for a check command or prompts.
-        bits: The quantized types whose groups are searched; none for a search of nodes.
+        bits: The quantized types of the groups that are searched; none for a search of nodes.
         by_layer: Whether the target lowers layer by layer, rather than run models with Casts.
         calibrated: Whether nodes that are not kept may run in INT8, by ranges that TensorRT measured.
         most: The largest number of questions of the search for the minimal set; ``None`` for no limit.
-        tolerance: The tolerance on fresh samples; ``None`` for that of the search.
+        tolerance: The tolerance on fresh samples; ``None`` for the tolerance of the search.
     """
 
     options: PrecisionOptions
@@ -96,7 +96,7 @@ def precision_files(own: PrecisionOptions) -> list[Path]:
 
 
 def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
-    """What a search for precision lowers to, and the target without it: the search lowers the model itself.
+    """Return the precision that a search lowers to, and the target without it: the search lowers the model itself.
 
     A target with quantized types keeps them: to it, Q/DQ in a model shows where to quantize, and the option allows it.
 

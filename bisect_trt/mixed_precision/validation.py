@@ -68,7 +68,7 @@ class Fresh:
     def __init__(
         self, subject: Subject, count: int, given: Sequence[str] = (), ways: tuple[str, ...] | None = None
     ) -> None:
-        """Read the user's samples, or learn the distribution of those of the search.
+        """Read the user's samples, or learn the distribution of the search's samples.
 
         Args:
             subject: The model, with the samples of the search.
@@ -113,7 +113,7 @@ class Fresh:
         return None if self._like.varies else "no value of the inputs can vary"
 
     def round(self, number: int) -> Round | None:
-        """The samples of a round, others than those of the rounds before unless they are the user's.
+        """Return the samples of a round, different from earlier rounds unless they are the user's.
 
         A sample on which the reference is not finite, or does not run, is left out.
 

@@ -198,7 +198,7 @@ class Anonymous:
     Attributes:
         proto: The model.
         names: The new name of each tensor, by its old one.
-        kept: New names of the weights that were not replaced: external ones, and those of 8 bits or fewer that NumPy lacks.
+        kept: New names of the weights that were not replaced: external ones, and types of 8 bits or fewer that NumPy lacks.
     """
 
     proto: onnx.ModelProto

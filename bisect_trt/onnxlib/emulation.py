@@ -41,7 +41,7 @@ def lower_roundtrip(
     *,
     arithmetic: bool = False,
 ) -> ModelProto:
-    """Return the model lowered and emulated; the arguments are those of :func:`lower_fp16` and :func:`emulate`.
+    """Return the model lowered and emulated; the arguments are the same as for :func:`lower_fp16` and :func:`emulate`.
 
     Raises:
         UsageError: The opset is too old.
@@ -52,7 +52,7 @@ def lower_roundtrip(
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bool = False) -> ModelProto:
     """Return the model with each low-precision node in fp32, and its results rounded by round trips.
 
-    All names but those of weights stay, for fp32 tensors of the same values. Graph inputs and outputs become fp32 too, and inputs
+    All names except weights' stay, for fp32 tensors of the same values. Graph inputs and outputs become fp32 too, and inputs
     are rounded.
 
     Args:
@@ -154,7 +154,7 @@ class _Emulation(Rewriter):
     def _round_to_half(self, source: str, target: str) -> None:
         """Write nodes that round to fp16 in fp32: the step at a number's size, a Round to whole steps, and Inf.
 
-        A slightly wrong logarithm at a power of two selects the neighbour's step, whose grid has that power and the values that
+        A slightly wrong logarithm at a power of two selects the neighbour's step; its grid has that power and the values that
         round to it too. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
         """
 

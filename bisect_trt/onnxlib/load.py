@@ -258,7 +258,7 @@ def _check_nodes(model: ModelProto) -> None:
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
                 raise ModelFileError(
                     f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
-                    " of a known type, so the model is not valid ONNX or newer than this version of it."
+                    " of a known type, so the model is not valid ONNX, or newer than the installed onnx."
                 )
 
 
@@ -305,7 +305,7 @@ def _check_functions(model: ModelProto) -> None:
 
 
 def _calls(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
-    """Return the operator or function of each node, those of bodies too."""
+    """Return the operator or function of each node, also in bodies."""
     return [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(nodes)]
 
 

@@ -286,7 +286,7 @@ class Network:
 
     @cached_property
     def inferred(self) -> Declarations:
-        """The types that are declared or inferred by ONNX, those of sequences too, by tensor name."""
+        """The types that are declared or inferred by ONNX, also of sequences, by tensor name."""
         return infer(self) or self.declared
 
     @cached_property

@@ -70,7 +70,7 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield these nodes and those of their bodies; without recursion, since bodies may be nested deeply."""
+    """Yield these nodes and the nodes of their bodies; without recursion, since bodies may be nested deeply."""
     waiting = [iter(nodes)]
     while waiting:
         for node in waiting.pop():

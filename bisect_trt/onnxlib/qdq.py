@@ -135,7 +135,7 @@ def _is_end(node: onnx.NodeProto) -> bool:
 
 
 def has_quantized(model: onnx.ModelProto) -> bool:
-    """Return whether any node quantizes or dequantizes, those of bodies and functions too."""
+    """Return whether any node quantizes or dequantizes, also in bodies and functions."""
     return any(map(_is_end, all_nodes(model)))
 
 

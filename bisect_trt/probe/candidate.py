@@ -21,12 +21,12 @@ from bisect_trt.tensors.info import value_bytes
 
 @dataclass(frozen=True)
 class Identity:
-    """What is remembered of a candidate when its model is gone.
+    """The description of a candidate without its model.
 
     Attributes:
         key: Names it by its content: the same for the same model.
         title: What it is, in a few words.
-        made_of: The units it is made of.
+        made_of: Its units.
     """
 
     key: str
@@ -35,12 +35,12 @@ class Identity:
 
     @property
     def units(self) -> Subset:
-        """The units it is made of."""
+        """The units of the candidate."""
         return self.made_of.units
 
     @property
     def size(self) -> int:
-        """How much it has: each mark counts as a unit, so that no marked model is the smallest that fails."""
+        """The size of the candidate: each mark counts as a unit, so that no marked model is the smallest that fails."""
         return len(self.made_of)
 
 
@@ -53,12 +53,12 @@ class Candidate:
         inputs: The tensors to feed; the reference's activations are their values.
         outputs: The tensors to compare with the reference's.
         title: What it is, in a few words.
-        units: The units it is made of, for a search over units.
+        units: Its units, for a search over units.
         values: Of its inputs and outputs, where they are not the reference's activations of the original.
         keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
             the target's to do.
-        held: Whether the target is held to its low precision, where left to itself it may choose fp32.
-        sample: The number of the input sample whose values go with it, from 1; of a search, on all of them.
+        held: Whether the target must use its low precision, where it may choose fp32 by default.
+        sample: The number of its input sample, from 1; a search uses all samples.
         engine: An engine that was built of it before, to be probed instead of a new one.
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
         runs: How often the check runs at most then; ``None`` for as often as the first time.
@@ -92,7 +92,7 @@ class Candidate:
 
     @property
     def has_external_data(self) -> bool:
-        """Whether any of the model's weights lies outside of it."""
+        """Whether any of the model's weights lies outside."""
         return self.made.has_external_data if isinstance(self.made, Cut) else has_external_data(self.made)
 
     def content(self) -> bytes:
@@ -103,7 +103,7 @@ class Candidate:
 
     @cached_property
     def identity(self) -> Identity:
-        """What it is, without the model."""
+        """The description without the model."""
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.

@@ -1,6 +1,6 @@
 """Locks: a run's folder, and a path that every candidate is written to, belong to one process at a time.
 
-Two processes that go on with one run would remove each other's files; two whose checks read one path would judge each other's
+Two processes that go on with one run would remove each other's files; two with checks that read one path would judge each other's
 candidates. A lock of the system (``flock(2)``) is free as soon as its holder ends. Where there are none (some network file
 systems), and where nothing can be written, there is no waiting.
 """
@@ -26,7 +26,9 @@ def claimed_run(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: Another process works there.
     """
-    taken = f"the run {folder} is at work in process {{}}, so nothing was done; wait until that ends, or stop it."
+    taken = (
+        f"the run {folder} belongs to the running process {{}}, so nothing was done; wait until it ends, or stop it."
+    )
     with _locked(folder / _LOCK, taken), contextlib.ExitStack() as kept:
         # Checks outlive a driver that is killed until its guard has ended them: it has this lock as well.
         with contextlib.suppress(OSError):
@@ -48,7 +50,7 @@ def claimed_path(path: Path | None) -> Iterator[None]:
     with contextlib.ExitStack() as kept:
         if path is not None:
             taken = (
-                f"{path} is rewritten for each probe of a run that is at work in process {{}}; wait until that ends, name "
+                f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
                 "another with --candidate, or put {model} into the check command."
             )
             kept.enter_context(_locked(path.with_name(path.name + ".lock"), taken))

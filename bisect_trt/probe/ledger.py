@@ -32,11 +32,11 @@ class Record:
         key: The candidate's content; its first digits name its folder.
         title: What it is, in a few words.
         size: How many units.
-        verdict: What the check said.
+        verdict: The verdict of the check.
         signature: The kind of failure.
         reason: The same in a sentence.
         tail: The last lines that the check printed, where it broke in another way or failed by its exit status.
-        seconds: How long the check took, all runs of it.
+        seconds: The time of all runs of the check.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
         place: Where it ran, as it was asked for, if not here.
@@ -170,7 +170,7 @@ class Ledger:
         return self.original is not None and self.original.startswith(BROKEN_PREFIXES)
 
     def outcome(self, key: str) -> Outcome | None:
-        """What is known of a candidate."""
+        """Return the outcome of a candidate, if it was probed."""
         return self._outcomes.get(key)
 
     def start(self, candidate: Identity) -> None:
@@ -197,7 +197,7 @@ class Ledger:
             raise BudgetSpent(f"the budget is spent (--max-probes {self._max_probes}).")
 
     def seconds_left(self) -> float | None:
-        """How long probes may go on; ``None`` without a limit."""
+        """Seconds left for probes; ``None`` without a limit."""
         return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
 
     def end(self, candidate: Identity, outcome: Outcome | None) -> None:

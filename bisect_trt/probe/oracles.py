@@ -30,7 +30,7 @@ ENGINE = "model.engine"
 
 
 class EngineCache:
-    """Keeps the engine of the candidate that passed with the fewest nodes in fp32; those of all would fill the disk."""
+    """Keeps the engine of the candidate that passed with the fewest nodes in fp32; all engines would fill the disk."""
 
     def __init__(self) -> None:
         """None was kept yet."""
@@ -70,7 +70,7 @@ class BuiltinCheck:
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
-        engine_cache: Where the engines of candidates that pass stay, if any shall.
+        engine_cache: The store of engines of candidates that pass, if they are kept.
         confirm: Whether a crash counts only once it has been seen twice.
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
@@ -141,7 +141,7 @@ class BuiltinCheck:
         return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
 
     def built(self, files: CandidateFiles) -> TargetSettings:
-        """The same, with its engine left in the candidate's folder."""
+        """Return the target, with its engine in the candidate's folder."""
         target = self.target_of(files)
         if files.engine is not None:
             return target
@@ -158,7 +158,7 @@ class BuiltinCheck:
 
 
 def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
-    """What it means for a candidate that the target does not run it."""
+    """Return the outcome of a candidate that the target does not run."""
     if failed.kind in ("cancelled", "lost"):
         return Outcome(Ending.SKIPPED, failed.signature, failed.message, seconds)
     reasons = {
@@ -237,7 +237,7 @@ class FreshCheck:
 
 
 def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int, seconds: float) -> Outcome:
-    """What it means how far a candidate is off on each sample."""
+    """Return the outcome of a candidate from its errors on each sample."""
     seen: dict[int, list[TensorComparison]] = {}
     for comparison in comparisons:
         seen.setdefault(comparison.sample or 1, []).append(comparison)
@@ -269,7 +269,7 @@ def error_of(comparison: TensorComparison) -> float:
 
 
 FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")
-"""Where the engine lies for a command that names no placeholder; the latter where it names that."""
+"""Paths of the engine for a command without a placeholder; the second if the command names it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a probe ended, and what that means for the search."""
+"""The outcome of a probe, and its verdict."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
 
 class Ending(str, Enum):
-    """How the check ended, before anybody judges it."""
+    """The end of a check, before the verdict."""
 
     FAILED = "failed"
-    """The check said bad."""
+    """The check failed."""
     MISMATCHED = "mismatched"
     """The built-in check found an output that is off."""
     PASSED = "passed"
-    """The check said good."""
+    """The check passed."""
     SKIPPED = "skipped"
-    """The check said that this candidate cannot be judged."""
+    """The check cannot judge this candidate."""
     OTHER = "other"
     """It broke in another way than the one asked for."""
     BROKEN = "broken"
@@ -32,15 +32,15 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check reports of one candidate.
+    """The report of a check on one candidate.
 
     Attributes:
         ending: How it ended.
         signature: The kind of failure, the same for the same failure on another model: ``mismatch``, ``exit 1``,
             ``signal SIGSEGV``, ``time-out``, or a message with its numbers masked.
         reason: A sentence for people.
-        seconds: How long the check took, all runs of it.
-        tail: The last lines of what the check printed, where it broke in another way or said bad by its exit status alone.
+        seconds: The time of all runs of the check.
+        tail: The last lines of what the check printed, where it broke in another way or failed by its exit status alone.
         comparisons: What the built-in check saw of each output.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
@@ -51,7 +51,7 @@ class Outcome:
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.
         place: Where it ran, as it was asked for, if not here.
-        errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
+        errors: Of each fresh sample, the largest error over its tolerance, where errors decide the verdict.
         metric: What it scores, where a metric is the check; see ``Scale.to_json``.
     """
 
@@ -118,7 +118,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
-        """What :meth:`to_json` wrote."""
+        """Read the output of :meth:`to_json`."""
         comparisons = tuple(TensorComparison.from_json(entry) for entry in plain["comparisons"])
         severity = plain.get("severity")
         known = {**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons}
@@ -128,6 +128,6 @@ class Outcome:
 
 
 BARE_EXIT = "exit "
-"""How the signature of a check command begins that ended with a status of its own and met no condition."""
+"""Start of the signature of a check command that ended by itself and met no condition."""
 BROKEN_PREFIXES = ("signal ", "time-out", OVER_MEMORY, "build: ", "run: ")
-"""How the signatures of ``Ending.BROKEN`` begin."""
+"""Starts of the signatures of ``Ending.BROKEN``."""

@@ -58,10 +58,10 @@ class Activations(Protocol):
 
     @property
     def more(self) -> Sequence[Activations]:
-        """Those of the input samples after the first."""
+        """The activations of the input samples after the first."""
 
     def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
-        """Those of the named tensors that are known."""
+        """The known values of the named tensors."""
 
 
 class Runner:
@@ -131,7 +131,7 @@ class Runner:
         """One run of the original, which has to give an answer.
 
         Raises:
-            UnavailableError: Another process ends it again and again.
+            UnavailableError: Another process ended it repeatedly.
         """
         outcome = self.check.run(files)
         if outcome.signature == LOST:
@@ -145,7 +145,7 @@ class Runner:
 
         Args:
             original: What :meth:`measure` gave.
-            confidence: How sure the whole search shall be.
+            confidence: The confidence required of the whole search.
             units: How many units it walks.
         """
         self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
@@ -207,7 +207,7 @@ class Prober:
         Args:
             candidate: The original.
             repeat: How often to run it, to measure its failure rate; ``None`` for once.
-            confidence: How sure the search shall be, if it fails only sometimes.
+            confidence: The confidence required of the search, if it fails only sometimes.
             units: How many units will be searched.
 
         Raises:
@@ -234,7 +234,7 @@ class Prober:
         return self.ledger.decide(identity, self._outcome(identity, lambda: self._run(candidate, identity)))
 
     def _outcome(self, identity: Identity, run: Callable[[], Outcome]) -> Outcome:
-        """The outcome that is known of a candidate, else that of a run, which the journal gets."""
+        """Return the known outcome of a candidate, or run it and write the outcome to the journal."""
         outcome = self.ledger.outcome(identity.key)
         if outcome is None:
             self.ledger.start(identity)
@@ -391,13 +391,13 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
 
 
 def passes_needed(prober: Prober) -> int:
-    """How often something has to pass in a row, for what is run beside the search."""
+    """Return the number of passes in a row that a run outside the search needs."""
     flakiness = prober.runner.flakiness
     return _runs(prober.runner.check, flakiness, 1)[1] if flakiness.is_steady else flakiness.passes_needed
 
 
 def _runs(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
-    """How often to run what fails, and what passes; 0 and 1 where a probe takes minutes and no rate was measured."""
+    """Return the runs of the failing and of the passing candidate; 0 and 1 where a probe takes minutes and no rate is known."""
     target = getattr(check, "target", None)
     costly = isinstance(check, MetricCheck) or (target is not None and target.target.compiles)
     if costly and flakiness.runs == 1:

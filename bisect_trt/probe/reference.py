@@ -35,7 +35,7 @@ _SHAPE_SIZE = 64
 
 
 class Models:
-    """Runs models for what they give, not to be judged; on the reference runtime unless said otherwise.
+    """Runs models for their values, by default on the reference runtime.
 
     Attributes:
         reference: The reference runtime.
@@ -66,7 +66,7 @@ class Models:
     def run(
         self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]] | Failed:
-        """The outputs of a model by name, or why it is not run; ``name`` is that of its files.
+        """The outputs of a model by name, or the reason why it does not run; ``name`` names its files.
 
         Raises:
             UnavailableError: As :meth:`collect`.
@@ -162,7 +162,7 @@ class Constants:
 
 
 class InferredValues:
-    """Values that stand for a model's activations where it is only built: zeros of the inferred types and shapes.
+    """Values that replace a model's activations where it is only built: zeros of the inferred types and shapes.
 
     What follows from shapes alone, such as the target of a Reshape, has its value.
 
@@ -218,12 +218,12 @@ class Reference:
         inputs: The values of the graph's inputs.
         inputs_file: The same as a file, ``.npz``.
         store: The folder of the activations.
-        infos: Type and shape of every tensor whose value is known, the inputs too.
+        infos: Type and shape of every tensor with a known value, the inputs too.
         missing: For each node that could not be run, why.
         lost: These nodes and all that depend on them: what they make is not known.
         refused: Why ONNX Runtime cannot run any model of this kind (of an IR version or operator set that it does not
             know, say), if so; then nothing is known but the inputs.
-        more: The same for the input samples after the first. What is said above is then true of every sample; a
+        more: The reference runs of the other input samples. The fields above then apply to every sample; a
             dimension that is not the same for all of them is free.
     """
 
@@ -273,7 +273,7 @@ class Reference:
         self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
 
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The values of those of the tensors that are known, in the order asked."""
+        """Return the known values of the tensors, in the given order."""
         return {
             name: self.inputs[name] if name in self.inputs else self._values.take(name)
             for name in names
@@ -309,7 +309,7 @@ class Reference:
         return ActivationStore.open(self.store)
 
     def _first_broken(self, nodes: list[int], problem: Failed) -> tuple[int, Failed]:
-        """The last node of the shortest prefix that does not run, and what is said of it; ``problem`` is of them all."""
+        """The last node of the shortest prefix that does not run, and its message; ``problem`` belongs to all nodes."""
         said = {len(nodes): problem}
 
         def ask(places: frozenset[int]) -> Verdict:

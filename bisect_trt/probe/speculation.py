@@ -2,7 +2,7 @@
 
 The search is a pure function of an oracle, so it can be run ahead on guessed verdicts to learn what it would ask next.
 Those candidates are probed in parallel; the true answers are then taken in one by one, in the order of the true questions,
-and what they make moot is ended. The result and the order of decisions are those of one worker, by construction.
+and what they make moot is ended. The result and the order of decisions are the same as with one worker, by construction.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 _REMEMBERED = 16
 """The chance of a failure follows from so many of the last verdicts."""
 _PRIOR = 8
-"""So many verdicts outweigh the belief that failing and passing are equally likely, as they are in a bisection."""
+"""Number of verdicts that outweigh the belief that failing and passing are equally likely, as they are in a bisection."""
 _GUESSES = 8
-"""So many guesses are made for each question at most."""
+"""Most guesses for each question."""
 
 
 class Asked(Exception):  # noqa: N818 - how a run ahead ends
-    """The search has asked something whose answer is not known."""
+    """The search asked a question without a known answer."""
 
     def __init__(self, question: Question) -> None:
         """``question`` is what it asked."""
@@ -167,7 +167,7 @@ class Speculation:
             self._ledger.cached += len(heard) - len(set(heard))
 
     def _take(self, question: Question) -> bool:
-        """Take the true answer to the true question in, if it is there."""
+        """Use the true answer to the true question, if it is known."""
         if question not in self._identities:
             self._identities[question] = self._build(question).identity
         identity = self._identities[question]
@@ -180,7 +180,7 @@ class Speculation:
         return True
 
     def _known(self) -> dict[Question, Verdict]:
-        """All verdicts that are in, those of guesses that happened to be probed too."""
+        """All known verdicts, including guesses that were probed."""
         known = dict(self._taken)
         for question, identity in self._identities.items():
             outcome = None if question in known else self._ledger.outcome(identity.key)
@@ -230,7 +230,7 @@ class Speculation:
                 self._ledger.end(running.identity, running.future.result())
 
     def _end(self, moot: list[Question]) -> None:
-        """End probes whose answers are not needed, with their process groups; what was quicker is remembered."""
+        """End probes that are not needed, with their process groups; finished ones are remembered."""
         ended = [self._running.pop(question) for question in moot]
         for running in ended:
             running.cancel.set()

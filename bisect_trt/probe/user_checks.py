@@ -34,7 +34,7 @@ SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
 _PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine|python|shapes)\}")
 PYTHON = "{python}"
-"""Placeholder of the interpreter that a candidate is probed with: that of its environment, else this one."""
+"""Placeholder of the interpreter of a candidate: its environment's interpreter, else this one."""
 
 
 def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome]) -> Outcome:
@@ -140,7 +140,7 @@ class CommandCheck:
         return Outcome(Ending.SKIPPED, LOST, reason, end.seconds, _tail(files.log))
 
     def _end(self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None) -> tuple[ProcessEnd, bool]:
-        """How the command ends, and whether another process may have ended it, or something that it had started."""
+        """Return the end of the command, and whether another process may have ended it or one of its children."""
         kills = oom_kills()
         with gate.turn(cancel):
             try:
@@ -308,9 +308,9 @@ class Undo(Exception):  # noqa: N818 - a request, not an error
 
 
 _ANSWERS: dict[str, tuple[Ending, str, str] | type[BaseException]] = {
-    "good": (Ending.PASSED, "good", "you said good"),
-    "bad": (Ending.FAILED, "bad", "you said bad"),
-    "skip": (Ending.SKIPPED, "skip", "you said skip"),
+    "good": (Ending.PASSED, "good", "judged good at the prompt"),
+    "bad": (Ending.FAILED, "bad", "judged bad at the prompt"),
+    "skip": (Ending.SKIPPED, "skip", "skipped at the prompt"),
     "undo": Undo,
     "quit": KeyboardInterrupt,
 }

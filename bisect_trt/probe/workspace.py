@@ -31,7 +31,7 @@ Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
 FIXED_PATH, POLYGRAPHYS_PATH = Path("bisect_trt_debug.onnx"), Path("polygraphy_debug.onnx")
 _NAME_LENGTH = 60
-"""How much of a model's name is in that of a run's folder, in characters of four bytes at most."""
+"""Most characters of a model's name in the name of a run's folder; a character has at most four bytes."""
 _SCRATCH = "scratch-"
 KEY_LENGTH = 12
 """Digits of a candidate's key that name its folder."""
@@ -57,13 +57,13 @@ class CandidateFiles:
         more: Inputs and reference values of the input samples after the first.
         sample: The number of the input sample, from 1, where there are several.
         keep: Nodes that the target is to keep in fp32; see ``Candidate``.
-        held: Whether the target is held to its low precision; see ``Candidate``.
-        engine: The engine that was built of it, where there is one.
+        held: Whether the target must use its low precision; see ``Candidate``.
+        engine: Its engine, where one was built.
         packages: Those that it is probed with; see ``Candidate``.
         python: The interpreter that has them, where there is one.
         target: How the target is set up for it; see ``Candidate``.
         weights: The folder with its weights, where that is not the model's own.
-        shapes: Those of its inputs, a text for each input sample.
+        shapes: The shapes of its inputs, a text for each input sample.
         renew: Writes it again, as a check may have changed it; to be called before it is used again.
     """
 
@@ -86,7 +86,7 @@ class CandidateFiles:
     renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
     def samples(self) -> Iterator[CandidateFiles]:
-        """The same with the values of one input sample after the other."""
+        """Yield copies with the values of each input sample in turn."""
         if not self.more:
             yield self
             return
@@ -103,7 +103,7 @@ class CandidateFiles:
         return {name: str(path.absolute()) for name, path in paths.items()} | shapes
 
     def environment(self) -> dict[str, str]:
-        """The same as environment variables, ``BISECT_TRT_MODEL`` and so on; with the sample's number if there are more."""
+        """Return the placeholders as environment variables (``BISECT_TRT_MODEL``), and the sample's number."""
         sample = {} if self.sample is None else {"BISECT_TRT_SAMPLE": str(self.sample)}
         return {f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()} | sample
 
@@ -309,7 +309,7 @@ def sha256_of(path: Path) -> str:
 
 
 class Weights:
-    """Where the weights of the candidates in one folder are.
+    """The weights of the candidates in one folder.
 
     ONNX wants them beside the model, under no other name and behind no link. A hard link in the run's folder would make the
     user's own file one with two names, which ONNX's loader refuses to read from then on; so it is the file itself that is read,
@@ -317,7 +317,7 @@ class Weights:
     """
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is that of the candidates."""
+        """``folder`` is the folder of the candidates."""
         self._folder = folder
         self._lock = threading.Lock()
         self._homes: dict[str, Path] = {}
@@ -409,7 +409,7 @@ class Weights:
         return folder_with(model, [self._folder, *homes]) or next(iter(homes), self._folder)
 
     def away(self, model: onnx.ModelProto) -> Path | None:
-        """The same, where it is not that of the candidates."""
+        """Return the folder of the weights, where it differs from the folder of the candidates."""
         folder = self.folder_of(model)
         return None if folder == self._folder else folder
 

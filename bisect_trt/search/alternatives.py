@@ -17,12 +17,12 @@ from bisect_trt.search.strategy import find_culprits
 
 MOST_ALTERNATIVES = 8
 _MOST_SINGLES = 16
-"""Where a set breaks in another way, it says nothing of its units; so many of them are then asked about alone."""
+"""Number of units that are asked about alone after their set broke in another way, which gives no information."""
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """What :func:`find_alternatives` ends with.
+    """The result of :func:`find_alternatives`.
 
     Attributes:
         found: Sets that pass, in the order in which they were found. Without any one of its units none of them was seen
@@ -75,7 +75,7 @@ def find_alternatives(
 
 
 class _Known:
-    """An oracle with what it has said, and how likely each unit is."""
+    """An oracle with its answers, and the probability of each unit."""
 
     def __init__(self, ask: Ask, weights: Mapping[int, float]) -> None:
         self._ask = ask
@@ -115,7 +115,7 @@ class _Known:
         return sorted(units, key=lambda unit: -self._weights[unit])
 
     def _single(self, units: Sequence[int]) -> Subset | None:
-        """The one that passes alone, each question about half of what is likely; ``None`` if it is not seen on the way."""
+        """Return the unit that passes alone; each question covers half of the probability. ``None`` if it is not found."""
         left = self._likeliest_first(units)
         while len(left) > 1:
             half, weight, whole = 0, 0.0, sum(self._weights[unit] for unit in left)

@@ -1,7 +1,7 @@
 """Does a proof hold where the check may be flaky? The search itself is evidence; what it leaves open is asked again.
 
 A check that shows a failure only sometimes says ``FAIL`` truly and ``PASS`` by chance. So a set that failed does fail, and
-whatever was passed wrongly on the way cost questions and no more. What can be wrong is only that nothing can be left out:
+wrong passes during the search cost questions only. Only the minimality can be wrong:
 that rests on a pass for each unit. A single unit needs none: that it failed is the proof.
 
 Every set that failed, and that holds the answer, speaks against such a check, and so does every set that passed without one
@@ -38,14 +38,14 @@ _LARGER_PASSED = "a model that holds the answer passed, and failed when asked ag
 _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
 _CONTRADICTIONS = 3
-"""How often models that hold the answer, and passed, are run again in all: where none of so many fails, they do pass."""
+"""Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
 _ALLOWED = 0.024
-"""How likely it may be, where nothing was measured, that a unit looks needed by chance. ``benchmarks/flaky.py`` says what that
+"""Probability, where nothing was measured, that a unit looks needed by chance. ``benchmarks/flaky.py`` says what that
 holds: it counts each way in which chance could have led to the answer, most of which a search does not come by."""
 _CONTRADICTED = 0.01
-"""The same where answers contradict each other, so that what was asked before is no evidence."""
+"""That probability where answers contradict each other, so that earlier answers are no evidence."""
 _FEW = range(3, 7)
-"""Of so many units each pair is left out too, in 3 to 15 questions. Of two, that leaves nothing."""
+"""Sizes of answers of which each pair is left out too, in 3 to 15 questions. A pair of two units is the whole answer."""
 
 
 def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakiness: Flakiness | None) -> Minimum:
@@ -56,7 +56,7 @@ def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakines
 
     Args:
         minimum: What was found by leaving out units.
-        oracle: The oracle, and what it said on the way.
+        oracle: The oracle, and its answers so far.
         complete: Adds to a set what cannot be left out while the rest is in it.
         flakiness: What was measured of the original: the proof is to hold with the confidence asked for. ``None`` if nothing was.
 
@@ -92,7 +92,7 @@ def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakines
 def _evidence(
     answer: Subset, decisive: Sequence[Subset], oracle: Transcript, flakiness: Flakiness
 ) -> tuple[int, list[int]]:
-    """How often what holds the answer failed, and how often what lacks one of its units passed, each unit by itself.
+    """Return the number of failures of sets that hold the answer, and of passes of sets without one unit, for each unit.
 
     The original failed too, and the answer will when it is read back, or there is no proof.
     """
@@ -123,7 +123,7 @@ def _unproven(minimum: Minimum, why: str) -> Minimum:
 
 
 def _without_pairs(minimum: Minimum, oracle: Oracle, complete: Completion) -> Minimum:
-    """The same, or less, where two of few units can be left out together.
+    """Return the answer, without two units where two of few can be left out together.
 
     1-minimal is not smallest: where two units do harm only together, or undo each other, neither can be left out alone.
     """
@@ -139,7 +139,7 @@ def _without_pairs(minimum: Minimum, oracle: Oracle, complete: Completion) -> Mi
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:
-    """The same for what is enough to keep: the failures prove that nothing less is, and the answer's pass is asked again."""
+    """Confirm a set that is enough to keep: failures prove that it is minimal, and its pass is asked again."""
     if not minimum.proven or not flakiness.is_steady:
         return minimum
     failures, (passes,) = confirmations(flakiness.runs, [1], 1 - flakiness.confidence)

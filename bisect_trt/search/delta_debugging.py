@@ -16,7 +16,7 @@ from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Verdict
 _SMALL = 8
 """So few units are left out one by one as cheaply as in windows."""
 _TRIED = 4
-"""So many are left out alone to see whether windows are worth their questions."""
+"""Number of units that are left out alone to see whether windows are worth their questions."""
 
 
 def worth_counting(units: Subset, ask: Ask, complete: Completion = frozenset, *, lost: bool) -> bool:
@@ -109,7 +109,7 @@ def reduce_by_chance(units: Iterable[int], ask: Ask, complete: Completion = froz
 
 
 def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Minimum:
-    """Leave out one unit after the other for as long as the rest fails, then prove that none is left to leave out.
+    """Leave out units one at a time while the rest fails, then prove that no unit can be left out.
 
     A set is 1-minimal when it fails and no set with one unit less does (Zeller and Hildebrandt, "Simplifying and
     isolating failure-inducing input", TSE 2002). Nothing is assumed of sets that were not asked about, so the proof

@@ -1,8 +1,8 @@
-"""How likely the next units are to be needed, by Bayes' rule: what decides how many of them a question is about.
+"""The probability that the next units are needed, by Bayes' rule; it decides the number of units in a question.
 
-A question whose answer is as likely yes as no teaches the most. With needed units at density p that is one about 0.69/p
+A question with an answer of even odds teaches the most. With needed units at density p that is one about 0.69/p
 units, the group of Hwang's generalised binary splitting ("A method for detecting all defective members in a population by
-group testing", JASA 1972). He takes their number as known; here it is learnt on the way.
+group testing", JASA 1972). He takes their number as known; here it is learnt during the search.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import math
 from collections.abc import Mapping
 
 _RUNS = ((0.1, 0.6), (0.5, 0.5), (0.3, 1.0))
-"""Where units are in topological order, needed ones come side by side (the Pow and the ReduceMean of one norm, what a runtime
+"""Needed units in topological order often come side by side (the Pow and the ReduceMean of one norm, what a runtime
 fuses) often enough to look out for it. For a unit after one needed unit, after two in a row, after more: as if so many had
 been seen to be needed, and so many not."""
 
 _SURE = 0.5
-"""So likely a unit is taken as needed without a question of its own: that of the proof asks the same."""
+"""Probability from which a unit counts as needed without a separate question: the proof asks the same."""
 
 _SURER, _TRUST = 0.7, 4
-"""The same where the one before it was not asked about either. That teaches nothing of how long runs are, so it is done so often
-at most for each unit that was asked about there and is needed; and never where runs are longer than those told apart here."""
+"""Probability where the unit before was not asked about either; it teaches nothing about runs, so it happens so often
+at most for each unit that was asked about there and is needed; and never where runs are longer than distinguished here."""
 
 _EXACT = (0.6, 0.2, 0.02)
-"""How likely exactly one, two and three are needed; the rest of the odds is shared out among densities."""
+"""Prior probabilities that exactly one, two and three units are needed; the rest is divided among densities."""
 
 _MORE = (0.9, 0.03, 0.01)
-"""The same where one was found and is known not to be all: how likely exactly one, two and three more are."""
+"""Probabilities of exactly one, two and three more, where one was found and is known not to be all."""
 
 _DONE = 1 / 3
 """So likely that none is left is asked by itself: a yes ends the search there, so uneven odds cost less than a question more. In
@@ -37,7 +37,7 @@ HOT = {0.1: 0.75, 0.3: 0.1, 0.6: 0.05, 0.95: 0.1}
 """Among strong suspects. Either few are culprits, which is worth being good at, or nearly all, which is soon noticed."""
 
 _COOLED = 0.9
-"""How likely suspects that alone were not enough are no likelier than others."""
+"""Probability that suspects that were not enough alone are no likelier than other units."""
 
 MEMBERS = {0.1: 1.0, 0.25: 1.0, 0.5: 1.0, 0.95: 1.0}
 """Among the members of a group that cannot be lowered as a whole."""
@@ -54,7 +54,7 @@ def cold(count: int) -> dict[float, float]:
 
 
 class Density:
-    """What is known of how common needed units are among units that are met in order."""
+    """The belief about the density of needed units among units in order."""
 
     def __init__(self, weights: Mapping[float, float], *, neighbours: bool = True, units: int | None = None) -> None:
         """Start from what is likely.
@@ -152,7 +152,7 @@ class Density:
         self._suspects -= count
 
     def group(self, width: int, *, dirty: bool) -> int:
-        """How many of the next units to ask about at once, for the evenest odds; all of them if most probably that is the end.
+        """Return the number of next units to ask about at once, for even odds; all of them if most probably none is needed.
 
         Args:
             width: How many there are to choose from: 1 or more, if ``dirty`` 2 or more.

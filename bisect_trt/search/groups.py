@@ -15,11 +15,11 @@ from bisect_trt.search.density import MEMBERS, Density
 from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verdict
 
 SKIPS = 3
-"""So many other groups are tried in the place of one about which nothing can be told."""
+"""Number of other groups to try in place of an unresolved one."""
 
 _LOOKS = (6, 16)
 """When so many units were found, neighbours counted once, one of them is left out once more, all others kept. A steady check
-says again that it is needed. One that fails only sometimes looks as if one unit after the other were, until somebody asks."""
+says again that it is needed. One that fails only sometimes looks as if unit after unit were needed, until it is checked."""
 
 _RUN, _FORGIVEN, _BURST = 16, 2, 10
 """Odds are even, so answers that mostly are "needed" are suspicious: so many of them in a row, one of the others counting
@@ -31,7 +31,7 @@ class Kept:
 
     Attributes:
         units: The smallest set seen to be enough.
-        needed: Those of them that were seen to be needed, or most probably are.
+        needed: The units that are needed, or most probably are.
         goal: What the oracle says of a set that is enough.
         asked: Questions asked so far. None is asked twice.
         astray: Whether a unit that was found could be left out after all, where what is looked for is a failure. Then the
@@ -46,7 +46,7 @@ class Kept:
         Args:
             units: See above.
             ask: The oracle.
-            goal: What it says of a set that is enough.
+            goal: The verdict of a set that is enough.
             complete: Adds to a set what it is asked about with, as long as there is more in it than what is needed.
         """
         self.units: Subset = frozenset(units)
@@ -66,7 +66,7 @@ class Kept:
 
     @property
     def asked(self) -> int:
-        """How many different questions."""
+        """The number of different questions."""
         return self._tally.asked
 
     @property
@@ -91,7 +91,7 @@ class Kept:
         return verdict
 
     def shrinks_to(self, units: Subset) -> bool:
-        """The same, where all that matters is whether it is."""
+        """Return whether a set is enough."""
         return self.shrink(units) is self.goal
 
     def leave_out(self, units: Subset, *, again: int = 0) -> Verdict:
@@ -99,7 +99,7 @@ class Kept:
 
         Args:
             units: What to leave out.
-            again: Where nothing can be told, of how many other candidates to ask the same: each has a unit back that is known
+            again: The number of other candidates to ask about where one is unresolved: each has a unit back that is known
                 not to be needed, the nearest first. With the next question it is left out again.
         """
         rest = self.units - self._spare - units
@@ -183,7 +183,7 @@ class Kept:
 
 
 class _Walk:
-    """Where a pass over groups is. Of those from ``place`` up to ``end`` one cannot be left out, if there is an end."""
+    """The position of a pass over groups. If there is an end, one unit from ``place`` to ``end`` cannot be left out."""
 
     def __init__(self, kept: Kept, groups: Sequence[Subset], density: Density, end: int | None) -> None:
         self.later: list[Subset] = []  # passed by, because nothing could be told of them
@@ -277,7 +277,7 @@ def together(groups: Sequence[Subset]) -> Subset:
 
 
 def skipping(size: int, sizes: range) -> Iterator[int]:
-    """A size, and the few that are nearest to it, to try where nothing can be told of it."""
+    """A size, and the few that are nearest to it, to try where it is unresolved."""
     tried = 0
     for distance in range(len(sizes)):
         for near in dict.fromkeys((size - distance, size + distance)):

@@ -1,6 +1,6 @@
 """When a failure appeared and when it went: bisection over what comes in an order, such as the releases of a runtime.
 
-The algorithm is that of ``git bisect``, with its way around what cannot be told (``git bisect skip``), for both ends of a
+The algorithm follows ``git bisect``, including skipped places (``git bisect skip``), for both ends of a
 stretch of failures: it is not known beforehand which of the two ends of the order fails, or whether either does.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bisect_trt.search.oracle import Verdict
 
 AskOne = Callable[[int], Verdict]
-"""Says whether the failure is there at a place of the order."""
+"""Decides whether a place of the order fails."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Edge:
 
     Attributes:
         failing: The outermost place that is known to fail.
-        passing: The next place that passes; ``None`` if the failures go on to the end of the order, as far as can be told.
+        passing: The next place that passes; ``None`` if the known failures go on to the end of the order.
         between: Places between the two that say nothing, so that the edge may be at any of them.
     """
 
@@ -32,7 +32,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class History:
-    """What was seen of an order.
+    """The verdicts along an order.
 
     Attributes:
         seen: By place.

@@ -19,7 +19,7 @@ from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verd
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""
 _TIER = 1 / 20
-"""Of a longer ranking this share is tried."""
+"""The share of a longer ranking that is tried."""
 
 
 def find_keep(
@@ -72,7 +72,7 @@ def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Seque
 
 
 def _tiers(whole: Subset, ranking: Sequence[int], groups: Sequence[Subset]) -> list[Subset]:
-    """What to try to keep, each set within the next, all units last.
+    """Return sets to keep, each within the next, all units last.
 
     The suspects as a whole, then with the groups that they belong to; or the first of them, where they are many.
     """

@@ -1,4 +1,4 @@
-"""What a search asks, what it is answered, how it counts what it heard, and how often it may ask."""
+"""Questions and answers of a search, their number, and their limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 
 class Verdict(str, Enum):
-    """What a probe says. Three values, never a bool: a candidate that broke in another way proves nothing."""
+    """The verdict of a probe. Three values, never a bool: a candidate that broke in another way proves nothing."""
 
     FAIL = "FAIL"
     """It shows the failure that is being looked for."""
@@ -22,12 +22,12 @@ class Verdict(str, Enum):
 
     @property
     def opposite(self) -> Verdict:
-        """The same answer where a set that passes is looked for."""
+        """Return the verdict for a search for a passing set."""
         return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(self, self)
 
 
 class Mode(str, Enum):
-    """How to search for the smallest failing set."""
+    """Search modes."""
 
     AUTO = "auto"
     """Bisection; delta debugging once most candidates break in other ways."""
@@ -49,7 +49,7 @@ _MANY = 4096
 """A set of as many units takes 40 bytes for each, and hundreds of questions are remembered: one has a byte for each up to the
 last, packed, which most of them do to a hundredth, because they are about few stretches of units."""
 _FAST = 1
-"""Of zlib's levels; the next saves little of what is left."""
+"""The level of zlib; higher ones save little."""
 
 
 class Units:
@@ -97,7 +97,7 @@ class Original:
 
 @dataclass(frozen=True)
 class Again:
-    """The same question once more, whatever was answered before; both answers are remembered.
+    """A repeated question, asked again despite an earlier answer; both answers are remembered.
 
     Attributes:
         question: What was asked.
@@ -162,12 +162,12 @@ Completion = Callable[[Subset], Subset]
 
 @dataclass(frozen=True)
 class Minimum:
-    """What a search ends with.
+    """The result of a search.
 
     Attributes:
         units: A set of units that shows the failure.
         proven: Whether each single unit was left out and the rest did not show it.
-        why: What stands in the way of the proof, if it is missing, or what is to be said of it.
+        why: The reason for a missing proof, or a remark.
         steps: What the search did, one sentence a step.
         pairs: Whether each two units were left out together too, and the rest did not show it.
         refused: The sets with one unit less that broke in another way.

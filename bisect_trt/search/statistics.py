@@ -16,12 +16,12 @@ MOST_PASSES = 1000
 
 @dataclass(frozen=True)
 class Flakiness:
-    """How often the original fails, and how often a candidate must pass to count as passing.
+    """The failure rate of the original, and the number of passes that a candidate needs.
 
     Attributes:
         runs: How often the original was run.
         failures: How often it failed.
-        confidence: How sure the whole search shall be.
+        confidence: The confidence required of the whole search.
         verdicts: How many passing verdicts that sureness is spread over.
     """
 
@@ -51,7 +51,7 @@ class Flakiness:
 
     @property
     def passes_needed(self) -> int:
-        """How many passes in a row rule a failing candidate out.
+        """Return the number of passes in a row that rule out a failing candidate.
 
         The share of the error that each passing verdict may have is ``(1 - confidence) / verdicts`` (Bonferroni). Where
         every run failed, the search takes each run at its word; what its proof rests on is confirmed in the end. Where none
@@ -89,7 +89,7 @@ class Flakiness:
 
 
 def luck(failures: int, passes: Sequence[int]) -> float:
-    """How likely it is at most, at any rate of failure, that a failing candidate fails so often and one of these only passes.
+    """Return the largest probability, over all failure rates, that candidates fail so often and one of them only passes.
 
     Args:
         failures: How often it failed where it was seen to fail.
@@ -100,7 +100,7 @@ def luck(failures: int, passes: Sequence[int]) -> float:
 
 
 def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple[int, list[int]]:
-    """How often to run what failed, and each of what passed, once more until it is no luck; the fewest runs in all.
+    """Return the fewest further runs of failing and passing candidates that exclude chance.
 
     How many passes in a row that takes depends on how often the failure was seen without fail, so what failed is run
     again as well where that makes it less in all: one such run counts for all that passed.
@@ -131,7 +131,7 @@ def expected_verdicts(units: int) -> int:
 
 INTERVAL_METHOD = "Clopper-Pearson"
 _HALVINGS = 60
-"""Of an interval that is narrowed down to the last bit of a double."""
+"""Steps that narrow an interval down to the last bit of a double."""
 
 
 def rate_interval(events: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -167,7 +167,7 @@ def _at_least(events: int, trials: int, rate: float) -> float:
 
 
 def _solve(rising: Callable[[float], float], value: float) -> float:
-    """Where a function that rises from 0 to 1 has a value."""
+    """Return the argument at which a function that rises from 0 to 1 has a value."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

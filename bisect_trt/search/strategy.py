@@ -1,9 +1,9 @@
-"""Which algorithm, when; and bisection: one needed unit after the other, each in about log2 N questions.
+"""The choice of the algorithm, and bisection: needed units one by one, each in about log2 N questions.
 
 The prefixes of any order are nested sets, whatever way the graph branches, where the ancestors of one node and of the
 next are not. So "the shortest prefix that fails" is well defined and found in about log2 N questions, and its last unit
 is needed: without it the rest of that prefix does not fail. Keep it, and look for the shortest prefix that fails together
-with it; until what was kept fails alone. The idea is that of QuickXplain (Junker, "QUICKXPLAIN: Preferred Explanations and
+with it; until what was kept fails alone. The idea comes from QuickXplain (Junker, "QUICKXPLAIN: Preferred Explanations and
 Relaxations for Over-Constrained Problems", AAAI 2004) and of Zeller's "dd" with a fixed order. Where failures are not
 monotone, delta debugging takes over.
 """
@@ -42,7 +42,7 @@ def shortest_failing_prefix(
         ask: The oracle.
         guess: A length that is worth asking first, and the one below it next; they narrow the rest down if it is wrong.
         passing: So many of the first units are known not to fail together, less than all.
-        again: Asked where nothing can be told of a length, and of few others instead: the same, and of how many other
+        again: Asked where a length is unresolved, about a few others instead, and the number of other
             candidates it may be asked; those may have more units.
     """
     longest, passed = len(units), passing
@@ -68,7 +68,7 @@ def shortest_failing_prefix(
 
 
 def shortest_failing_prefix_by_steps(units: Sequence[int], kept: Subset, ask: Ask) -> int:
-    """The same by trying each length from the shortest: slow, but it assumes nothing of the lengths it did not try."""
+    """Try each length from the shortest: slow, but without assumptions about lengths that were not tried."""
     for length in range(1 if not kept else 0, len(units)):
         if ask(kept.union(units[:length])) is Verdict.FAIL:
             return length
@@ -76,7 +76,7 @@ def shortest_failing_prefix_by_steps(units: Sequence[int], kept: Subset, ask: As
 
 
 _CERTAIN_OF_FEW = 2
-"""So many culprits are common, so after each the question "is that all?" is worth asking at once."""
+"""Common number of culprits; after each the question "is that all?" is worth asking at once."""
 
 Pattern = Callable[[int], Subset]
 """The units that a unit belongs together with, itself included."""
@@ -145,7 +145,7 @@ def find_culprits(
 
 
 def _bare(kept: Kept, ask: Ask, weights: Completion) -> Subset:
-    """What is kept, without its weights if it fails without them."""
+    """Return the kept units, without their weights if they fail without them."""
     if kept.units <= kept.needed and ask(kept.units) is Verdict.FAIL:
         return kept.units
     return weights(kept.units)

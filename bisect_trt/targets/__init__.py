@@ -40,5 +40,5 @@ def find(name: str) -> Target:
 
 
 def names() -> tuple[str, ...]:
-    """Of all targets, those that come with bisect-trt first."""
+    """Return all targets, the ones of bisect-trt first."""
     return (*_BUILT_IN, *(name for name in installed(TARGETS) if name not in _BUILT_IN))

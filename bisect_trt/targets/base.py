@@ -65,7 +65,7 @@ ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Script:
-    """How ``reproduce.py`` runs a model.
+    """The settings and modules with which ``reproduce.py`` runs a model.
 
     Attributes:
         needs: The packages that it needs, in words.
@@ -213,7 +213,7 @@ class Target(ABC):
         return importlib.import_module(self.sent[-1]).make(self.plain(settings))
 
     def plain(self, settings: TargetSettings) -> dict[str, Any]:
-        """Return the settings as a runner takes them: those of all targets, and its own beside them."""
+        """Return the settings as a runner takes them: the shared ones and its own."""
         return {
             **{name: value for name, value in settings.to_json().items() if name != "own"},
             **asdict(settings.of(self.own)),
@@ -310,7 +310,7 @@ class Target(ABC):
 
         Args:
             settings: Its settings.
-            looked: What is known of the model.
+            looked: The facts about the model.
         """
         from bisect_trt.targets.switches import precision_switches  # noqa: PLC0415 - a command line is read without
 

@@ -1,4 +1,4 @@
-"""What a build chose: of each layer its tactic, its precision, its formats, and what it is fused of.
+"""The choices of a build: tactic, precision, formats and fused nodes of each layer.
 
 A target that builds leaves it in a file beside the engine (:meth:`~bisect_trt.targets.base.Target.recording`), and may be held
 to it, or kept from it, in another build (:meth:`~bisect_trt.targets.base.Target.pinned`).
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 RECORD = "choices.json"
-"""Where a build leaves what it chose, in the folder that it is given."""
+"""File of a build's choices, in its folder."""
 TIMINGS = "timing.cache"
-"""What a build measured, beside that, where the target has such."""
+"""File of a build's measurements, where the target has any."""
 LAYERS = "layers.json"
 """Its layers as the target's own tool reports them, beside that, if there is one."""
 TACTIC, PRECISION, FORMAT, FUSION = "tactic", "precision", "format", "fusion"
@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def said(self) -> str:
-        """What was chosen, with its kind: ``tactic 2147483657:-384``."""
+        """The choice with its kind: ``tactic 2147483657:-384``."""
         return f"{self.kind} {self.value}"
 
 
@@ -77,7 +77,7 @@ def write_choices(path: Path, choices: Sequence[Choice]) -> None:
 
 
 def read_choices(plain: object) -> list[Choice] | None:
-    """What :func:`write_choices` wrote, as JSON has it; ``None`` if that is something else."""
+    """Return the JSON of :func:`write_choices`; ``None`` if the file is something else."""
     if not isinstance(plain, dict) or plain.get(_MARK) != 1 or not isinstance(plain.get("choices"), list):
         return None
     try:

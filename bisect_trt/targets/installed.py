@@ -36,7 +36,7 @@ class InstalledRunner:
         return self._as_ours(lambda: self._session.run(inputs))
 
     def _as_ours(self, call: Any) -> Any:
-        """Call a function; its failures become those of this script, which has classes of the same names."""
+        """Call a function; its failures become failures of this script, which has classes of the same names."""
         from bisect_trt.targets import messages
 
         try:

@@ -1,4 +1,4 @@
-"""What every ``runner.py`` shares: the failures of a runtime, the signatures by which two compare equal, options from text.
+"""Shared code of every ``runner.py``: the failures of a runtime, the signatures by which two compare equal, options from text.
 
 It needs the standard library alone, because its source is sent to remote workers and joined into ``reproduce.py``.
 """
@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r"\d+(?:\s*[,x]\s*-?\d+)*")
 _NAMED = r"{}(?<![\w/.]){}{}(?:_\w+)?(?: \[\w+\])?(?![\w/])"
 """A known name, and what a runtime derives from it: a number, an operator or a word before or after it."""
 _A_WORD = r"(?:(?<=node )|(?<=layer )|(?<=tensor )|(?<=name: )|(?<=['\"(])|^(?=\w+:))"
-"""Where a word is a name: a tensor may be called ``axis``, and messages contain the word too."""
+"""Places where a word is a name: a tensor may be called ``axis``, and messages contain the word too."""
 _OPERANDS = r"\((?:\"[^\"]*\"(?:: [\w()]+)?,\s*)*\)"
 _ORT_NODE = re.compile(rf"\(\"[^\"]*\", (\w+), \"([^\"]*)\", -?\d+\) : {_OPERANDS} -> {_OPERANDS}")
 """``("name", Op, "domain", -1) : ("x": tensor(float),) -> ("y": tensor(float),)``."""

@@ -38,12 +38,12 @@ class TargetOptions:
         return [plugin for plugin in selectable() if getattr(self, plugin.keyword)]
 
     def given(self) -> list[str]:
-        """The options that are given, in the words of a command line, but for those that name a target."""
+        """Return the given options as words of a command line, without the ones that name a target."""
         flags = {plugin.keyword for plugin in selectable()}
         return [f"--{name.replace('_', '-')}" for name in changed(self) if name not in flags]
 
     def but(self, **changes: Any) -> Target:  # noqa: ANN401 - of many types
-        """The same with other values."""
+        """Return a copy with other values."""
         return replace(self, **changes)  # type: ignore[type-var]  # the composed group is a dataclass
 
     def settings(self, *, engines: bool = False) -> TargetSettings | None:

@@ -1,4 +1,4 @@
-"""What runs models: :class:`Runtime`, which drives a target's runner, and the ``RuntimeSession`` of a model.
+"""Runs models: :class:`Runtime`, which drives a target's runner, and the ``RuntimeSession`` of a model.
 
 A runner is an object with
 
@@ -36,7 +36,7 @@ else:
 ELSEWHERE = "weights.folder"
 """A file beside a candidate: the folders of weights that are not there, with NUL between them."""
 Lowering = Literal["cast", "layer"]
-"""How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
+"""The way to lower a model: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
 
 class RuntimeSession(Protocol):
@@ -44,14 +44,14 @@ class RuntimeSession(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorInfo]:
-        """What it has to be fed."""
+        """The inputs that it needs."""
 
     @property
     def skipped(self) -> Mapping[str, str]:
         """Outputs of the model that it does not hand out, with the reason."""
 
     def layers(self) -> list[dict[str, Any]]:
-        """What the model has become, in the order it runs; empty if the runtime reports none.
+        """Return the layers that the runtime made of the model, in the order they run; empty if it reports none.
 
         Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
         ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
@@ -114,7 +114,7 @@ class Runtime:
         return session
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return what it does to a model on the way to running it, as plain values that its target's ``switches`` read.
+        """Return its changes to a model before running it, as plain values that the target's ``switches`` read.
 
         A model that it refuses has a trace too, of what was done before. Empty where the runtime does not report any.
         """
@@ -123,7 +123,7 @@ class Runtime:
         return dict(self.runner.trace(model, feed or {}, self._hints(model)))
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write the engine of a model to a file; the arguments are those of :meth:`load`.
+        """Write the engine of a model to a file; the arguments are the same as for :meth:`load`.
 
         Raises:
             BuildError: The runtime refuses the model.

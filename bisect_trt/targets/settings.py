@@ -1,4 +1,4 @@
-"""Which target, and how it is set up: plain data that crosses to the worker as JSON."""
+"""The settings of a target: plain data that crosses to the worker as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Own = TypeVar("Own", bound=OwnSettings)
 
 @dataclass(frozen=True)
 class TargetSettings:
-    """Which target, and how it is set up.
+    """A target and its settings.
 
     Attributes:
         runtime: The target's name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT, ``onnx`` for ONNX's reference
-            evaluator, or that of a plug-in.
+            evaluator, or the name of a plug-in.
         fp16: Whether it may run in half precision. ONNX Runtime runs the types in the model, so the model is lowered.
         bf16: Whether it may run in bfloat16.
         fp8: Whether it may run in 8-bit floats.
@@ -48,7 +48,7 @@ class TargetSettings:
 
     @property
     def target(self) -> Target:
-        """What knows the rest about it.
+        """The plug-in of the target.
 
         Raises:
             UnavailableError: It is not installed.
@@ -56,7 +56,7 @@ class TargetSettings:
         return find(self.runtime)
 
     def of(self, kind: type[Own]) -> Own:
-        """What only this target has.
+        """Return the settings of this target only.
 
         Raises:
             TypeError: Its settings are of another kind.
@@ -67,7 +67,7 @@ class TargetSettings:
         return own
 
     def with_own(self, **changes: Any) -> TargetSettings:  # noqa: ANN401 - of many types
-        """The same with some of what only this target has set to other values."""
+        """Return a copy with changed settings of this target."""
         return replace(self, own=replace(self.of(self.target.own), **changes))
 
     @property
@@ -86,7 +86,7 @@ class TargetSettings:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> TargetSettings:
-        """What :meth:`to_json` wrote, before or after it was JSON.
+        """Read the output of :meth:`to_json`, before or after it was JSON.
 
         Raises:
             UnavailableError: The target is not installed.

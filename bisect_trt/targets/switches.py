@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 Turn = Callable[["TargetSettings"], "TargetSettings"]
 LIKELY = 30.0
-"""The weight of a likely switch; 1 is that of the others."""
+"""The weight of a likely switch; the others have 1."""
 
 
 class Tier(IntEnum):
-    """How much of what a runtime does a switch turns."""
+    """The extent of the change that a switch makes."""
 
     PASS = 0
     """One thing that it does to this model: a pass over the graph, a tactic of a layer."""
@@ -33,7 +33,7 @@ class Switch:
     """Something of a runtime that can be turned.
 
     Attributes:
-        name: What it is called in the result: its kind and what of it, as ``optimizer:GemmTransposeFusion``.
+        name: Its name in the result: kind and name, as ``optimizer:GemmTransposeFusion``.
         turn: The settings with it turned, from those without.
         tier: How much it turns.
         weight: How likely it is to be the one, beside the others; 1 where nothing is known.
@@ -52,13 +52,13 @@ class Switch:
 
     @property
     def said(self) -> str:
-        """What is done to it: ``disabled``, ``set to 0``."""
+        """The change: ``disabled``, ``set to 0``."""
         _, equals, value = self.name.partition("=")
         return f"set to {value}" if equals else self.how
 
     @property
     def kind(self) -> str:
-        """What it is one of."""
+        """The kind of the switch."""
         return self.name.partition(":")[0]
 
 

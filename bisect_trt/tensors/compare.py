@@ -1,6 +1,6 @@
 """The comparison of a target's outputs with the reference's: element by element, as indices, or by a user's script.
 
-Numbers and verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the reference second
+Numbers and verdict are the same as in Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the reference second
 (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error ``|t - r| / |r|`` with 2**-52 in
 place of a floating-point ``r`` of 0, means accumulated in float32. An error that is NaN, also from the same Inf or NaN on both
 sides, is beyond any tolerance.

@@ -45,7 +45,7 @@ def from_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 class ComparisonKind(str, Enum):
-    """How a tensor differs."""
+    """The kinds of difference of a tensor."""
 
     MATCH = "match"
     MISMATCH = "mismatch"

@@ -1,6 +1,6 @@
 """Name, type and shape of a tensor, and statistics of its values.
 
-NumPy alone cannot name or store some element types: strings, and those of ``ml_dtypes`` (bfloat16, float8, int4). Statistics
+NumPy alone cannot name or store some element types: strings, and types of ``ml_dtypes`` (bfloat16, float8, int4). Statistics
 are computed a block at a time, so that they need little memory; sums are in float64.
 """
 

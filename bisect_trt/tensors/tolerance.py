@@ -18,7 +18,7 @@ from bisect_trt.tensors.info import finite_rms, is_floating
 _TIES = 0.01
 """The share of elements of a quantized tensor that may be one step off. Truncation instead of rounding moves half of them."""
 _TIES_AFTER_TIES = 0.25
-"""The same for a tensor that is computed from other quantized tensors."""
+"""Share of ties for a tensor that is computed from other quantized tensors."""
 SLACK = 1 + 1e-3
 """Rounding errors of a step."""
 RIPPLE = 2e-2
@@ -134,9 +134,9 @@ def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> Resolv
     from cancelling larger ones, is a fraction of the root mean square of the reference's finite values: scaling a tensor
     does not change the verdict.
 
-    - fp16: 1e-2 of it, and 1e-2 of the value itself, about 20 roundings; bf16, with a unit roundoff 8 times larger, 8 times
+    - fp16: 1e-2 of the RMS, and 1e-2 of the value itself, about 20 roundings; bf16, with a unit roundoff 8 times larger, 8 times
       that. Below the smallest fp16 number nothing is left of a value, hence the floor.
-    - fp32: 2e-4 of it, but at least Polygraphy's 1e-5, and 1e-5 of the value itself. Rounding errors of sums add up like a
+    - fp32: 2e-4 of the RMS, but at least Polygraphy's 1e-5, and 1e-5 of the value itself. Rounding errors of sums add up like a
       random walk (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", 2019): after d layers
       of sums of n terms they are about u sqrt(d n), with u = 2**-24, which is 1e-4 for 600 layers of 4608 terms; and twice
       that, for the largest of many. docs/benchmarks.md has what was measured.

@@ -1,4 +1,4 @@
-"""Messages between two processes: over the pipes of a worker, and over those of a command that runs one in a place.
+"""Messages between two processes: over the pipes of a worker, and over the pipes of a command that runs one in a place.
 
 A message is a JSON header and raw bytes: ``>IQ`` (their lengths), the header, the bytes. The module is part of the zip
 application that is sent to places, and imports the standard library alone.
@@ -48,7 +48,7 @@ def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> 
     """Write a message; the payload is written piece by piece.
 
     Raises:
-        Closed: Nobody reads.
+        Closed: The other side does not read any more.
     """
     text = json.dumps(header).encode()
     for piece in (_HEAD.pack(len(text), sum(map(len, payload))) + text, *payload):
@@ -59,7 +59,7 @@ def write_all(fd: int, content: Buffer) -> None:
     """Write all bytes to a file descriptor.
 
     Raises:
-        Closed: Nobody reads.
+        Closed: The other side does not read any more.
     """
     left = memoryview(content).cast("B")
     while len(left):
@@ -73,7 +73,7 @@ def receive(fd: int, wait: Callable[[], object] = bool) -> Message:
     """Read a message; ``wait`` is called before each piece, and returns when there is one.
 
     Raises:
-        Closed: There is none, or not all of it.
+        Closed: It is missing or incomplete.
     """
     length, size = _HEAD.unpack(_read_exactly(fd, _HEAD.size, wait))
     header: dict[str, Any] = json.loads(bytes(_read_exactly(fd, length, wait)))

@@ -23,7 +23,7 @@ from bisect_trt.worker.process import module_command
 
 _LOOK_SECONDS = 90
 _START_SECONDS = 60
-"""How long an actor may wait for a free GPU: less than any sensible time-out of a probe, which runs meanwhile."""
+"""Seconds that an actor may wait for a free GPU: less than any sensible time-out of a probe, which runs meanwhile."""
 _TIDY_SECONDS = 1.5
 _PIECE = 1 << 20
 
@@ -81,13 +81,13 @@ class Slot:
             self._process.wait()
 
     def read(self, most: int) -> bytes:
-        """What the interpreter writes next; nothing at its end."""
+        """Return the next output of the interpreter; empty at its end."""
         assert self._process.stdout is not None
         return self._process.stdout.read(most)
 
 
 def nodes_with(ray: Any, resource: str) -> dict[str, int]:  # noqa: ANN401 - the module
-    """How many of a resource each node of a cluster has; nodes with none are left out."""
+    """Return the amount of a resource on each node of a cluster, without nodes that have none."""
     nodes = sorted(
         (node for node in ray.nodes() if node["Alive"]), key=lambda node: (node["NodeManagerAddress"], node["NodeID"])
     )

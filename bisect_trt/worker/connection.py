@@ -39,9 +39,9 @@ from bisect_trt.worker.place import FIRST_LINE, GREETING, Place
 OLDEST = (3, 10)
 """The oldest Python that a worker runs on."""
 START_SECONDS = 120.0
-"""How long a command may take to start an interpreter."""
+"""Seconds that a command may take to start an interpreter."""
 _TIDY_SECONDS = 2.0
-"""How long the other end may take to remove its files after its input was closed."""
+"""Seconds that the other end may take to remove its files after its input was closed."""
 _LAST_WORDS_SECONDS = 5.0
 _LINES = 3
 _FILE_PART = 8 << 20
@@ -54,7 +54,7 @@ _MODULES = (
     "bisect_trt.worker.channel",
     "bisect_trt.worker.host",
 )
-"""The modules of the program, beside those of the targets."""
+"""The modules of the program, without the modules of targets."""
 _SECOND = """
 import os, sys, tempfile
 if sys.path and sys.path[0] in ("", os.getcwd()): del sys.path[0]
@@ -161,7 +161,7 @@ class Connection:
         return header, content
 
     def has(self, files: Mapping[str, bytes | Path]) -> None:
-        """Make sure that files are there: their content, or its path, by SHA-256.
+        """Send files that the other end lacks: their content, or its path, by SHA-256.
 
         Raises:
             ConnectionLost: As :meth:`call`, and the others.

@@ -35,15 +35,15 @@ FOLDER = "BISECT_TRT_ENVS"
 _OLDEST = 10
 """The oldest Python 3 that a worker runs on."""
 _SECONDS = 1800.0
-"""How long an index may take."""
+"""Seconds that a package index may take."""
 _ALONE = "--no-deps"
 _PYTHON = re.compile(r"python==?(3(?:\.\d+){0,2}|/.*)")
 _NO_SUCH = re.compile(r"No solution found|No matching distribution|no wheels? with a matching")
-"""What uv and pip print if a release does not exist for an interpreter."""
+"""Messages of uv and pip for a release that does not exist for an interpreter."""
 _UNREACHED = re.compile(r"Retrying|Could not fetch|Max retries|ConnectionError|SSLError|error sending request")
-"""What they print if an index does not answer."""
+"""Their messages if an index does not answer."""
 _FRAME = " \u2502\u251c\u2500\u25b6\u00d7\u2570\u256d"
-"""What uv draws around its messages."""
+"""Characters that uv draws around its messages."""
 _SHOWN_LINES = 6
 _SETTINGS = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -209,7 +209,7 @@ def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) 
                 raise NoSuchRelease(
                     f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
                 )
-            raise PlaceError(f"{sentence}. Is the index reachable, and is there room on the disk?")
+            raise PlaceError(f"{sentence}. Check that the index is reachable, and the free disk space.")
 
 
 def _is_missing(said: str) -> bool:

@@ -1,6 +1,6 @@
 """Ends the processes of a run and removes its temporary folders when the run ends, also when it is killed.
 
-Each check has its own process group, so that a time-out ends all of it; such a group would outlive a driver that is killed
+Each check has its own process group, so that a time-out ends the whole group; such a group would outlive a driver that is killed
 (kill -9, out of memory). A small process, the guard, therefore waits for the end of a socket that only the driver holds open,
 and then kills the groups that are still registered and every process with the driver's mark in its environment (Linux): one
 that was just being started, or that has left its group as a daemon does. PR_SET_PDEATHSIG cannot replace it: it reaches no

@@ -40,7 +40,7 @@ from bisect_trt.worker.channel import LAST, Closed, receive, send
 
 _MOST_RUNTIMES = 16
 _OUTPUT_MOST = 32 << 20
-"""How much of the output of a call is sent back."""
+"""Most bytes of the output of a call that are sent back."""
 _LOOK_SECONDS = 0.1
 Reply = tuple[dict[str, Any], bytes]
 """A header and a payload."""
@@ -177,7 +177,7 @@ class Host:
         return {"facts": facts(call["packages"])}, b""
 
     def put(self, call: dict[str, Any], payload: bytearray) -> Reply:
-        """Take a file, or a part of it."""
+        """Receive a file, or a part."""
         part = self._file(f"{call['hash']}.part")
         part.parent.mkdir(exist_ok=True)
         with part.open("ab" if call["offset"] else "wb") as file:
@@ -235,7 +235,7 @@ class Host:
         return {"engine": self._runtime(call).describe_engine()}, b""
 
     def trace(self, call: dict[str, Any], payload: bytearray) -> Reply:
-        """What the runtime does to a model while loading it."""
+        """Return the changes of the runtime to a model while loading it."""
         runtime, path = self._runtime(call), self._written(call)
         trace = getattr(runtime, "trace", None)
         return {"trace": {} if trace is None else trace(path, unpack(payload), call["hints"])}, b""

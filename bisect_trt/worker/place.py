@@ -31,12 +31,12 @@ _PUBLIC = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where probes run.
+    """A place where probes run.
 
     Attributes:
         kind: ``python`` and ``env`` are on this machine; the others share nothing with it.
-        said: As the user wrote it, after ``--on``.
-        argv: The command whose standard input and output are the worker's.
+        said: The user's words after ``--on``.
+        argv: The command; the worker uses its standard input and output.
         typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
     """
 
@@ -72,7 +72,7 @@ class Seen:
 
     @property
     def kind(self) -> dict[str, str]:
-        """What verdicts may depend on: the target's version, the GPU, the processor."""
+        """The facts that verdicts may depend on: the target's version, the GPU, the processor."""
         gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
         known = {"version": self.target.get("version", ""), "GPU": gpus, "processor": self.found.get("CPU", "")}
         return {name: str(value) for name, value in known.items() if value}
@@ -89,7 +89,7 @@ class Seen:
         return {"place": self.place.said, **self.found, "target": dict(self.target)}
 
     def table(self) -> dict[str, str]:
-        """The same for people, by name."""
+        """Return the facts as text, by name."""
         known = {"place": self.place.public, **self.found.get("packages", {})}
         known |= {name: str(self.found[name]) for name in ("Python", "platform", "CPU") if name in self.found}
         gpus = self.found.get("GPU", ())

@@ -1,4 +1,4 @@
-"""The workers of a run: which one answers a request, and what happens to a request whose worker has died."""
+"""The workers of a run: the assignment of requests, and the retry of a request after the death of its worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bisect_trt.worker.place import Place
 
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
-"""How long a request may take without --timeout; the latter for a target whose probes take minutes."""
+"""Seconds that a request may take without --timeout; the second for a target with probes of minutes."""
 LEAST_SECONDS = 30.0
 """The least time for a request that is no probe, and for a start with the runtime's import."""
 _DEVICES = Path("/dev")
@@ -69,7 +69,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
         self._given: Counter[str | Place] = Counter()
-        """How many workers each GPU and each place has."""
+        """The number of workers of each GPU and each place."""
         self._lost: Counter[Place] = Counter()
         self._short = False
         self._closed = False
@@ -107,7 +107,7 @@ class WorkerPool:
 
         Args:
             request: What to do.
-            timeout: Seconds it may take; by default those of the pool.
+            timeout: Seconds it may take; by default the time-out of the pool.
             cancel: Ends it when set.
             log: Gets what the runtime prints; by default the pool's own log.
             confirm: Whether a crash counts only once it has been seen twice.
@@ -220,7 +220,7 @@ class WorkerPool:
             self._given.subtract(each for each in (worker.gpu, worker.place) if each is not None)
 
     def close(self) -> None:
-        """End all that idle, but for those that are kept for the next run."""
+        """End all idle workers, except the ones that are kept for the next run."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -257,6 +257,6 @@ def visible_gpus() -> list[str]:
 
 
 def default_workers() -> int:
-    """How many probes may run at a time: one per GPU, or one per core without a GPU."""
+    """Return the number of probes that may run at a time: one per GPU, or one per core without a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return len(visible_gpus()) or cores or 1

@@ -24,31 +24,31 @@ _FAULTS = {
     for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
     if hasattr(signal, name)
 }
-"""What a process does to itself; every other signal comes from another process."""
+"""Signals that a process causes itself; every other signal comes from another process."""
 _PIPE_BYTES = 1 << 16
-"""What a pipe holds, on Linux."""
+"""Capacity of a pipe on Linux, in bytes."""
 _POLL_SECONDS = 0.05
-"""How often a process is looked at that has closed its output, or has left it to another."""
+"""Seconds between checks of a process that has closed its output, or passed it on."""
 MEMORY_LOOK_SECONDS = 0.1
-"""How often is looked at what a process with a limit holds."""
+"""Seconds between checks of the memory of a process with a limit."""
 LOG_BYTES = 32 << 20
-"""How much of the beginning of a process's output is kept."""
+"""Bytes that are kept from the beginning of a process's output."""
 _TAIL_BYTES = 256 << 10
-"""How much of its end is kept beside."""
+"""Bytes that are kept from its end."""
 MOST_LOST = 3
-"""How often another process may end a request before it stays unanswered."""
+"""Number of times that another process may end a request before it stays unanswered."""
 GRACE_SECONDS = 2.0
-"""How long a process group may take to end itself after SIGTERM."""
+"""Seconds that a process group may take to end after SIGTERM."""
 _RESERVE = 0.05
 """The share of all memory that is left alone by probes that run beside others."""
 
 
 _FILES, _FILES_OF_ONE = 48, 12
-"""How many open files a run takes, and each of its probes beside."""
+"""Number of open files of a run, and of each of its probes."""
 
 
 def workers_within(wanted: int | None, default: int) -> int:
-    """How many probes may run at a time by the limit of open files, which is raised for them where that is allowed.
+    """Return the number of probes that the limit of open files allows at a time; the limit is raised where that is allowed.
 
     Raises:
         UsageError: The number that is wanted does not fit.
@@ -83,7 +83,7 @@ def module_command(module: str, *words: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         code: Exit status, or minus the signal's number, as in ``subprocess``.
@@ -128,7 +128,7 @@ class ProcessEnd:
         return self.code < 0 and -self.code not in _FAULTS and not self.ended_by_us
 
     def describe(self) -> str:
-        """How it ended without an answer, in words."""
+        """Describe an end without an answer."""
         if self.timed_out:
             return f"no answer after {self.seconds:.1f} s"
         if self.over_memory:
@@ -156,7 +156,7 @@ class Cancel:
 
 
 class CappedLog:
-    """The output of a process in a file: all of it, or of too much the beginning and the end.
+    """The output of a process in a file: the whole output, or its beginning and end if it is too long.
 
     Attributes:
         left_out: Bytes in between that are not kept.
@@ -236,7 +236,7 @@ def run_to_end(
 
 
 class Limits:
-    """What a process may take until it is ended; see :func:`run_to_end`.
+    """The limits of a process; see :func:`run_to_end`.
 
     Attributes:
         cancel: Says that its answer is not needed any more.
@@ -260,14 +260,14 @@ class Limits:
             self._deadline = time.monotonic() + self._timeout
 
     def seconds_left(self, most: float | None = None) -> float | None:
-        """How long to wait at most before checking the limits again, and not longer than ``most``."""
+        """Return the seconds until the next check of the limits, at most ``most``."""
         now = time.monotonic()
         waits = [] if self._deadline is None else [max(self._deadline - now, 0)]
         waits += [] if self._memory is None else [max(self._next_look - now, 0)]
         return min([*waits, *([] if most is None else [most])], default=None)
 
     def passed(self, pid: int) -> str | None:
-        """Which of them a process is past, if any."""
+        """Return the limit that a process exceeds, if any."""
         now, self.past = time.monotonic(), None
         if self.cancel is not None and self.cancel.is_set:
             self.past = "cancelled"
@@ -320,7 +320,7 @@ def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) ->
 
 
 def kill_group(group: int) -> None:
-    """Kill what is left of a process group."""
+    """Kill the rest of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
@@ -336,7 +336,7 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def turn(self, cancel: Cancel | None = None, *, alone: bool = False) -> Iterator[None]:
-        """Wait for room; ``alone`` for as long as anything else runs. One that is cancelled does not wait."""
+        """Wait for room; with ``alone`` while anything else runs. A cancelled process does not wait."""
         with self._condition:
             while self._running and (alone or self._alone or not self._fits()):
                 if cancel is not None and cancel.is_set:

@@ -172,7 +172,7 @@ class Compare(Request[Compared]):
         details: Whether to measure all there is of an error.
         fed: Activations of the reference that are fed too: tensor by the name of the input.
         save_outputs: The files of the outputs of each sample, ``.npz``.
-        same: Whether the session is that of the last such request, if that was about the same model on the same target.
+        same: Whether to use the session of the last such request, if that had the same model and target.
     """
 
     model: Path
@@ -190,7 +190,7 @@ class Compare(Request[Compared]):
 
 @dataclass(frozen=True)
 class Scoring:
-    """How outputs on a set of samples are scored.
+    """The scoring of outputs on a set of samples.
 
     Attributes:
         data: The folder of an ``Evaluation``.
@@ -214,7 +214,7 @@ class Score(Request[Scored]):
         scoring: The metric and the samples.
         reference: Runs the rest of the model, where this is a piece.
         before: A model that computes from a sample what the piece is fed.
-        after: A model that computes the outputs from those of the piece.
+        after: A model that computes the outputs from the piece's outputs.
         layers: Whether to return the layers of the engine.
         timed: Whether to measure how long it runs.
     """
@@ -235,7 +235,7 @@ class Describe(Request[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class Trace(Request[dict[str, Any]]):
-    """Return what the target does to a model on the way to running it; see ``Runtime.trace``.
+    """Return the target's changes to a model before running it; see ``Runtime.trace``.
 
     Attributes:
         model: The ONNX file.
@@ -264,7 +264,7 @@ class Look(Request[Seen]):
     """Return the contents of a place.
 
     Attributes:
-        packages: The packages whose versions are wanted.
+        packages: The packages to report the versions of.
         start: Whether to start the target there too, for its facts.
     """
 

@@ -1,4 +1,4 @@
-"""A target's runner module in a place, as the worker that stands for the place uses it.
+"""A target's runner module in a place, as used by the worker of the place.
 
 What needs ONNX is done on this side: a model is lowered before it is sent, and the hints of its target go with it. Values come
 back, and are compared here.
@@ -91,7 +91,7 @@ class RemoteRunner:
         return RemoteModel(self._connection, loaded)
 
     def trace(self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> dict[str, Any]:
-        """What it does to a model on the way to running it."""
+        """Return its changes to a model before running it."""
         traced: dict[str, Any] = self._call("trace", path, feed, hints)[0]["trace"]
         return traced
 

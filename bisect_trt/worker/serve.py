@@ -1,6 +1,6 @@
 """The worker process: runs models, one request at a time, so that a crash does not end the driver.
 
-Requests and replies go over two pipes of their own (see ``worker/protocol.py``); stdout and stderr are those of the runtimes.
+Requests and replies go over two pipes of their own (see ``worker/protocol.py``); stdout and stderr belong to the runtimes.
 Only what a runtime needs is imported, and ONNX only after a failure.
 """
 

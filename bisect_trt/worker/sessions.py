@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bisect_trt.tensors.metrics import Metric, Outputs
 
 TIMED_RUNS = 20
-"""How often a model runs for the median of its latency."""
+"""Number of runs for the median of a model's latency."""
 _TIMED_FOR = 5.0
 """Seconds of timed runs after which there is no other one."""
 Run = Callable[[dict[str, Any]], "Outputs"]
@@ -40,7 +40,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
 
 
 def run(session: RuntimeSession, feed: Mapping[str, Any], feeds: Path | None = None) -> Feed:
-    """Run a model on values, of which there may be more than it takes, and on those of a store where one is named."""
+    """Run a model on values, possibly more than its inputs, and on values of a store where one is named."""
     if feeds is not None:
         store = ActivationStore.open(feeds)
         feed = {**feed, **{info.name: store[info.name] for info in session.inputs if info.name in store}}
@@ -86,7 +86,7 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
 
 
 def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
-    """Run a model on one sample, keep of its outputs what is asked for, and compare them with the reference's."""
+    """Run a model on one sample, keep the requested outputs, and compare them with the reference's."""
     from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
 
     feed = feed_of(request, sample)
@@ -116,7 +116,7 @@ def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[
 
 @dataclass(frozen=True)
 class FedPiece:
-    """A piece of a model, of which the reference runs the rest: what it is fed, and what comes of what it makes.
+    """A piece of a model, of which the reference runs the rest: its inputs, and the outputs of the rest.
 
     Attributes:
         before: Makes what the piece is fed; ``None`` if the model's inputs are all.
@@ -127,7 +127,7 @@ class FedPiece:
     after: RuntimeSession | None
 
     def feed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """What the piece is fed, of a sample; there may be more in it."""
+        """The values at the inputs of the piece for a sample, possibly more."""
         return {**sample, **({} if self.before is None else run(self.before, sample))}
 
     def run(self, session: RuntimeSession, sample: Mapping[str, Any]) -> Outputs:

@@ -21,7 +21,7 @@ from bisect_trt.worker.protocol import READY, Answered, BuildEngine, Compare, Fa
 
 _LAST_WORDS_SECONDS = 60.0
 _TIDY_SECONDS = 2.0
-"""How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
+"""Seconds that a worker may take to end its processes in a place; killed ones end there a little later."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 

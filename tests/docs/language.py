@@ -15,7 +15,7 @@ BANNED = {
     r"nobody|somebody": "name the function, or 'the user'",
     r"who (is|are|was|were|says?|has|had|reads?|makes?|owns?)": "'which', or the name of the program",
     r"told": "'received', 'configured', 'distinguished'",
-    r"said|(is|are) says": "'reported', 'printed', 'given'",
+    r"said(?!:)|(is|are) says": "'reported', 'printed', 'given'",
     r"where nothing is said|as they say|what (it|they) says?": "'by default', 'as reported'",
     r"mend(s|ed|ing)?": "'fix'",
     r"(that|those) of": "repeat the noun",
@@ -46,7 +46,7 @@ BANNED = {
 }
 """Regular expression of a construction, and the words to use in its place."""
 BANNED_STARTS = {
-    r"(What|Which|How|Where|Who|Whose|That|As above|Likewise|The same|Of|So many|So much)\b": "begin with a noun or a verb",
+    r"(What|Which|How|Where|Who|Whose|As above|Likewise|The same|Of|So many|So much)\b": "begin with a noun or a verb",
 }
 """The same at the start of a docstring's first line or of an ``Attributes``/``Args`` entry's docstring."""
 

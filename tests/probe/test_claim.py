@@ -52,7 +52,7 @@ def test_a_run_at_work_is_left_alone(cli: CommandLine, here: Path) -> None:
     Path("go").touch()
     assert driver.wait(120) == 0
     assert refused.status == 2
-    assert f"{run.name} is at work in process {driver.pid} of " in refused.error
+    assert f"{run.name} belongs to the running process {driver.pid} of " in refused.error
     assert (after, written) == (before, [])
     assert node_names(Path("out.onnx")) == ["<2>"]
     assert cli("resume", run).status == 0  # it is free once that has ended
@@ -70,9 +70,9 @@ def test_a_call_that_is_at_work_is_left_alone(here: Path) -> None:
 
     result = bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx", workers=1)
     assert [culprit["name"] for culprit in result.culprits] == ["<2>"]
-    assert {text.partition(f" at work in process {os.getpid()} of ")[0] for text in refused} == {
-        "the run mine is",
-        "c.onnx is rewritten for each probe of a run that is",
+    assert {text.partition(f" process {os.getpid()} of ")[0] for text in refused} == {
+        "the run mine belongs to the running",
+        "c.onnx is rewritten for each probe of a run in",
     }
     assert not [*Path("mine").glob("*.lock"), *here.glob("*.lock")]
     assert bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx").culprits == result.culprits

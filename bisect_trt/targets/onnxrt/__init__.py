@@ -51,7 +51,7 @@ def level(value: Any) -> str:  # noqa: ANN401 - whatever was given
 
 @dataclass(frozen=True)
 class OnnxRuntimeSettings(OwnSettings):
-    """What only ONNX Runtime has."""
+    """The settings of ONNX Runtime."""
 
     providers: Annotated[
         tuple[str, ...], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")

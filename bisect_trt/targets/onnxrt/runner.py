@@ -70,7 +70,7 @@ class OrtRunner:
         """Set it up.
 
         Args:
-            settings: Among them the fields of ``OnnxRuntimeSettings``; lists may stand for tuples.
+            settings: Among them the fields of ``OnnxRuntimeSettings``; lists may replace tuples.
 
         Raises:
             UnavailableError: ONNX Runtime or a provider is missing, or a library cannot be loaded.
@@ -178,14 +178,14 @@ class OrtSession:
         names: Of its outputs that are arrays.
         ignored: Inputs that it is given and does not have.
         elements: ONNX's element types of the outputs that are tensors, by name.
-        skipped: Outputs that cannot be had as NumPy arrays (sequences, optionals, bfloat16), with their type.
+        skipped: Outputs that are not available as NumPy arrays (sequences, optionals, bfloat16), with their type.
     """
 
     def __init__(self, session: Any) -> None:
         """``session`` is ONNX Runtime's own.
 
         Raises:
-            BuildError: It has to be fed what NumPy has no arrays of.
+            BuildError: An input has a type that NumPy does not have.
         """
         self._session, self.ignored = session, frozenset[str]()
         outputs = {value.name: (value.type, type_of(value.type)) for value in session.get_outputs()}
@@ -326,7 +326,7 @@ class OrtType(NamedTuple):
     """The element type of a tensor.
 
     Attributes:
-        element: ONNX's number of it.
+        element: ONNX's number of the type.
         dtype: NumPy's type; ``None`` if ONNX Runtime does not exchange it as arrays.
         raw: Whether it is exchanged by its bits, as the types are that NumPy itself lacks.
     """
@@ -419,7 +419,7 @@ def heard(log: str) -> dict[str, list[str]]:
     """Return the passes in ONNX Runtime's most verbose log.
 
     Returns:
-        ``ran``: the passes that ran, and ``changed``: those of them that changed the model. Empty where the log has none,
+        ``ran``: the passes that ran, and ``changed``: the passes that changed the model. Empty where the log has none,
         as before 1.17.
     """
     ran: dict[str, bool] = {}

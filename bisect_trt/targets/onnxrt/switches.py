@@ -1,7 +1,7 @@
 """Switches of ONNX Runtime: graph optimizers, session options, optimization levels.
 
 Names and operators of the optimizers: ``onnxruntime/core/optimizer`` of the releases 1.15 to 1.31
-(``graph_transformer_utils.cc`` has the list); those of options: ``onnxruntime_session_options_config_keys.h``.
+(``graph_transformer_utils.cc`` has the list); the names of options: ``onnxruntime_session_options_config_keys.h``.
 """
 
 from __future__ import annotations

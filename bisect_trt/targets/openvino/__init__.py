@@ -40,7 +40,7 @@ def openvino_property(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever
 
 @dataclass(frozen=True)
 class OpenVinoSettings(OwnSettings):
-    """What only OpenVINO has.
+    """The settings of OpenVINO.
 
     Attributes:
         device: Its device, as it calls it: ``CPU``, ``GPU.0``, ``AUTO``, ``HETERO:GPU,CPU``.

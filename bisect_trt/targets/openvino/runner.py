@@ -31,9 +31,9 @@ PROPERTIES = (
 )
 """Properties that can be turned, and to what."""
 _RESULT = "/sink_port_0"
-"""What OpenVINO's frontend appends to the name of a model's output."""
+"""The suffix that OpenVINO's frontend appends to the name of a model's output."""
 _SOURCE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?", re.MULTILINE)
-"""Of its source, in its messages."""
+"""Paths of OpenVINO's source in its messages."""
 _BITS = {"bf16": "bfloat16"}
 """Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
 
@@ -56,7 +56,7 @@ class OpenVinoRunner:
         """Set it up.
 
         Args:
-            settings: Those of all targets, and the fields of ``OpenVinoSettings``.
+            settings: The shared settings, and the fields of ``OpenVinoSettings``.
 
         Raises:
             UnavailableError: It is not there, or has no such device.
@@ -166,7 +166,7 @@ class OpenVinoSession:
 
         Args:
             compiled: OpenVINO's own.
-            declared: The names of the model's inputs, without those of weights, in its own order, which OpenVINO keeps; empty
+            declared: The names of the model's inputs, without weights, in its own order, which OpenVINO keeps; empty
                 where they are not known. Where a node passes an input on, OpenVINO names it after that node.
             names: The names of the model's outputs.
 

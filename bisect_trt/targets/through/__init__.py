@@ -47,7 +47,7 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
 
 @dataclass(frozen=True)
 class ThroughSettings(OwnSettings):
-    """What only a tool from ONNX to ONNX has.
+    """The settings of a tool from ONNX to ONNX.
 
     Attributes:
         through: The command, with ``{model}`` for what it reads, ``{out}`` for what it writes, and ``{file1}``, ... for files.
@@ -119,7 +119,7 @@ class ThroughTarget(Target):
         yield from ()
 
     def plain(self, settings: TargetSettings) -> dict[str, Any]:
-        """Return the settings of the tool and, beside them, those of the reference."""
+        """Return the settings of the tool and of the reference."""
         reference = reference_settings()
         return {**reference.target.plain(reference), **super().plain(settings)}
 

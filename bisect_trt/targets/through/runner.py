@@ -17,7 +17,7 @@ from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.runner import OrtRunner, OrtSession
 
 LAST_WORDS = 400
-"""How many characters are quoted of a tool's last line."""
+"""Most characters of a tool's last line that are quoted."""
 
 
 class ThroughRunner:

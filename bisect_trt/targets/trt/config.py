@@ -124,7 +124,7 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
 
 
 def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the flags of ``--builder-flag``: those of the builder, and those of the ONNX parser.
+    """Return the flags of ``--builder-flag`` for the builder and for the ONNX parser.
 
     Raises:
         UsageError: This version has neither.

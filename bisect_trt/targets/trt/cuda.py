@@ -123,7 +123,7 @@ class Cuda:
         return self._call("cudaMalloc", max(size, 1))[0]
 
     def free(self, address: int) -> None:
-        """Give memory back. After a failed kernel that fails too, which is not said: it would hide the first failure."""
+        """Free memory. After a failed kernel that fails too; that error is dropped, since it would hide the first one."""
         try:
             self._call("cudaFree", address)
         except CudaError:

@@ -75,7 +75,7 @@ def signature(message: str, names: Iterable[str]) -> str:
 
 
 class Log:
-    """What TensorRT logs: all of it is printed, and errors are kept.
+    """The logger of TensorRT: prints all messages, and keeps errors.
 
     Attributes:
         errors: The last ones.

@@ -231,7 +231,7 @@ def _varint(number: int) -> bytes:
 
 
 def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> None:
-    """Tell layers in which types to run: those of kept nodes in fp32, all others in the low precision with ``held``.
+    """Set the types of layers: layers of kept nodes in fp32, all others in the low precision with ``held``.
 
     Only for networks that are not strongly typed.
     """

@@ -81,7 +81,7 @@ def load_package(api: Api) -> Any:
 
 @dataclass
 class TensorRt:
-    """What a process makes of TensorRT once and keeps: 8 seconds of start-up, then nothing.
+    """The objects of TensorRT that a process makes once and keeps: 8 seconds of start-up, then nothing.
 
     Attributes:
         trt: The module.
@@ -104,7 +104,7 @@ class TensorRt:
 
 @functools.lru_cache(maxsize=2)
 def tensorrt(name: str = "trt") -> TensorRt:
-    """Start TensorRT or TensorRT-RTX, once a process; ``name`` is that of the target.
+    """Start TensorRT or TensorRT-RTX, once a process; ``name`` is the target's.
 
     Raises:
         UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.
@@ -212,7 +212,7 @@ class BuiltSession:
     """
 
     def __init__(self, built: Built) -> None:
-        """Keep what is known of the network."""
+        """Keep the facts about the network."""
         self.inputs: list[Any] = []
         self.skipped, self._parsed = built.parsed.skipped, built.parsed
 

@@ -129,7 +129,7 @@ class TrtSettings(OwnSettings):
     compute_capabilities: tuple[str, ...] = ()
 
     def checked(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
-        """Check that the shapes belong together, and that an engine is that of the model that is run.
+        """Check that the shapes belong together, and that an engine belongs to the model that is run.
 
         Raises:
             UsageError: They do not, or it is not.
@@ -156,7 +156,7 @@ class TrtSettings(OwnSettings):
 
 @dataclass(frozen=True)
 class RtxSettings(TrtSettings):
-    """The settings of TensorRT-RTX: those of TensorRT, and the kinds of GPUs, which need not be here."""
+    """The settings of TensorRT-RTX: TensorRT's, and the kinds of GPUs, which need not be in this machine."""
 
     compute_capabilities: Annotated[
         tuple[str, ...],
