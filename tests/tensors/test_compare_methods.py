@@ -100,7 +100,11 @@ def test_the_tolerance_that_would_have_passed_does(
     result = compared("x", reference, target, Tolerance(atol, rtol), stat, details=True)
     assert result.details is not None
     needed = result.details.atol_needed, result.details.rtol_needed
-    for tolerance in (Tolerance(needed[0], rtol), Tolerance(atol, needed[1])):
+    passing = [Tolerance(needed[0], rtol), Tolerance(atol, needed[1])]
+    if stat is ErrorStat.ELEMWISE:
+        assert result.required_atol is not None
+        passing.append(Tolerance(result.required_atol, 0.0))
+    for tolerance in passing:
         assert compared("x", reference, target, tolerance, stat).passed
     if not result.passed:
         for tolerance in (Tolerance(needed[0] * 0.999, rtol), Tolerance(atol, needed[1] * 0.999)):

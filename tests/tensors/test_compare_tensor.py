@@ -156,18 +156,6 @@ def test_what_it_says_is_consistent(
     assert json.loads(json.dumps(result.to_json(), allow_nan=False))["kind"] == result.kind.value
 
 
-@given(pairs())
-@settings(max_examples=examples(150), deadline=None)
-def test_the_required_tolerance_is_enough(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
-    target, reference = pair
-    required = compared("x", reference, target, TIGHT).required_atol
-    assert required is not None
-    if math.isfinite(required):
-        assert compared("x", reference, target, Tolerance(required, 0.0)).passed
-        if required > 0:
-            assert not compared("x", reference, target, Tolerance(required * 0.999, 0.0)).passed
-
-
 @given(st.sampled_from([*INTEGERS, np.uint64]), st.data())
 @settings(deadline=None)
 def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]], data: st.DataObject) -> None:
@@ -180,20 +168,6 @@ def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]]
     assert result.passed == (error == 0)
     if reference:
         assert result.max_rel == pytest.approx(error / abs(reference))
-
-
-def test_an_overflow_reads_as_one() -> None:
-    reference = np.full((1, 197, 192), 0.5, np.float32)
-    reference[0, 17:, 3] = 810_000
-    target = reference.astype(np.float32)
-    target[0, 17:, 3] = np.inf
-    result = compared("sq", reference, target, Tolerance(0.01, 0.01))
-    assert result.kind is ComparisonKind.INF
-    assert result.describe() == (
-        "max error inf at (0, 17, 3): expected 810000, got inf (atol 0.01, rtol 0.01; 180 of 37824 elements mismatch)"
-    )
-    assert result.to_json()["max_abs"] == "inf"
-    assert result.to_json()["worst"]["target"] == "inf"
 
 
 def test_nan_of_one_side_comes_before_inf_of_one_side_before_the_rest() -> None:
