@@ -25,7 +25,7 @@ from benchmarks.outliers import Arrays
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one seed."""
+    """The result of one seed."""
 
     model: str
     planted: str
@@ -42,7 +42,7 @@ class Row:
 
 
 def loss_debug(plain: Path, quantized: Path, samples: Sequence[Arrays], count: int) -> set[str]:
-    """The tensors that ``qdq_loss_debug`` puts last: those whose own rounding has the least signal to noise."""
+    """The tensors that ``qdq_loss_debug`` puts last: the ones with the least signal to noise in their own rounding."""
     from onnxruntime.quantization import CalibrationDataReader, qdq_loss_debug  # noqa: PLC0415 - it takes a second
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # of a package without types

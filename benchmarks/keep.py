@@ -4,8 +4,8 @@
 
 No model is run: the check passes if every culprit is kept in fp32. Prints a markdown table of the mean over seeds, all
 questions counted, those that prove 1-minimality too. The information bound is log2 of the number of ways in which the
-culprits can lie, given what the ranking says; the proof takes a question for each culprit
-on top of it, if there are several.
+culprits can lie, given the ranking; the proof takes a question for each culprit
+more, if there are several.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def scattered(count: int) -> Plant:
 
 
 def all_but(outside: int, count: int) -> Plant:
-    """All culprits but some in the top 5% of a ranking, those in the rest of it."""
+    """All culprits but some in the top 5% of a ranking, the others after them."""
     return lambda rng: _ranked(rng, count - outside, outside)
 
 
 def by_chance(count: int) -> Plant:
-    """Each culprit with a chance of 90% in the top 5% of a ranking, else in the rest of it."""
+    """Each culprit with a chance of 90% in the top 5% of a ranking, else after them."""
 
     def plant(rng: random.Random) -> Planted:
         inside = sum(rng.random() < 0.9 for _ in range(count))
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Plant, int, float | None]] = {
     "the same, norms given as groups": (norms(suspected=False, grouped=True), 26, None),
     "the same, exactly those nodes suspected": (norms(suspected=True, grouped=True), 26, None),
 }
-"""How to plant, how many culprits, and the information bound where there is a formula."""
+"""The planting, the number of culprits, and the information bound where there is a formula."""
 
 
 class Counter:
@@ -127,7 +127,7 @@ class Counter:
         return self.asked.setdefault(kept, Verdict.PASS if self._culprits <= kept else Verdict.FAIL)
 
     def inverted(self, kept: Subset) -> Verdict:
-        """The same for a search that looks for a set that fails."""
+        """Return the opposite verdict, for a search that looks for a set that fails."""
         return Verdict.FAIL if self(kept) is Verdict.PASS else Verdict.PASS
 
 

@@ -40,11 +40,11 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a tool made of an example.
+    """The result of a tool on an example.
 
     Attributes:
-        example: Which.
-        tool: Whose.
+        example: The name of the example.
+        tool: The name of the tool.
         nodes: Nodes of the model that compute in floats.
         kept: How many of them are in fp32 in the mixed model.
         probes: How many candidates were run; AutoCast runs none.

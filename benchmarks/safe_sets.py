@@ -46,11 +46,11 @@ OTHERS = SEQUENCES | PICTURES
 
 @dataclass(frozen=True)
 class Measured:
-    """What a tool made of a model.
+    """The result of a tool on a model.
 
     Attributes:
-        model: Which.
-        tool: Whose.
+        model: The name of the model.
+        tool: The name of the tool.
         nodes: Nodes that compute in floats.
         kept: How many of them are in fp32.
         probes: How many candidates were run in all.
@@ -61,7 +61,7 @@ class Measured:
         wall_s: Seconds of the whole command.
         cpu_s: CPU seconds of the tool's command.
         first_s: CPU seconds until its first file was on the disk.
-        said: The tool's own sentence about it.
+        sentence: The tool's own summary.
     """
 
     model: str
@@ -76,7 +76,7 @@ class Measured:
     wall_s: float
     cpu_s: float = 0.0
     first_s: float = 0.0
-    said: str = ""
+    sentence: str = ""
 
 
 class Session:
@@ -106,7 +106,7 @@ def error(made: Arrays, golden: Arrays) -> float:
 
 
 def errors(model: ModelProto, samples: list[Arrays], golden: list[Arrays]) -> list[float]:
-    """Of each sample."""
+    """Return the error of each sample."""
     session = Session(emulate(onnx.shape_inference.infer_shapes(model)))
     return [error(session.run(sample), wanted) for sample, wanted in zip(samples, golden, strict=True)]
 
@@ -134,7 +134,7 @@ class Ran:
 
 
 def timed(command: list[str], folder: Path, file: str) -> Ran:
-    """Run a command; ``first_s`` is the CPU time of it and its workers when ``file`` is there."""
+    """Run a command; ``first_s`` is the CPU time of it and its workers when ``file`` exists."""
     before, began, first = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0.0
     with (folder / "output.txt").open("w+") as log:
         with subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT) as run:

@@ -20,7 +20,7 @@ from _builder import GraphBuilder  # isort: skip - the import before makes it kn
 
 FLOAT, INT64 = int(TensorProto.FLOAT), int(TensorProto.INT64)
 W = 48
-"""How wide the residual stream is."""
+"""The width of the residual stream."""
 
 
 def planted(
@@ -96,7 +96,7 @@ def convolve(
     bias: Weights | None = None,
     **attributes: Any,  # noqa: ANN401 - as make_node
 ) -> str:
-    """A convolution whose output is as large as its input, unless ``attributes`` say otherwise."""
+    """A convolution with an output as large as its input, unless ``attributes`` change that."""
     name, size, rate = scope.strip("/"), weight.shape[2:], attributes.get("dilations", [1, 1])
     pads = [side // 2 * rate[place] for place, side in enumerate(size)] * 2
     more = [] if bias is None else [g.weight(f"{name}.b", bias)]

@@ -121,7 +121,7 @@ ZOO: dict[str, Callable[[int], Planted]] = (
 
 
 def shifted(plain: Planted) -> Planted:
-    """The same model, with inputs twice as large or offset by half a deviation in turns."""
+    """Return the model with inputs twice as large or offset by half a deviation in turns."""
 
     def draw(rng: np.random.Generator) -> Arrays:
         sample, twice = plain.draw(rng), bool(rng.integers(2))

@@ -256,7 +256,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
     for how in target.target.typed(target):
         command = shlex.join(["bisect-trt", "run", str(output), *how.flags()])
         if why is not None or not isinstance(check, BuiltinCheck):
-            yield Use(str(output), command, None, why or "a check command judges engines; try the model by hand")
+            yield Use(str(output), command, None, why or "a check command judges engines; try the model yourself")
             continue
         candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
         candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
