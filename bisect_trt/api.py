@@ -125,7 +125,7 @@ def assert_matches(
         return
     failed.sort(key=lambda comparison: -comparison.severity)
     lines = [f"{len(failed)} of {len(result.comparisons)} outputs do not match."]
-    lines += listed(failed, _SHOWN, lambda comparison: f"  '{comparison.name}': {comparison.describe()}")
+    lines += listed([f"  '{each.name}': {each.describe()}" for each in failed], _SHOWN)
     try:
         found = diagnose(model, inputs, target, output=reproducer, overwrite=True, **options)
         folder = found.artifacts.get("reproducer")

@@ -36,7 +36,9 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import named
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.targets.options import Target
@@ -181,9 +183,8 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         result.extra["held"] = True
         console.answer(f"  {HELD}")
     tell_dynamic(session, answer)
-    console.answer_first(
-        result.culprits, _SHOWN, lambda each: f"  {each['op']} '{each['name'] or each['outputs'][0]}'{in_module(each)}"
-    )
+    for line in listed([f"  {named(each)}{in_module(each)}" for each in result.culprits], _SHOWN):
+        console.answer(line)
     if result.why:
         console.answer(f"  {result.why}")
     if isinstance(check, BuiltinCheck):

@@ -30,8 +30,9 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.console import IN_JSON, Console
+from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.comparison import TensorComparison
@@ -282,7 +283,8 @@ def tell_suspects(task: Task) -> None:
     if not space.suspects:
         console.say("  none")
     shown = [f"  {space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
-    console.say_first(shown, _SHOWN_SUSPECTS, str, ", less suspicious")
+    for line in listed(shown, _SHOWN_SUSPECTS, ", less suspicious"):
+        console.say(line)
 
 
 def tell(task: Task, *lines: str | None) -> None:
@@ -319,11 +321,8 @@ def _use_lines(extra: Mapping[str, Any]) -> Iterator[str]:
 
 def tell_kept(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print the units to keep, with the reason of each."""
-    console.answer_first(nodes, _SHOWN, lambda node: f"  {_named(node)}{in_module(node)}: {node['reason']}", IN_JSON)
-
-
-def _named(node: Mapping[str, Any]) -> str:
-    return f"{node['op']} '{node['name'] or node['outputs'][0]}'"
+    for line in listed([f"  {named(node)}{in_module(node)}: {node['reason']}" for node in nodes], _SHOWN, IN_JSON):
+        console.answer(line)
 
 
 MIXED = "mixed.onnx"

@@ -14,10 +14,10 @@ import textwrap
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.summary import summary_lines
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-Item = TypeVar("Item")
 Part = str | tuple[str, str]
 """A text, or a text with its style as rich names it."""
 IN_JSON = " (--json lists them)"
@@ -271,16 +270,6 @@ class Console(Watcher):
         for label, text in summary_lines(result):
             self._print((label, "bold"), plain(text))
 
-    def say_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
-        """Report the first of many; see :func:`listed`."""
-        for text in listed(items, most, line, rest):
-            self.say(text)
-
-    def answer_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
-        """Report the first of many as part of the answer; see :func:`listed`."""
-        for text in listed(items, most, line, rest):
-            self.answer(text)
-
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
         """Report a table as part of the answer: the first rows, and how many more there are."""
         cells = [[plain(str(cell)) for cell in row] for row in (columns, *rows)]
@@ -346,14 +335,11 @@ def _is_plain(stream: TextIO | None) -> bool:
     return not (is_terminal(stream) or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
 
 
-def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> Iterator[str]:
-    """Yield a line for each of the first items, then one with the number of the others and ``rest``."""
-    text = ""
-    for item in items[:most]:
-        text = line(item)
-        yield text
-    if len(items) > most:
-        yield f"{' ' * (len(text) - len(text.lstrip(' ')))}... and {len(items) - most} more{rest}"
+def listed(texts: Sequence[str], most: int, rest: str = "") -> list[str]:
+    """Return the first texts, then a line with the number of the others and ``rest``."""
+    more = len(texts) - most
+    indent = "  " if texts and texts[0].startswith("  ") else ""
+    return [*texts[:most], *([f"{indent}... and {more} more{rest}"] if more > 0 else [])]
 
 
 def is_interactive() -> bool:

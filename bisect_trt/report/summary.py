@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -270,13 +270,7 @@ def _files(result: Json) -> Iterator[Row]:
 
 def _next(result: Json) -> Iterator[Row]:
     """Yield the next command."""
-    for command in _next_commands(result):
+    known = [entry["command"] for entry in (result.get("report") or {}).get("commands") or ()]
+    resume = [command for command in known if command.startswith("bisect-trt resume")]
+    for command in [*(result.get("next") or ()), *resume][:1]:
         yield "Next", command
-        return
-
-
-def _next_commands(result: Json) -> Iterable[str]:
-    yield from result.get("next") or ()
-    for entry in (result.get("report") or {}).get("commands") or ():
-        if entry["command"].startswith("bisect-trt resume"):
-            yield entry["command"]
