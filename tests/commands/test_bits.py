@@ -360,6 +360,24 @@ def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options
     assert message in str(raised.value)
 
 
+def test_a_scalar_may_be_stored_quantized(tmp_path: Path) -> None:
+    stored: Arrays = {**SCALE, "kq": np.asarray(64, np.int8), "ks": np.asarray(1 / 128, np.float32)}
+    nodes = [*PAIR, helper.make_node("DequantizeLinear", ["kq", "ks", "z"], ["k"], name="k")]
+    onnx.save(graph([*nodes, helper.make_node("Mul", ["d", "k"], ["y"], name="half")], stored), tmp_path / "model.onnx")
+    plain = graph([helper.make_node("Mul", ["x", "k"], ["y"], name="half")], {"k": np.asarray(0.5, np.float32)})
+    onnx.save(plain, tmp_path / "float.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low="int8",
+        target="onnxrt",
+        inputs=[{"x": np.linspace(-9, 9, 16, dtype=np.float32).reshape(2, 8)}],  # there is room up to 2.54
+        output=tmp_path / "mixed.onnx",
+        reference=tmp_path / "float.onnx",
+        fresh_samples=0,
+    )
+    assert [scale for entry in result.keep_fp32 for scale in entry["scales"]][:1] == ["s"]
+
+
 def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
     """As PyTorch's exports do; the output of the model from before has the name of what is quantized."""
     nodes = [*PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
