@@ -43,6 +43,7 @@ from benchmarks.sequences import (
 from _builder import GraphBuilder  # isort: skip - an import before makes it known
 
 SEED, SAMPLES = int(os.environ.get("ZOO_SEED", "202")), 40
+_SEEDS = 10
 
 
 def llama(seed: int) -> Planted:
@@ -135,9 +136,12 @@ def shifted(plain: Planted) -> Planted:
 
 
 def judged(kind: str, others: dict[str, str]) -> list[Measured]:
-    """All tools on one architecture."""
+    """Run all tools on one architecture: the first seed from ``SEED`` on with a sample on which fp16 fails."""
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-        return measure(ZOO[kind](SEED), Path(folder), SAMPLES, others, shifted)
+        for seed in range(SEED, SEED + _SEEDS):
+            if found := measure(ZOO[kind](seed), Path(folder), SAMPLES, others, shifted):
+                return found
+    return []
 
 
 def table(rows: list[Measured]) -> str:
