@@ -23,7 +23,7 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.reproducer import Cause as IssueCause
 from bisect_trt.report.result import Result
-from bisect_trt.search.alternatives import Alternatives, find_alternatives
+from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Subset, Verdict
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings

@@ -1,7 +1,7 @@
 """``releases``: the release of a package in which a failure appeared, and the one in which it was fixed.
 
 The space is the releases in their order, each probed in an environment of its own. The strategy is
-:func:`~bisect_trt.search.history.find_edges`, which finds both boundaries.
+:func:`~bisect_trt.search.ordered.find_edges`, which finds both boundaries.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.reproducer import MODEL, Since
 from bisect_trt.report.result import Result
-from bisect_trt.search.history import Edge, History, find_edges
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.ordered import Edge, History, find_edges
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.options import Target

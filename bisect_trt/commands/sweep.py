@@ -1,6 +1,6 @@
 """``sweep``: the sizes of the inputs at which the target fails.
 
-The space is the grid of sizes, the strategy is :func:`~bisect_trt.search.sizes.sweep_points`.
+The space is the grid of sizes, the strategy is :func:`~bisect_trt.search.ordered.sweep_points`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sizes import AskSize, Point, go_down, intervals, smallest_failing, sweep_points
+from bisect_trt.search.ordered import AskSize, Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo

@@ -7,7 +7,7 @@ from math import ceil, log2
 
 import pytest
 
-from bisect_trt.search.alternatives import find_alternatives
+from bisect_trt.search.keep import find_alternatives
 from bisect_trt.search.oracle import Subset, Verdict
 
 

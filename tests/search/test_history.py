@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.history import History, find_edges
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.ordered import History, find_edges
 
 LETTERS = {"P": Verdict.PASS, "F": Verdict.FAIL, "U": Verdict.UNRESOLVED}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sizes import Point, intervals, sweep_points
+from bisect_trt.search.ordered import Point, intervals, sweep_points
 
 Truth = Callable[[Point], bool]
 
