@@ -18,10 +18,9 @@ from functools import partial
 
 from benchmarks.algorithms import by_hwang, by_probabilities, by_quickxplain, by_repeated_bisection
 from benchmarks.figures import Figure
-from bisect_trt.search.delta_debugging import make_minimal, reduce_by_counters
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.search.strategy import minimise
+from bisect_trt.search.strategy import make_minimal, minimise, reduce_by_counters
 
 SEARCHES = 100
 UNTOLD = 0.2

@@ -20,8 +20,8 @@ from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.delta_debugging import make_minimal
 from bisect_trt.search.oracle import Again, Minimum, Mode, Oracle, Subset, Transcript, Units, Verdict, about_units
+from bisect_trt.search.strategy import make_minimal
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.npz import load_npz

@@ -17,7 +17,6 @@ from dataclasses import replace
 from heapq import nsmallest
 from itertools import combinations
 
-from bisect_trt.search.delta_debugging import make_minimal, neighbours
 from bisect_trt.search.oracle import (
     Again,
     Completion,
@@ -30,6 +29,7 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.statistics import Flakiness, confirmations
+from bisect_trt.search.strategy import make_minimal, neighbours
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 ORIGINAL_PASSED = "the original failed, and did not when asked again"

@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bisect_trt.search.delta_debugging import make_minimal, reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept, Singles, partition
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
-from bisect_trt.search.strategy import find_culprits
+from bisect_trt.search.strategy import find_culprits, make_minimal, reduce_by_counters, worth_counting
 
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""
