@@ -184,8 +184,8 @@ class Entry:
         """Values by the name of their tensor, ``''`` for all others; the name ends at the last colon of a word."""
         if isinstance(value, Mapping):
             return {str(name): each for name, each in value.items()}
-        first = (self.option.metavar or "NAME").partition(":")[0]
-        about = "tensor" if first == "NAME" else first.lower()  # LAYER:TYPE
+        first = (self.option.metavar or "NAME").partition(":")[0].strip("[]")
+        about = "tensor" if first in ("NAME", "OUT") else first.lower()  # LAYER:TYPE
         several = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
         found: dict[str, Any] = {}
         for word in value if several else [value]:

@@ -92,7 +92,7 @@ class Details:
         """Return the options that would have passed, as text."""
         needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
         ways = [f"{option} {_rounded_up(value)}" for option, value in needed.items() if math.isfinite(value)]
-        return f"passes with {' or '.join(ways)}" if ways else "no tolerance passes it"
+        return f"passes with {' or '.join(ways)}" if ways else "no tolerance passes"
 
 
 @dataclass(frozen=True)
