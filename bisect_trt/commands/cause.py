@@ -26,8 +26,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Subset, Verdict
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import Looked, Switch, Tier
+from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
 from bisect_trt.worker.protocol import Failed, Trace
 
 _MOST_COSTLY = 8

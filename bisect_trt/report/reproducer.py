@@ -183,7 +183,9 @@ class Reproducer:
         symptom = next((words for begin, words in _SYMPTOMS.items() if self.failure.startswith(begin)), plain)
         if self.tracker == "tensorrt":
             what, gpu = symptom.rpartition(" ")[0], f" on GPU {facts['GPU']}" if facts["GPU"] else ""
-            return f"{what} failure of TensorRT {facts['tensorrt'] or '(unknown version)'} when running {kinds}{gpu}"
+            target, package = self.target.target, self.target.target.package(self.target)
+            version = facts[package.index_name] if package is not None else ""
+            return f"{what} failure of {target.title} {version or '(unknown version)'} when running {kinds}{gpu}"
         return f"{self.target.target.title}: {symptom} {kinds}"
 
     @property
@@ -233,7 +235,12 @@ class Reproducer:
         failed = [comparison for comparison in self.comparisons if not comparison.passed]
         template = _templates().get_template(file.lower())
         return template.render(
-            case=self, failed=failed, needs=self.script.needs, facts=self.facts(), graph=describe_graph(self.model)
+            case=self,
+            failed=failed,
+            needs=self.script.needs,
+            lines=self.target.target.building(self.target, self.target_model),
+            facts=self.facts(),
+            graph=describe_graph(self.model),
         )
 
     def write(self, folder: Path) -> list[Path]:

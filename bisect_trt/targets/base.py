@@ -27,8 +27,7 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
 
     from bisect_trt.targets.choices import Choice
     from bisect_trt.targets.options import TargetOptions
-    from bisect_trt.targets.settings import TargetSettings
-    from bisect_trt.targets.switches import Looked, Switch
+    from bisect_trt.targets.settings import Looked, Switch, TargetSettings
 
 
 __all__ = [
@@ -306,13 +305,13 @@ class Target(ABC):
         return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
-        """Return its switches, the cheapest first; see :mod:`bisect_trt.targets.switches`.
+        """Return its switches, the cheapest first; see :mod:`bisect_trt.targets.settings`.
 
         Args:
             settings: Its settings.
             looked: The facts about the model.
         """
-        from bisect_trt.targets.switches import precision_switches  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.targets.settings import precision_switches  # noqa: PLC0415 - a command line is read without
 
         return precision_switches(settings)
 
@@ -354,6 +353,10 @@ class Target(ABC):
     def snippet(self, settings: TargetSettings) -> tuple[str, ...] | None:
         """Return the settings as lines of Python, with the model's file as ``m``; ``None`` if there are none."""
         return None
+
+    def building(self, settings: TargetSettings, model: str) -> tuple[str, ...]:
+        """Return lines of Python that build a model file, for a target that only builds; none for others."""
+        return ()
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """Return the ways to run a model with the low precision in its graph, where the target may lower one itself."""

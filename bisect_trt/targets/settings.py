@@ -1,9 +1,13 @@
-"""The settings of a target: plain data that crosses to the worker as JSON."""
+"""Settings of a target, as plain data that crosses to the worker as JSON, and its switches: changes of them.
+
+A switch of a runtime is one change of its settings that may make a failure disappear.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
 from typing import Any, TypeVar
 
 from bisect_trt.targets import find
@@ -16,11 +20,11 @@ Own = TypeVar("Own", bound=OwnSettings)
 
 @dataclass(frozen=True)
 class TargetSettings:
-    """A target and its settings.
+    """Which target, and how it is set up.
 
     Attributes:
         runtime: The target's name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT, ``onnx`` for ONNX's reference
-            evaluator, or the name of a plug-in.
+            evaluator, or that of a plug-in.
         fp16: Whether it may run in half precision. ONNX Runtime runs the types in the model, so the model is lowered.
         bf16: Whether it may run in bfloat16.
         fp8: Whether it may run in 8-bit floats.
@@ -48,7 +52,7 @@ class TargetSettings:
 
     @property
     def target(self) -> Target:
-        """The plug-in of the target.
+        """What knows the rest about it.
 
         Raises:
             UnavailableError: It is not installed.
@@ -56,7 +60,7 @@ class TargetSettings:
         return find(self.runtime)
 
     def of(self, kind: type[Own]) -> Own:
-        """Return the settings of this target only.
+        """What only this target has.
 
         Raises:
             TypeError: Its settings are of another kind.
@@ -67,7 +71,7 @@ class TargetSettings:
         return own
 
     def with_own(self, **changes: Any) -> TargetSettings:  # noqa: ANN401 - of many types
-        """Return a copy with changed settings of this target."""
+        """The same with some of what only this target has set to other values."""
         return replace(self, own=replace(self.of(self.target.own), **changes))
 
     @property
@@ -86,7 +90,7 @@ class TargetSettings:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> TargetSettings:
-        """Read the output of :meth:`to_json`, before or after it was JSON.
+        """What :meth:`to_json` wrote, before or after it was JSON.
 
         Raises:
             UnavailableError: The target is not installed.
@@ -122,3 +126,106 @@ def reference_settings(target: TargetSettings | None = None, *, spinning: bool =
 def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON
     """Lists as tuples, at any depth, so that settings can be hashed."""
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+Turn = Callable[[TargetSettings], TargetSettings]
+LIKELY = 30.0
+"""The weight of a likely switch; 1 is that of the others."""
+
+
+class Tier(IntEnum):
+    """How much of what a runtime does a switch turns."""
+
+    PASS = 0
+    """One thing that it does to this model: a pass over the graph, a tactic of a layer."""
+    OPTION = 1
+    """A setting that is about another thing."""
+    SPARE = 2
+    """As ``PASS``, but nothing shows that it does anything to this model; for where nothing else is found."""
+    WHOLE = 3
+    """A whole kind at once: all optimisations, a precision. It mostly helps, and costs most."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Something of a runtime that can be turned.
+
+    Attributes:
+        name: What it is called in the result: its kind and what of it, as ``optimizer:GemmTransposeFusion``.
+        turn: The settings with it turned, from those without.
+        tier: How much it turns.
+        weight: How likely it is to be the one, beside the others; 1 where nothing is known.
+        covers: The kinds of switches that are all turned with it, so that none of them helps if it does not.
+        within: Of which kind it turns several, so that it does not help where the switch that covers them does not.
+        how: What is done to it, in words; what has a value in its name is set to that.
+    """
+
+    name: str
+    turn: Turn = field(compare=False)
+    tier: Tier = Tier.OPTION
+    weight: float = 1.0
+    covers: str | None = None
+    within: str | None = None
+    how: str = "disabled"
+
+    @property
+    def said(self) -> str:
+        """What is done to it: ``disabled``, ``set to 0``."""
+        _, equals, value = self.name.partition("=")
+        return f"set to {value}" if equals else self.how
+
+    @property
+    def kind(self) -> str:
+        """What it is one of."""
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The facts about a model that its switches are chosen by.
+
+    Attributes:
+        trace: The runtime's report of what it does to the model, see ``Runtime.trace``; ``None`` without one.
+        operators: The operators in it.
+        suspects: The suspected ones, if any.
+    """
+
+    trace: Mapping[str, Any] | None = None
+    operators: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
+
+
+def setting(**values: Any) -> Turn:  # noqa: ANN401 - of many types
+    """Return a function that sets some of the settings that only one target has."""
+    return lambda settings: settings.with_own(**values)
+
+
+def changing(name: str, change: Callable[[Any], object]) -> Turn:
+    """Return a function that changes a setting that only one target has, from its value then."""
+    return lambda settings: settings.with_own(**{name: change(getattr(settings.of(settings.target.own), name))})
+
+
+def adding(name: str, *values: object) -> Turn:
+    """Return a function that adds values to such a setting."""
+    return changing(name, lambda known: (*known, *values))
+
+
+def dropping(name: str, key: str) -> Turn:
+    """Return a function that leaves a value, or the pair of a name, out of such a setting."""
+    return changing(
+        name, lambda known: tuple(each for each in known if key != (each if isinstance(each, str) else each[0]))
+    )
+
+
+def precision_switches(settings: TargetSettings) -> list[Switch]:
+    """Each low precision that it may run in, left out."""
+
+    def without(name: str) -> Turn:
+        def turn(given: TargetSettings) -> TargetSettings:
+            changes: dict[str, Any] = {name: False}
+            turned = replace(given, **changes)
+            return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
+
+        return turn
+
+    return [Switch(f"precision:{name}", without(name), Tier.WHOLE) for name in settings.low_precisions]

@@ -122,7 +122,7 @@ def test_a_build_that_is_set_otherwise_computes_the_same(own: dict[str, object],
 
 
 def test_every_switch_builds(tmp_path: Path) -> None:
-    from bisect_trt.targets.switches import Looked
+    from bisect_trt.targets.settings import Looked
 
     path, values = convolutions(tmp_path / "m.onnx"), feed()
     trace = make_runtime(PLAIN).trace(path, values)

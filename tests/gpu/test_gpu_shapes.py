@@ -67,7 +67,7 @@ from importlib.machinery import PathFinder
 class Planter(MetaPathFinder):
     # The real engine is built and run; only what it makes is spoiled where it is dynamic and holds the sum.
     def find_spec(self, name, path=None, target=None):
-        if name != "bisect_trt.targets.trt.session":
+        if name != "bisect_trt.targets.trt.engine":
             return None
         spec = PathFinder.find_spec(name, path, target)
         plain = spec.loader.exec_module

@@ -23,8 +23,7 @@ from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.openvino import OpenVinoSettings
-from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.targets.switches import Looked
+from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
 
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
 make = helper.make_node

@@ -17,8 +17,16 @@ from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import Minimal, OwnSettings, Package, Script, Target
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, adding, dropping, precision_switches
+from bisect_trt.targets.settings import (
+    LIKELY,
+    Looked,
+    Switch,
+    TargetSettings,
+    Tier,
+    adding,
+    dropping,
+    precision_switches,
+)
 
 if TYPE_CHECKING:
     from onnx import ModelProto

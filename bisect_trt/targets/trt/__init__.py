@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from bisect_trt.targets.choices import Choice
-    from bisect_trt.targets.switches import Looked, Switch
+    from bisect_trt.targets.settings import Looked, Switch
 
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
@@ -36,12 +36,10 @@ class TensorRtTarget(Target):
     files = ("plugins", "load_timing_cache", "calibration_cache", "calibration_data", "load_engine")
     sent = (
         "bisect_trt.targets.choices",
-        "bisect_trt.targets.trt.log",
-        "bisect_trt.targets.trt.cuda",
+        "bisect_trt.targets.trt.process",
         "bisect_trt.targets.trt.config",
         "bisect_trt.targets.trt.network",
         "bisect_trt.targets.trt.engine",
-        "bisect_trt.targets.trt.session",
         "bisect_trt.targets.trt.runner",
     )
     sent_back = ("save_engine",)
@@ -117,8 +115,12 @@ class TensorRtTarget(Target):
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
-        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name != "record"]
-        said = [*settings.low_precisions, *(["low precision required"] if settings.held else []), *own]
+        own = [
+            " ".join(value) if name == "compute_capabilities" else name.replace("_", " ")
+            for name, value in self.changed(settings)
+            if name != "record"
+        ]
+        said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
@@ -128,7 +130,7 @@ class TensorRtTarget(Target):
         return trt_switches(settings, looked)
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Run a prebuilt engine; except for plugins, the other settings are about building."""
+        """Run a prebuilt engine; the other settings are about building, but for plugins."""
         own = self.own(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
         return replace(settings, own=own, keep=(), held=False)
 
@@ -154,6 +156,30 @@ class TensorRtTarget(Target):
 
         return trt_snippet(settings)
 
+    def building(self, settings: TargetSettings, model: str) -> tuple[str, ...]:
+        """Return the script that parses and builds a model file, where models are only built."""
+        from bisect_trt.targets.trt.process import APIS  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.settings import trt_snippet  # noqa: PLC0415 - as above
+
+        if not settings.build_only:
+            return ()
+        profile = ["profile = builder.create_optimization_profile()"]
+        profile += [
+            f"profile.set_shape({name!r}, {', '.join(map(str, each))})" for name, each in self.profile(settings).items()
+        ]
+        profile += ["config.add_optimization_profile(profile)"]
+        return (
+            f"import {APIS[self.name].module} as trt",
+            "logger = trt.Logger(trt.Logger.WARNING)",
+            "builder = trt.Builder(logger)",
+            f"network = builder.create_network({0 if self.name == 'trt-rtx' else '1'})",
+            "parser, config = trt.OnnxParser(network, logger), builder.create_builder_config()",
+            *trt_snippet(settings),
+            *(profile if self.profile(settings) else []),
+            f"assert parser.parse_from_file({model!r}), [str(parser.get_error(i)) for i in range(parser.num_errors)]",
+            "assert builder.build_serialized_network(network, config) is not None",
+        )
+
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """With the given precisions, free to run each layer in another type than the graph's; and strongly typed, since 9."""
         plain = replace(settings, keep=(), held=False)
@@ -161,7 +187,7 @@ class TensorRtTarget(Target):
         return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True)]
 
     def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
-        """The shapes of the optimisation profile; the most usual shapes default to the largest."""
+        """Those of the optimisation profile; the most usual shapes are the largest, where they are not given."""
         own = settings.of(TrtSettings)
         usual, highs = dict(own.opt_shapes or own.max_shapes), dict(own.max_shapes)
         return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}

@@ -7,66 +7,19 @@ import pathlib
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bisect_trt.errors import ConflictError, OutputFileError, UnknownNameError, ValueRefusedError
 from bisect_trt.targets.messages import BuildError, set_option
+from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 
-@dataclass(frozen=True)
-class Api:
-    """Differences between the packages TensorRT and TensorRT-RTX.
-
-    Differences between versions of one package are read from its enumerations (:func:`member`), not from its number.
-
-    Attributes:
-        module: The name of the Python module.
-        title: Its name in messages.
-        install: What installs it.
-        oldest: The oldest version that is supported.
-        needs_gpu: Whether its builder needs a GPU.
-        times_tactics: Whether its builds measure kernels, and keep that in a timing cache; TensorRT-RTX does when it runs.
-        types_layers: Whether its builder may choose the types of layers; TensorRT-RTX refuses the flags for that, which its
-            release 1.4 still has.
-    """
-
-    module: str
-    title: str
-    install: str
-    oldest: tuple[int, ...]
-    needs_gpu: bool = True
-    times_tactics: bool = True
-    types_layers: bool = True
-
-
-APIS = {
-    "trt": Api("tensorrt", "TensorRT", "pip install tensorrt", (8, 6, 0)),
-    "trt-rtx": Api(
-        "tensorrt_rtx_bindings",
-        "TensorRT-RTX",
-        "pip install 'bisect-trt[trt-rtx]'",
-        (1, 4, 0),
-        needs_gpu=False,
-        times_tactics=False,
-        types_layers=False,
-    ),
-}
-"""The packages, by the name of the target."""
 _OF_TACTICS = ("load_timing_cache", "save_timing_cache", "avoid_tactics", "pin_tactics", "tactic_sources")
 """The settings about kernels that a build chooses."""
-DEFAULT_CAPABILITY = "SM89"
-"""The kind of GPU that TensorRT-RTX builds for where there is none and none is named."""
-
-
-def describe(trt: Any) -> str:
-    """Return the name and the version of a package."""
-    title = next((api.title for api in APIS.values() if api.module == trt.__name__), "TensorRT")
-    return f"{title} {trt.__version__}"
 
 
 def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> bool:

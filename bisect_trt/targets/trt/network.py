@@ -17,7 +17,7 @@ from bisect_trt.targets.trt.config import (
     low_precisions,
     network_inputs,
 )
-from bisect_trt.targets.trt.log import Log, clean_parser, signature
+from bisect_trt.targets.trt.process import Log, clean_parser, signature
 
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """The parser appends it where a node makes several layers."""
@@ -172,14 +172,13 @@ def refusal(error: Any, nodes: Sequence[Sequence[Any]], names: Sequence[str]) ->
         nodes: Of each node of the graph its name first.
         names: The names of the model's nodes and tensors.
     """
-    where, operator, around = "the model", "", list[str]()
-    if 0 <= error.node() < len(nodes):
-        outer = str(nodes[error.node()][0])
-        where = f"node '{outer}'"
-        if hasattr(error, "node_operator"):  # since TensorRT 10
-            name, operator, around = error.node_name(), error.node_operator(), list(error.local_function_stack())
-            if name and name != outer:
-                where = f"node '{name}', within {' > '.join(around or [outer])}"
+    outer, name, operator, around = "", "", "", list[str]()
+    if 0 <= error.node() < len(nodes):  # a reproducer has no nodes
+        outer = name = str(nodes[error.node()][0])
+    if hasattr(error, "node_operator"):  # since TensorRT 10
+        name, operator, around = error.node_name() or outer, error.node_operator(), list(error.local_function_stack())
+    within = f", within {' > '.join(around or [outer])}" if outer and name != outer else ""
+    where = f"node '{name}'{within}" if name else "the model"
     why, kind = clean_parser(error.desc()), f"{operator}: " if operator else ""
     if why == "false":  # the check of an operator for which the parser has no importer
         why = "this operator is not supported"

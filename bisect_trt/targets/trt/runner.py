@@ -7,32 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import importlib
-import os
 import pathlib
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bisect_trt.errors import (
     OutputFileError,
     RuntimeMissingError,
-    UnavailableError,
     UnreadableFileError,
     ValueRefusedError,
 )
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, RunError, clean_message
+from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.trt.config import (
-    APIS,
-    DEFAULT_CAPABILITY,
-    Api,
     add_profile,
     check_settings,
-    describe,
     is_strongly_typed,
     make_config,
     pin_refused,
@@ -40,98 +31,18 @@ from bisect_trt.targets.trt.config import (
     tactic_selector,
     write_file,
 )
-from bisect_trt.targets.trt.cuda import Cuda, load_cuda
 from bisect_trt.targets.trt.engine import (
     Origins,
+    TrtSession,
     describe_engine,
     inspect_engine,
     layers_of_network,
 )
-from bisect_trt.targets.trt.log import Log, is_out_of_memory
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse, partition
-from bisect_trt.targets.trt.session import TrtSession
+from bisect_trt.targets.trt.process import APIS, TensorRt, describe, is_out_of_memory, tensorrt
 
 _NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
 """Messages of a builder that calls CUDA where there is no GPU."""
-
-
-def load_package(api: Api) -> Any:
-    """Import TensorRT or TensorRT-RTX.
-
-    Raises:
-        UnavailableError: It is not installed, or too old, or one of its libraries is missing.
-    """
-    try:
-        trt = importlib.import_module(api.module)
-    except (ImportError, OSError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == api.module:
-            raise RuntimeMissingError(
-                f"{api.title} is not installed for {sys.executable}; install it there ({api.install}), or on a Jetson use a "
-                "Python that sees the system's packages."
-            ) from error
-        raise RuntimeMissingError(
-            f"{api.title} is installed and cannot be loaded: {error}. Install that library ({api.install} brings its own), or "
-            "add its folder to LD_LIBRARY_PATH."
-        ) from error
-    if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
-        oldest = ".".join(map(str, api.oldest[:2]))
-        raise RuntimeMissingError(f"{describe(trt)} is too old; install {oldest} or later.")
-    return trt
-
-
-@dataclass
-class TensorRt:
-    """The objects of TensorRT that a process makes once and keeps: 8 seconds of start-up, then nothing.
-
-    Attributes:
-        trt: The module.
-        log: Its log.
-        logger: Its logger, which writes that log.
-        builder: Its builder.
-        runtime: Deserialises engines; ``None`` without a GPU.
-        cuda: The :class:`Cuda` runtime; ``None`` without a GPU.
-        timing_caches: What its builds have measured so far, by the file that they began with.
-    """
-
-    trt: Any
-    log: Log
-    logger: Any
-    builder: Any
-    runtime: Any
-    cuda: Any
-    timing_caches: dict[str | None, Any] = field(default_factory=dict)
-
-
-@functools.lru_cache(maxsize=2)
-def tensorrt(name: str = "trt") -> TensorRt:
-    """Start TensorRT or TensorRT-RTX, once a process; ``name`` is the target's.
-
-    Raises:
-        UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.
-    """
-    trt = load_package(api := APIS[name])
-    # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
-    # CUDA C++ Programming Guide, "Lazy Loading".
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    cuda: Cuda | None = None
-    try:
-        cuda = load_cuda()
-        cuda.start()
-    except UnavailableError:
-        if api.needs_gpu:
-            raise
-        cuda = None
-    log = Log()
-    logger = log.make_logger(trt)
-    trt.init_libnvinfer_plugins(logger, "")
-    try:
-        builder, runtime = trt.Builder(logger), trt.Runtime(logger) if cuda is not None else None
-    except Exception as error:  # its log alone has the reason
-        why = clean_message([str(error), *log.warnings, *log.errors][-1])
-        raise RuntimeMissingError(
-            f"{describe(trt)} cannot use this GPU: {why}; update the driver, or install the release that was made for it."
-        ) from error
-    return TensorRt(trt, log, logger, builder, runtime, cuda)
 
 
 @dataclass
@@ -212,7 +123,7 @@ class BuiltSession:
     """
 
     def __init__(self, built: Built) -> None:
-        """Keep the facts about the network."""
+        """Keep what is known of the network."""
         self.inputs: list[Any] = []
         self.skipped, self._parsed = built.parsed.skipped, built.parsed
 
@@ -249,8 +160,6 @@ class TrtRunner:
                 f"{describe(trt)} runs no model here, because there is no NVIDIA GPU that CUDA may use; add --build-only to see "
                 "whether it parses and builds them."
             )
-        if self._process.cuda is None and not settings["compute_capabilities"]:
-            self._settings = settings = {**settings, "compute_capabilities": (DEFAULT_CAPABILITY,)}
         check_settings(trt, settings)
         make_config(trt, self._process.builder, settings)  # its mistakes are found before any model is parsed
         tactic_selector(trt, settings)

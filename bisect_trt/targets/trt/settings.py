@@ -10,8 +10,18 @@ from bisect_trt.errors import ConflictError, UnknownNameError
 from bisect_trt.options.reading import absolute, assignment, existing_file, once, pool_limit, shape
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnSettings
-from bisect_trt.targets.settings import PRECISIONS, TargetSettings
-from bisect_trt.targets.switches import Looked, Switch, Tier, adding, changing, dropping, precision_switches, setting
+from bisect_trt.targets.settings import (
+    PRECISIONS,
+    Looked,
+    Switch,
+    TargetSettings,
+    Tier,
+    adding,
+    changing,
+    dropping,
+    precision_switches,
+    setting,
+)
 
 if TYPE_CHECKING:
     from bisect_trt.targets.options import TargetOptions
@@ -21,6 +31,8 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Shapes by tensor name, hashable."""
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
 """Options that may stand beside a prebuilt engine; a precision also sets the tolerance."""
+DEFAULT_CAPABILITY = "SM89"
+"""The kind of GPU that TensorRT-RTX builds for with ``--build-only``."""
 OWN_OPTIONS = ("builder_optimization_level", "tactic_sources")
 """Attributes of the builder configuration that ``--builder-set`` leaves to their own options."""
 
@@ -129,7 +141,7 @@ class TrtSettings(OwnSettings):
     compute_capabilities: tuple[str, ...] = ()
 
     def checked(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
-        """Check that the shapes belong together, and that an engine belongs to the model that is run.
+        """Check that the shapes belong together, and that an engine is that of the model that is run.
 
         Raises:
             UsageError: They do not, or it is not.
@@ -156,17 +168,22 @@ class TrtSettings(OwnSettings):
 
 @dataclass(frozen=True)
 class RtxSettings(TrtSettings):
-    """The settings of TensorRT-RTX: TensorRT's, and the kinds of GPUs, which need not be in this machine."""
+    """The settings of TensorRT-RTX: those of TensorRT, and the kinds of GPUs to build for, which need no GPU."""
 
     compute_capabilities: Annotated[
         tuple[str, ...],
         option(
             "--compute-capability",
             metavar="NAME",
-            help="A kind of GPU to build for, such as SM89; without a GPU here SM89 (TensorRT-RTX).",
+            help="A kind of GPU to build for; with --build-only SM89 unless given (TensorRT-RTX).",
             check=_flag_names,
         ),
     ] = ()
+
+    def __post_init__(self) -> None:
+        """Name the kind of GPU where models are only built, so that they are built for the same one on each machine."""
+        if self.build_only and not self.compute_capabilities:
+            object.__setattr__(self, "compute_capabilities", (DEFAULT_CAPABILITY,))
 
 
 _SMALL_WORKSPACE = 1 << 20
@@ -235,7 +252,12 @@ def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
 def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
     """Return the lines that set a builder configuration up so, after ``config = builder.create_builder_config()``."""
     own = settings.of(TrtSettings)
-    lines = [] if settings.tf32 else ["config.clear_flag(trt.BuilderFlag.TF32)"]
+    places = [
+        f"config.set_compute_capability(trt.ComputeCapability.{each}, {n})"
+        for n, each in enumerate(own.compute_capabilities)
+    ]
+    lines = [f"config.num_compute_capabilities = {len(places)}", *places] if places else []
+    lines += [] if settings.tf32 else ["config.clear_flag(trt.BuilderFlag.TF32)"]
     names = [name.upper() for name in settings.low_precisions if name != "tf32"]
     lines += [f"config.set_flag(trt.BuilderFlag.{name})" for name in (*names, *own.builder_flags)]
     lines += [

@@ -17,12 +17,11 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import make_group
 from bisect_trt.targets.messages import set_option
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import Looked, Tier
+from bisect_trt.targets.settings import Looked, TargetSettings, Tier
 from bisect_trt.targets.trt import config as config_module
 from bisect_trt.targets.trt.config import check_settings, make_calibrator, make_config, set_ranges, write_file
-from bisect_trt.targets.trt.cuda import Cuda
 from bisect_trt.targets.trt.engine import DTYPES
+from bisect_trt.targets.trt.process import Cuda
 from bisect_trt.targets.trt.settings import TrtSettings
 
 on_each = pytest.mark.parametrize("version", VERSIONS)

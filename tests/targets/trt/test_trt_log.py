@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.trt.log import OUT_OF_MEMORY, Log, clean, reason, signature
+from bisect_trt.targets.trt.process import OUT_OF_MEMORY, Log, clean, reason, signature
 
 NO_TACTIC = (
     "[optimizer.cpp::computeCosts::3869] Error Code 10: Internal Error (Could not find any implementation for node "

@@ -22,8 +22,8 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt import runner
-from bisect_trt.targets.trt.cuda import Cuda
+from bisect_trt.targets.trt import process, runner
+from bisect_trt.targets.trt.process import Cuda
 from bisect_trt.targets.trt.settings import TrtSettings
 
 VERSIONS = ("8.6.0", "10.16.1.11", "11.4.0.106")
@@ -155,7 +155,7 @@ class World:
     def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what ``import tensorrt`` gives, with a fresh process's state."""
         monkeypatch.setitem(sys.modules, "tensorrt", self.trt)
-        monkeypatch.setattr(runner, "load_cuda", lambda: Cuda(self.cudart, "the host"))
+        monkeypatch.setattr(process, "load_cuda", lambda: Cuda(self.cudart, "the host"))
         started = _START()
         monkeypatch.setattr(runner, "tensorrt", lambda _: started)
 
