@@ -298,7 +298,7 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].required())
     call.open(check)
     check = switchable(check)
-    with call.subject(check.timeout) as subject, call.investigated(subject, check) as session:
+    with call.subject(check.timeout, check.target) as subject, call.investigated(subject, check) as session:
         console, result = session.console, session.result
         result.extra |= {"cause": [], "cause_detail": None}
         console.step(f"1. Does it fail with these settings ({len(subject.network.nodes)} nodes)?")

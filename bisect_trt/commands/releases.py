@@ -406,7 +406,7 @@ def run(call: Call) -> Result:
     call.open(check)
     check = replace(check, target=None) if check.argv else check
     with (
-        call.subject(check.timeout, older=True) as subject,
+        call.subject(check.timeout, check.target, older=True) as subject,
         call.investigated(subject, check, target, lambda here: in_releases(here, subject, target)) as session,
     ):
         return find_releases(session, own, package, wanted, call[Search].repeat or 1)

@@ -23,8 +23,6 @@ from bisect_trt.targets.base import Minimal, make_runtime
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, read_choices
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt import runner
-from bisect_trt.targets.trt.config import APIS
 from bisect_trt.targets.trt.runner import TrtRunner
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
@@ -309,4 +307,3 @@ def test_a_refused_build_has_a_signature_without_names(tmp_path: Path, monkeypat
         with pytest.raises(BuildError, match="the ONNX parser refuses node 'double': In node 7: UNSUPPORTED") as error:
             run(world, monkeypatch, doubling(tmp_path / "m.onnx"), trt_target())
         assert "7" not in error.value.signature
-    assert runner.load_package(APIS["trt"]) is world.trt

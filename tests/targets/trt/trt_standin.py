@@ -230,7 +230,14 @@ class World:
             network.values.update(num_layers=len(self.layers), get_layer=lambda index: self.layers[index])
             return not errors
 
-        error = StandIn(self.version, "ParserError", {"node": lambda: 0, "desc": lambda: " In node 7: UNSUPPORTED "})
+        said = {
+            "node": 0,
+            "desc": " In node 7: UNSUPPORTED ",
+            "node_name": "",
+            "node_operator": "",
+            "local_function_stack": [],
+        }
+        error = StandIn(self.version, "ParserError", {name: lambda value=value: value for name, value in said.items()})
         errors = [error] if self.refuses == "the parser" else []
         values = {"parse": parse, "num_errors": len(errors), "get_error": errors.__getitem__}
         return StandIn(self.version, "OnnxParser", values)
