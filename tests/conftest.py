@@ -18,7 +18,7 @@ from support import LEVELS, Ran, json_file
 from bisect_trt.cli.app import perform
 from bisect_trt.cli.parser import parse
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.trt.runner import tensorrt
+from bisect_trt.targets.trt.process import tensorrt
 from bisect_trt.worker import worker
 from bisect_trt.worker.worker import keep_spare
 

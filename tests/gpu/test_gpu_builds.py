@@ -21,7 +21,7 @@ from bisect_trt.targets.choices import RECORD, TACTIC, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.config import is_strongly_typed
-from bisect_trt.targets.trt.runner import tensorrt
+from bisect_trt.targets.trt.process import tensorrt
 
 PLAIN = TargetSettings("trt")
 FP16 = replace(PLAIN, fp16=True, held=True)

@@ -15,7 +15,7 @@ import bisect_trt
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.runner import tensorrt
+from bisect_trt.targets.trt.process import tensorrt
 
 PLAIN = TargetSettings("trt")
 SHAPE = (2, 16, 40, 40)

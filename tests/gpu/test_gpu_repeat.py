@@ -22,7 +22,7 @@ from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.runner import tensorrt
+from bisect_trt.targets.trt.process import tensorrt
 
 PLAIN = TargetSettings("trt")
 TRIES = 20

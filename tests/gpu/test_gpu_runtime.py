@@ -19,7 +19,7 @@ from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.config import is_strongly_typed
 from bisect_trt.targets.trt.network import parse
-from bisect_trt.targets.trt.runner import tensorrt
+from bisect_trt.targets.trt.process import tensorrt
 from bisect_trt.targets.trt.settings import TrtSettings
 
 FP32 = TargetSettings(runtime="trt")

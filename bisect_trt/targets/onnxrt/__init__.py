@@ -328,7 +328,7 @@ PASSES: Mapping[str, tuple[str, ...]] = {
 """The other passes, with the operators that each is about. Releases name them in their log, from 1.17 on."""
 FIXED = ("CastFloat16Transformer", "InsertCastTransformer", "MemcpyTransformer", "RemoveDuplicateCastTransformer")
 """Passes that run whatever is disabled: without them a session would have no kernels for what is in the graph."""
-_LEVELS = ((OFF, "off"), ("ORT_ENABLE_BASIC", "basic"), ("ORT_ENABLE_EXTENDED", "extended"))
+_LOWER_LEVELS = ((OFF, "off"), ("ORT_ENABLE_BASIC", "basic"), ("ORT_ENABLE_EXTENDED", "extended"))
 _KINDS = (("session.disable_quant_qdq", "1"),)
 """Options that leave out several passes at once."""
 _OPTIONS = (
@@ -399,9 +399,9 @@ def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
 
 def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Yield the levels of optimisation below the given one; off first, since that has none of the optimizers."""
-    names = [name for name, _ in _LEVELS]
+    names = [name for name, _ in _LOWER_LEVELS]
     lower = names.index(own.graph_optimization_level) if own.graph_optimization_level in names else len(names)
-    for level, word in _LEVELS[:lower]:
+    for level, word in _LOWER_LEVELS[:lower]:
         turn = setting(graph_optimization_level=level)
         covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
         yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers, within=within)

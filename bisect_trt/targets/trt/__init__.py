@@ -100,8 +100,7 @@ class TensorRtTarget(Target):
         Raises:
             UnavailableError: TensorRT is not installed, or cannot be used.
         """
-        from bisect_trt.targets.trt.config import APIS  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.runner import load_package, tensorrt  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.process import APIS, load_package, tensorrt  # noqa: PLC0415 - as above
 
         yield self.title, str(load_package(APIS[self.name]).__version__)
         cuda = tensorrt(self.name).cuda

@@ -33,7 +33,7 @@ VIRTUAL = ("ILogger", "IOutputAllocator", "IAlgorithmSelector", "IInt8EntropyCal
 """Classes that Python derives its own from."""
 Arrays = dict[str, NDArray[Any]]
 _KINDS = {"FLOAT": "f4", "HALF": "f2", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
-_START = runner.tensorrt.__wrapped__
+_START = process.tensorrt.__wrapped__
 _LAYERS = {"Constant": "CONSTANT", "Shape": "SHAPE", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE"}
 
 
