@@ -20,11 +20,11 @@ Own = TypeVar("Own", bound=OwnSettings)
 
 @dataclass(frozen=True)
 class TargetSettings:
-    """Which target, and how it is set up.
+    """A target and its settings.
 
     Attributes:
         runtime: The target's name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT, ``onnx`` for ONNX's reference
-            evaluator, or that of a plug-in.
+            evaluator, or the name of a plug-in.
         fp16: Whether it may run in half precision. ONNX Runtime runs the types in the model, so the model is lowered.
         bf16: Whether it may run in bfloat16.
         fp8: Whether it may run in 8-bit floats.
@@ -52,7 +52,7 @@ class TargetSettings:
 
     @property
     def target(self) -> Target:
-        """What knows the rest about it.
+        """The plug-in of the target.
 
         Raises:
             UnavailableError: It is not installed.
@@ -60,7 +60,7 @@ class TargetSettings:
         return find(self.runtime)
 
     def of(self, kind: type[Own]) -> Own:
-        """What only this target has.
+        """Return the settings of this target only.
 
         Raises:
             TypeError: Its settings are of another kind.
@@ -71,7 +71,7 @@ class TargetSettings:
         return own
 
     def with_own(self, **changes: Any) -> TargetSettings:  # noqa: ANN401 - of many types
-        """The same with some of what only this target has set to other values."""
+        """Return a copy with changed settings of this target."""
         return replace(self, own=replace(self.of(self.target.own), **changes))
 
     @property
@@ -90,7 +90,7 @@ class TargetSettings:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> TargetSettings:
-        """What :meth:`to_json` wrote, before or after it was JSON.
+        """Read the output of :meth:`to_json`, before or after it was JSON.
 
         Raises:
             UnavailableError: The target is not installed.
@@ -130,11 +130,11 @@ def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON
 
 Turn = Callable[[TargetSettings], TargetSettings]
 LIKELY = 30.0
-"""The weight of a likely switch; 1 is that of the others."""
+"""The weight of a likely switch; the others have 1."""
 
 
 class Tier(IntEnum):
-    """How much of what a runtime does a switch turns."""
+    """The extent of the change that a switch makes."""
 
     PASS = 0
     """One thing that it does to this model: a pass over the graph, a tactic of a layer."""
@@ -151,7 +151,7 @@ class Switch:
     """Something of a runtime that can be turned.
 
     Attributes:
-        name: What it is called in the result: its kind and what of it, as ``optimizer:GemmTransposeFusion``.
+        name: Its name in the result: kind and name, as ``optimizer:GemmTransposeFusion``.
         turn: The settings with it turned, from those without.
         tier: How much it turns.
         weight: How likely it is to be the one, beside the others; 1 where nothing is known.
@@ -170,13 +170,13 @@ class Switch:
 
     @property
     def said(self) -> str:
-        """What is done to it: ``disabled``, ``set to 0``."""
+        """The change: ``disabled``, ``set to 0``."""
         _, equals, value = self.name.partition("=")
         return f"set to {value}" if equals else self.how
 
     @property
     def kind(self) -> str:
-        """What it is one of."""
+        """The kind of the switch."""
         return self.name.partition(":")[0]
 
 

@@ -119,7 +119,7 @@ class TensorRtTarget(Target):
             for name, value in self.changed(settings)
             if name != "record"
         ]
-        said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
+        said = [*settings.low_precisions, *(["low precision required"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
@@ -129,7 +129,7 @@ class TensorRtTarget(Target):
         return trt_switches(settings, looked)
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Run a prebuilt engine; the other settings are about building, but for plugins."""
+        """Run a prebuilt engine; except for plugins, the other settings are about building."""
         own = self.own(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
         return replace(settings, own=own, keep=(), held=False)
 
@@ -186,7 +186,7 @@ class TensorRtTarget(Target):
         return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True)]
 
     def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
-        """Those of the optimisation profile; the most usual shapes are the largest, where they are not given."""
+        """The shapes of the optimisation profile; the most usual shapes default to the largest."""
         own = settings.of(TrtSettings)
         usual, highs = dict(own.opt_shapes or own.max_shapes), dict(own.max_shapes)
         return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}

@@ -118,7 +118,7 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
     The name of a region has its first and last layer. A node between them that another layer names is that layer's.
 
     Returns:
-        Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (those of its nodes), ``tactic`` and ``formats``.
+        Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (of its nodes), ``tactic`` and ``formats``.
     """
     entries: list[Mapping[str, Any]] = [{"Name": layer} if isinstance(layer, str) else layer for layer in layers]
     named = [origins.named(entry) for entry in entries]
@@ -144,7 +144,7 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
 
 
 def layers_of_network(parsed: ParsedNetwork) -> list[dict[str, Any]]:
-    """Return the layers of a network, as :func:`read_layers` does those of an engine."""
+    """Return the layers of a network, as :func:`read_layers` does for an engine."""
     origins = Origins(parsed.nodes)
     found = []
     for layer, place in zip(parsed.layers(), parsed.places(), strict=True):

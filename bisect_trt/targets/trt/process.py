@@ -137,7 +137,7 @@ def signature(message: str, names: Iterable[str]) -> str:
 
 
 class Log:
-    """What TensorRT logs: all of it is printed, and errors are kept.
+    """The logger of TensorRT: prints all messages, and keeps errors.
 
     Attributes:
         errors: The last ones.
@@ -294,7 +294,7 @@ class Cuda:
         return self._call("cudaMalloc", max(size, 1))[0]
 
     def free(self, address: int) -> None:
-        """Give memory back. After a failed kernel that fails too, which is not said: it would hide the first failure."""
+        """Free memory. After a failed kernel that fails too; that error is dropped, since it would hide the first one."""
         try:
             self._call("cudaFree", address)
         except CudaError:
@@ -364,7 +364,7 @@ def load_package(api: Api) -> Any:
 
 @dataclass
 class TensorRt:
-    """What a process makes of TensorRT once and keeps: 8 seconds of start-up, then nothing.
+    """The objects of TensorRT that a process makes once and keeps: 8 seconds of start-up, then nothing.
 
     Attributes:
         trt: The module.
@@ -387,7 +387,7 @@ class TensorRt:
 
 @functools.lru_cache(maxsize=2)
 def tensorrt(name: str = "trt") -> TensorRt:
-    """Start TensorRT or TensorRT-RTX, once a process; ``name`` is that of the target.
+    """Start TensorRT or TensorRT-RTX, once a process; ``name`` is the target's.
 
     Raises:
         UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.

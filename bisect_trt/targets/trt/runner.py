@@ -123,7 +123,7 @@ class BuiltSession:
     """
 
     def __init__(self, built: Built) -> None:
-        """Keep what is known of the network."""
+        """Keep the facts about the network."""
         self.inputs: list[Any] = []
         self.skipped, self._parsed = built.parsed.skipped, built.parsed
 

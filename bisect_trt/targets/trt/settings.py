@@ -141,7 +141,7 @@ class TrtSettings(OwnSettings):
     compute_capabilities: tuple[str, ...] = ()
 
     def checked(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
-        """Check that the shapes belong together, and that an engine is that of the model that is run.
+        """Check that the shapes belong together, and that an engine belongs to the model that is run.
 
         Raises:
             UsageError: They do not, or it is not.
