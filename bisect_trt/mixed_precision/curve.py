@@ -337,14 +337,14 @@ class Fix(Watcher):
     def _clears(self, units: Subset) -> Verdict:
         """Whether a set passes on the failing samples seen, with a margin.
 
-        Of a float model the allowed share of all drawn samples may fail, none severely. Otherwise a set would grow for the
-        hardest of hundreds of samples.
+        Of a float model half of the allowed share of all drawn samples may fail, none severely. With none, a set would grow
+        for the hardest of hundreds of samples; with the whole share, too many of the next samples fail.
         """
         quantized = bool(self.task.settings.bits)
         if quantized and units == self.task.everything:
             return Verdict.PASS  # samples on which it fails are dropped
         errors = run_on(self.task, units, self._failing, f"{len(self._failing.files)} that failed").errors
-        spared, margin = (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn), _MARGIN)
+        spared, margin = (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
         left = sorted(errors, reverse=True)[spared:]
         passed = bool(errors) and max(errors) <= SEVERE / 2 and max(left, default=0.0) <= margin
         if passed and self.task.cheap:  # with more nodes in fp32 roundings may cancel less on the given samples
