@@ -346,7 +346,7 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         if isinstance(reply, Failed):
             raise WrongResultError(
                 f"ONNX Runtime runs the original and not the sanitized model: {reply.message}. Nothing was written; please "
-                "report it, and leave a step out (--no-fold-constants, --no-cleanup)."
+                "report it, and skip a step (--no-fold-constants, --no-cleanup)."
             )
         wrong = next((comparison for comparison in reply.comparisons if not comparison.passed), None)
         if wrong is not None:

@@ -155,7 +155,7 @@ def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
     model.graph.value_info.append(helper.make_tensor_value_info("places", TensorProto.INT64, [2, 5]))
     onnx.save(model, "m.onnx")
     ran = cli("sanitize", "m.onnx", "-o", "out.onnx", "--json", "r.json")
-    assert (ran.status, "'y'" in ran.error, Path("out.onnx").exists()) == (3, True, False)
+    assert (ran.status, ran.code, "'y'" in ran.error, Path("out.onnx").exists()) == (3, "BT3004", True, False)
     assert read_json(Path("r.json"))["status"] == "inconclusive"
     assert cli("sanitize", "m.onnx", "-o", "out.onnx", "--no-shape-inference").status == 0
 
