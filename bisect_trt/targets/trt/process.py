@@ -1,4 +1,4 @@
-"""What a process keeps of TensorRT: the package, its log, whose errors are compared by signatures, and the CUDA runtime.
+"""The parts of TensorRT that a process keeps: the package, the log with signatures of its errors, and the CUDA runtime.
 
 Source of the signatures of CUDA's functions, which are called by ctypes: CUDA Runtime API, "Memory Management", "Stream
 Management", "Device Management".

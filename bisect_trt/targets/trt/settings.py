@@ -168,7 +168,7 @@ class TrtSettings(OwnSettings):
 
 @dataclass(frozen=True)
 class RtxSettings(TrtSettings):
-    """The settings of TensorRT-RTX: those of TensorRT, and the kinds of GPUs to build for, which need no GPU."""
+    """The settings of TensorRT-RTX: the settings of TensorRT, and the kinds of GPUs to build for, which need no GPU."""
 
     compute_capabilities: Annotated[
         tuple[str, ...],
