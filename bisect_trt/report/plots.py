@@ -41,7 +41,7 @@ def check_plots(options: Plots) -> None:
     for entry in (each for each in fields(options) if getattr(options, each.name)):
         flag, value = f"--{entry.name.replace('_', '-')}", getattr(options, entry.name)
         if find_spec("matplotlib") is None:
-            raise PackageError(f"{flag} needs matplotlib, which is not installed; run: pip install 'bisect-trt[plots]'")
+            raise PackageError(f"{flag} needs matplotlib, which is not installed; run: pip install matplotlib")
         if isinstance(value, Path) and value.exists() and not value.is_dir():
             raise OutputFileError(f"{flag} {value} is a file; name a folder.")
 

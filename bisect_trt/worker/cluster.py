@@ -40,7 +40,7 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
         UnavailableError: Ray, the cluster, or the resource is not there.
     """
     if importlib.util.find_spec("ray") is None:
-        raise PlaceError(f"--on {word}: that takes Ray, which is not installed here; install bisect-trt[ray].")
+        raise PlaceError(f"--on {word}: Ray is not installed; run: pip install ray.")
     command = module_command(__name__, address, resource)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False)

@@ -26,7 +26,7 @@ def test_ray_is_an_extra(cli: CommandLine, here: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = cli(*WORDS, "ray=auto")
     assert ran.status == 4
-    assert "--on ray=auto: that takes Ray, which is not installed here; install bisect-trt[ray]." in ran.error
+    assert "--on ray=auto: Ray is not installed; run: pip install ray." in ran.error
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ APIS = {
     "trt-rtx": Api(
         "tensorrt_rtx_bindings",
         "TensorRT-RTX",
-        "pip install 'bisect-trt[trt-rtx]'",
+        "pip install tensorrt-rtx-cu12-libs tensorrt-rtx-cu12-bindings",
         (1, 4, 0),
         needs_gpu=False,
         times_tactics=False,
