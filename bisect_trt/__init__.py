@@ -7,8 +7,8 @@ first used, so that importing this package costs nothing.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing takes longer to import than all else before the handlers of signals are installed
 if TYPE_CHECKING:
     from bisect_trt.api import (
         assert_matches,

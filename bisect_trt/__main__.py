@@ -12,9 +12,13 @@ import gc
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
 
+from bisect_trt.cli.interrupts import interrupts
+
+TYPE_CHECKING = False  # see bisect_trt/__init__.py
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from _typeshed import ReadableBuffer
 
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
@@ -53,6 +57,7 @@ class Output(io.FileIO):
 
 def main() -> NoReturn:
     """Run the command line."""
+    interrupts.install()
     words = set(sys.argv[1:])
     output = _open_streams()
     try:
@@ -71,8 +76,6 @@ def main() -> NoReturn:
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
         _end(ending.code if isinstance(ending.code, int) else 1, output)
-    except KeyboardInterrupt:  # before the command began or after its end; in between it sees to that itself
-        _end(130, output)
     raise AssertionError("the command line ends the process")
 
 

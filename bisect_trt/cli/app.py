@@ -1,19 +1,17 @@
-"""The run of a command on the command line: result, JSON, exit status, signals, errors as sentences."""
+"""The run of a command on the command line: result, JSON, exit status, errors as sentences."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from bisect_trt.cli.interrupts import interrupts
 from bisect_trt.cli.parser import parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
@@ -25,8 +23,6 @@ from bisect_trt.options.spec import STDOUT, Params
 from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, write_junit
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
@@ -41,7 +37,7 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         if General in COMMANDS[name].groups or "json" in values:
             sys.exit(int(_answer(name, values, words, None)))
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
-        with system_errors():
+        with system_errors(), interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)):
             COMMANDS[name].load()(call)
         if name != "resume":
             sys.exit(0)
@@ -52,6 +48,9 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
     except BisectError as error:
         Console().error(str(error), error.code)
         sys.exit(int(error.status))
+    except KeyboardInterrupt:
+        Console().error(f"{interrupts.reason}.")
+        sys.exit(int(ExitStatus.INTERRUPTED))
 
 
 def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None) -> ExitStatus:
@@ -80,11 +79,11 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
     call.kept.callback(setattr, sys, "stdout", output)
 
     def work() -> None:
-        call.options = Params(groups, values, words=True)
-        COMMANDS[name].load()(call)
+        with interrupts.stop_work(console.stopping, lambda: _stop_at_once(call)):
+            call.options = Params(groups, values, words=True)
+            COMMANDS[name].load()(call)
 
-    interrupts = Interrupts(console.stopping, lambda: _stop_at_once(call))
-    with call.kept, interrupts, closing(console):
+    with call.kept, closing(console):
         status, ending = attempt(call, work)
         if isinstance(ending, KeyboardInterrupt):
             result.why = interrupts.reason
@@ -133,45 +132,3 @@ def _leave(result: Result, general: General, call: Call, output: TextIO) -> Exit
         call.console.error(str(error), error.code)
         return error.status
     return None
-
-
-class Interrupts:
-    """A context manager within which Ctrl-C, SIGTERM and SIGHUP stop the work, and a second one does not wait for that.
-
-    The process then ends without a further word of Python; what it has started is ended by the guard
-    (``worker/guard.py``), as after ``kill -9``.
-    """
-
-    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Both are called in the signal handler, and so must not wait for locks."""
-        self._first = first
-        self._second = second
-        self._seen: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        # A shell that starts a command in the background has it ignore Ctrl-C, and nohup a hang-up, which is left so.
-        for number in _STOPPING if threading.current_thread() is threading.main_thread() else ():
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @property
-    def reason(self) -> str:
-        """Why the work was stopped."""
-        by = "the user" if self._seen in (None, signal.SIGINT) else signal.Signals(self._seen).name
-        return f"stopped by {by}"
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what signal handlers are given
-        if self._seen is not None:
-            try:
-                self._second()
-            finally:
-                os._exit(ExitStatus.INTERRUPTED)
-        self._seen = number
-        self._first()
-        raise KeyboardInterrupt

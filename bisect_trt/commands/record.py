@@ -18,6 +18,7 @@ import onnx
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
+from bisect_trt.onnxlib.save import require_directory
 from bisect_trt.onnxlib.units import neighbourhood
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, plain_number
@@ -73,6 +74,7 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
     result, began = call.result, time.monotonic()
     try:
         with system_errors(call):
+            require_directory()
             work()
     except BaseException as ending:
         return result.end_early(ending), ending

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import OutputFileError, quoted
+from bisect_trt.errors import OutputFileError, ResourceError, quoted
 from bisect_trt.onnxlib.load import (
     WeightPlace,
     element_bits,
@@ -151,6 +151,20 @@ def _copy_range(source: Path, place: WeightPlace, writer: BinaryIO) -> None:
             left -= writer.write(chunk)
 
 
+def require_directory() -> None:
+    """Check the working directory, because the operating system's errors about relative paths do not name it.
+
+    Raises:
+        ResourceError: It was deleted, or may not be read.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ResourceError(
+            f"the working directory cannot be used: {error.strerror}; change to one that exists (cd), and run the command there."
+        ) from error
+
+
 def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> None:
     """Check that a file can be written, before hours are spent on its content.
 
@@ -161,7 +175,10 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
 
     Raises:
         UsageError: The file, or the one for its weights, exists, or its folder is missing or not writable.
+        UnavailableError: The path is relative, and the working directory does not exist.
     """
+    if not path.is_absolute():
+        require_directory()
     if read_back and path.exists() and not path.is_file():
         raise OutputFileError(f"{path} is no regular file, and the command reads the file back; name another file.")
     if path.is_dir():

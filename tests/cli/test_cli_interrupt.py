@@ -79,18 +79,17 @@ def test_before_anything_is_known_no_model_is_written(here: Path) -> None:
     assert not (here / "bisect_trt_debug.onnx").exists()
 
 
-def test_while_it_still_starts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_it_still_starts(here: Path, number: signal.Signals) -> None:
     chain(here / "model.onnx", 4)
-    (here / "slow").mkdir()
-    (here / "slow/onnx.py").write_text("import time\ntime.sleep(1000)\n")  # so that it is not done before one looks
-    monkeypatch.setenv("PYTHONPATH", str(here / "slow"))
-    process = start(here, "--check", "true")
+    process = start(here, "--json", "r.json", "--check", "sleep 300")
     spare = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + SECONDS
     while not spare.read_text() and time.monotonic() < deadline:  # the guard and the spare worker come first
         time.sleep(0.002)
     children = [int(pid) for pid in spare.read_text().split()]
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out, err) == (130, "", "")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err.count("error: stopped")) == (130, 1), err
+    assert read_json(here / "r.json")["status"] == "interrupted"
     assert_gone(children)

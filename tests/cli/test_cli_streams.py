@@ -109,3 +109,16 @@ def test_nor_does_it_where_there_is_only_text(here: Path, line: str, status: int
     assert done.returncode == status
     assert done.stderr.count("\n") <= 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("more", ["", "--json r.json", "--json ../r.json"])
+def test_a_working_directory_that_was_deleted(here: Path, more: str) -> None:
+    overflowing(here / "model.onnx")
+    more = more.replace("../", f"{here}/")
+    ran = shell(
+        f"mkdir gone; cd gone; rmdir ../gone; bisect-trt diagnose {here}/model.onnx --onnxrt --fp16 {more}", here
+    )
+    assert (ran.returncode, ran.stdout) == (4, "")
+    assert "error[BT2007]: the working directory cannot be used" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not more.startswith("--json /") or read_json(here / "r.json")["status"] == "error"
