@@ -43,7 +43,7 @@ def needs_selector() -> None:
 
 
 def needs_layers() -> None:
-    if is_strongly_typed(tensorrt().trt, {"strongly_typed": False}):
+    if is_strongly_typed(tensorrt().trt, {"runtime": "trt", "strongly_typed": False}):
         pytest.skip("this TensorRT takes no precisions of layers")
 
 

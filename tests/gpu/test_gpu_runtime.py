@@ -191,7 +191,7 @@ def test_an_optimisation_profile(tmp_path: Path) -> None:
 
 
 def test_what_this_version_does_not_have_is_said() -> None:
-    if is_strongly_typed(tensorrt().trt, {"strongly_typed": True}):
+    if is_strongly_typed(tensorrt().trt, {"runtime": "trt", "strongly_typed": True}):
         pytest.skip("only versions before 9 lack strong typing")
     with pytest.raises(UsageError, match="--strongly-typed needs TensorRT 9"):
         make_runtime(replace(FP32, own=TrtSettings(strongly_typed=True)))
