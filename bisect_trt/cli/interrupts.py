@@ -18,8 +18,8 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """The signals that ask this process to end.
 
-    A signal that arrives while the command starts is kept until its work begins, which then ends at once: a command whose
-    modules are not imported yet cannot write its JSON. A signal that arrives when the work has ended does not stop the writing
+    A signal that arrives while the command starts is kept until its work begins, which then ends at once: a command
+    without its imported modules cannot write its JSON. A signal that arrives when the work has ended does not stop the writing
     of its result. After a second signal the process ends without a further word of Python; what it has started is ended by the
     guard (``worker/guard.py``), as after ``kill -9``.
     """
@@ -78,4 +78,4 @@ class Interrupts:
 
 
 interrupts = Interrupts()
-"""Of this process."""
+"""The signals of this process."""
