@@ -16,7 +16,7 @@ from bisect_trt.cli.parser import parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.commands.record import attempt, leave_record, system_errors
-from bisect_trt.errors import BisectError, ExitStatus, InternalError
+from bisect_trt.errors import BisectError, ExitStatus, InternalError, OutputFileError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
@@ -131,4 +131,5 @@ def _leave(result: Result, general: General, call: Call, output: TextIO) -> Exit
     except BisectError as error:
         call.console.error(str(error), error.code)
         return error.status
-    return None
+    lost = general.report is not None and result.artifacts["report"] is None
+    return OutputFileError.status if lost else None

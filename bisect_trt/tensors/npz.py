@@ -9,6 +9,7 @@ Files may be a stranger's: the promises of headers are checked against the file 
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import stat
@@ -196,6 +197,18 @@ class NpzFile(Mapping[str, NDArray[Any]]):
         return len(self._entries)
 
 
+class _Stream(io.FileIO):
+    """A device, FIFO or standard stream, which has no positions: ``/dev/null`` says 0 after any write."""
+
+    def seekable(self) -> bool:
+        """It is not."""
+        return False
+
+    def tell(self) -> int:
+        """Raise ``OSError``, by which ``zipfile`` knows a stream."""
+        raise io.UnsupportedOperation("tell")
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing.
@@ -208,7 +221,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """
     stream = _standard_stream(path)
     if stream is not None or (path.exists() and not path.is_file()):
-        with path.open("wb") if stream is None else os.fdopen(os.dup(stream), "wb") as file:
+        with io.BufferedWriter(_Stream(path if stream is None else os.dup(stream), "wb")) as file:
+            file.raw.name = str(path)  # onnx.save needs a path, and a descriptor has a number
             yield file
         return
     path = Path(os.path.realpath(path))

@@ -59,6 +59,17 @@ def test_a_fifo_is_written_to_and_stays(cli: CommandLine, here: Path, option: st
     assert Path("fifo").is_fifo()
 
 
+@pytest.mark.parametrize("option", ["--json", "--report", "--junit", "--save-inputs", "--save-outputs", "--save-onnx"])
+def test_a_device_is_written_to(here: Path, option: str) -> None:
+    overflowing(here / "model.onnx")
+    run = f"bisect-trt run model.onnx {' '.join(TARGET)} {option}"
+    ran = shell(f"{run} /dev/null > /dev/null", here)  # the device is standard output too
+    assert (ran.returncode, ran.stderr) == (1, "")
+    ran = shell(f"{run} /dev/full > /dev/null", here)
+    assert ran.returncode == 2
+    assert "No space left on device" in ran.stderr
+
+
 @pytest.mark.parametrize("command", ["reduce", "precision", "extract"])
 def test_a_model_that_is_read_back_goes_into_a_file(cli: CommandLine, here: Path, command: str) -> None:
     overflowing(here / "model.onnx")
