@@ -367,5 +367,5 @@ def _why_not_judged(task: Task) -> str | None:
     if isinstance(check, PromptCheck):
         return "you are the check"
     if isinstance(check, MetricCheck):
-        return "the metric scores a whole set, on which the answer is measured"
+        return "the metric is measured on all given samples"
     return None if isinstance(check, BuiltinCheck) else "a check command judges the samples given"

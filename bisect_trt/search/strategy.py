@@ -334,7 +334,7 @@ def minimise(
         steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
     before = tally.asked
     minimum = make_minimal(failing, tally, inseparable)
-    steps.append(f"proof that none of the {len(minimum.units)} can be left out: {tally.asked - before} questions")
+    steps.append(f"proof of 1-minimality: {tally.asked - before} questions")
     return replace(minimum, steps=tuple(steps))
 
 
