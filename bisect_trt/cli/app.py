@@ -98,9 +98,8 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
     """Say why there is no answer."""
     console, why = call.console, str(call.result.why)
     if isinstance(ending, KeyboardInterrupt):
-        run = call.result.artifacts.get("run")
-        said = why.removesuffix(" by the user")
-        console.error(f"{said}; go on with: bisect-trt resume {shlex.quote(run)}" if run else f"{said}.")
+        if call.result.artifacts.get("run") is None:  # else the summary has the reason and the next command
+            console.error(f"{why.removesuffix(' by the user')}.")
         return
     if not isinstance(ending, BisectError):
         console.error(f"internal error: {why}; please report it with what -vv shows.", InternalError.code)
@@ -113,7 +112,7 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
 def _stop_at_once(call: Call) -> None:
     """Print the last line after a second Ctrl-C; it takes no lock, because it runs in a signal handler."""
     call.console.abandon()
-    how = "" if call.folder is None else f"; go on with: bisect-trt resume {shlex.quote(str(call.folder))}"
+    how = "" if call.folder is None else f"; to continue: bisect-trt resume {shlex.quote(str(call.folder))}"
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 

@@ -77,7 +77,7 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT.",
+        help="Finds why an ONNX model is wrong in TensorRT or in another runtime, precision or release.",
     )
     app.callback()(_program)
     for name, command in COMMANDS.items():

@@ -306,10 +306,10 @@ class Opinions:
 
     def _target_is_off(self) -> Fault:
         """The reference matches float64, and the target is further off than rounding makes it."""
-        agree = f"{self.arbiter} and {self.reference_name} agree to within {self.own}"
+        off = f"it is off by {self.seen}, and {self.reference_name} agrees with {self.arbiter} to within {self.own}"
         if self.low is not None and not isinstance(self.rounded, str):
-            agree += f", rounding to {self.low} alone is off by {self._error(self.reference, self.rounded).largest:.3g}"
-        return self._bug(f"{agree}, and {self.target_name} is off by {self.seen}")
+            off += f"; rounding to {self.low} alone is off by {self._error(self.reference, self.rounded).largest:.3g}"
+        return self._bug(off)
 
 
 def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate) -> Fault:

@@ -22,7 +22,7 @@ from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.errors import ConflictError, MissingOptionError
+from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
@@ -185,6 +185,7 @@ class Call:
         source = self.source or Source(own.model)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
         self.places, self.fresh_process = open_places(self[Places], self.console), self[Target].fresh_process
+        files = [*self._files(), *files]  # before there is a folder
         fixed_path = None if check is None else check.fixed_path
         self.kept.enter_context(claimed_path(fixed_path))
         self.workspace = self._folder(source.named, fixed_path)
@@ -193,7 +194,7 @@ class Call:
         if exported is not None:
             self.console.say(f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}")
             self.result.extra["export"] = exported
-        self._bind([*self._files(), *files], self.model.path if self.source is not None else source.named)
+        self._bind(files, self.model.path if self.source is not None else source.named)
         return self
 
     def _folder(self, model: Path, fixed_path: Path | None) -> Workspace:
@@ -213,6 +214,10 @@ class Call:
         """
         data, metric, compare, check = self[Data], self[MetricOptions], self[CompareOptions], self[CheckOptions]
         files = [file for path in data.load_inputs for file in files_of(path)]
+        if missing := next((file for file in files if not file.exists()), None):
+            raise InputValuesError(
+                f"{missing}: no such file; give a file that `polygraphy run` or `numpy.savez` wrote."
+            )
         if data.data_loader_script is not None:
             files.append(split_script(data.data_loader_script, "", "data-loader")[0])
         if compare.compare_func_script is not None:

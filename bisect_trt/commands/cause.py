@@ -57,9 +57,9 @@ class Panel:
         return [self.switches[unit].name for unit in sorted(units)]
 
     def said(self, units: Iterable[int]) -> str:
-        """Return the changes of some units: ``that disabled``, ``these disabled, set to 0``."""
+        """Return the changes of some units: ``it disabled``, ``them disabled, set to 0``."""
         ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
-        return f"{'that' if len(set(units)) == 1 else 'these'} {', '.join(ways)}"
+        return f"{'it' if len(set(units)) == 1 else 'them'} {', '.join(ways)}"
 
     def turned(self, units: Subset) -> TargetSettings:
         """Return the target with some switches changed."""
@@ -269,7 +269,7 @@ def _print(session: Session, detail: dict[str, Any]) -> list[IssueCause]:
 
 def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[IssueCause]:
     """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
-    session.console.step("Which pass, option or tactic of the target is the cause?")
+    session.console.step("Search the cause in the target")
     try:
         return explain(session, check, case)
     except BudgetSpent as error:
@@ -281,9 +281,9 @@ def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[
 
 def describe_alternative(entry: dict[str, Any]) -> str:
     """Return an answer in a sentence."""
-    where = "it passes" if entry["whole"] else "the minimal case passes, the whole model does not"
+    where = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
     seen = f" ({entry['seen']})" if entry["seen"] else ""
-    return f"{' and '.join(entry['switches'])}: with {entry['turned']}, {where}{seen}."
+    return f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
 
 
 def run(call: Call) -> Result:

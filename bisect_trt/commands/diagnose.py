@@ -176,7 +176,7 @@ class Diagnosis:
             "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
             "`bisect-trt sweep`: other sizes of the free dimensions": compares and dynamic,
         }
-        return DoesNotReproduce("\n  - ".join([f"{error} What to try next:", *(step for step in steps if steps[step])]))
+        return DoesNotReproduce("\n  - ".join([str(error), *(step for step in steps if steps[step])]))
 
     def add_rounding(self) -> dict[str, Any] | None:
         """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
@@ -192,7 +192,7 @@ class Diagnosis:
         """Compare every tensor: returns the nodes that compute a wrong tensor from right ones."""
         session, check = self.session, self.session.prober.runner.check
         assert isinstance(check, BuiltinCheck)
-        session.console.step("Mark every tensor as an output: which one is wrong first?")
+        session.console.step("Find the first wrong tensor")
 
         def show(layers: LayerComparison) -> None:
             session.result.extra |= to_json(session.subject, layers)
@@ -231,7 +231,7 @@ class Diagnosis:
             blamed, case = guilty, replace(case, minimum=replace(case.minimum, why=case.minimum.why or why))
         small = whole
         if self.search.shrink:
-            session.console.step("Shrink the tensors of the minimal case")
+            session.console.step("Shrink tensors of the minimal case")
             small = shrink(session, whole)
         target = small.target or self.check.target
         assert target is not None
@@ -380,7 +380,7 @@ def workaround(call: Call) -> Result:
         if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
             if fault.whose != "precision":
                 name_cause(session, check, answer.whole)
-            console.step("Which workaround makes the whole model pass: barriers, another form of the culprit?")
+            console.step("Search barriers and rewrites")
             work_around(session, case, fault, own.output)
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)

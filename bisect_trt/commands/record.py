@@ -58,6 +58,7 @@ _FILES = {
     "min_good": "the largest model next to it that passes",
     "inputs": "values of its inputs, by tensor name",
     "golden": "the reference's outputs, by tensor name",
+    "issue": "the text of a bug report, with the releases",
     "extracted": "the piece that was cut out",
     "mixed": "the model in mixed precision",
     "patched": "the whole model, changed so that it passes",

@@ -107,7 +107,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
         session.probe_original(search)
     suspects: list[int] = []
     if looks and isinstance(check, BuiltinCheck):
-        console.step("Mark every tensor as an output: which one is wrong first?")
+        console.step("Find the first wrong tensor")
         suspects = find_suspects(session, check, lambda _: None)
         if (case := extract_suspect(session, target, suspects)) is not None:
             return case
@@ -126,7 +126,7 @@ def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> 
     answer = needed_dimensions(session, settled)
     if not (search.shrink and settings.both_ends):
         return answer
-    session.console.step("Shrink the tensors of the minimal case")
+    session.console.step("Shrink tensors of the minimal case")
     return shrink(session, answer)
 
 

@@ -43,7 +43,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, DoesNotReproduce
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.report.reproducer import MODEL, Since
+from bisect_trt.report.reproducer import ISSUE, MODEL, Since, answer_issue
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Edge, History, find_edges
@@ -255,6 +255,12 @@ class Boundaries:
                 return f"the release in which it {what} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
         return None
 
+    def since(self) -> Since:
+        """Return the boundaries, their doubt and the fix, for ``ISSUE.md``."""
+        doubt, gone = self.doubt(), None if self.history.newest is None else self.passing(self.history.newest)
+        sentence = f"{self.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
+        return Since(sentence, gone and f"upgrade to {self.package} {gone} or later")
+
     def _reason(self, release: str) -> str:
         return self.reasons.get(release, "")[:_REASON_LENGTH]
 
@@ -363,14 +369,11 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     if found.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    doubt, gone = found.doubt(), found.passing(found.history.newest)
-    sentence = f"{found.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
-    console.answer(sentence)
-    if gone is None:
-        return Since(sentence, None)
-    fixed = f"{package.name} {gone} passes: upgrade to it or later"
-    console.answer(f"Fix: upgrade to {package.name} {gone} or later.")
-    return Since(sentence, fixed)
+    since = found.since()
+    console.answer(since.sentence)
+    if since.fixed is not None:
+        console.answer(f"Fix: {since.fixed}.")
+    return since
 
 
 def run(call: Call) -> Result:
@@ -409,16 +412,15 @@ def run(call: Call) -> Result:
         call.subject(check.timeout, check.target, older=True) as subject,
         call.investigated(subject, check, target, lambda here: in_releases(here, subject, target)) as session,
     ):
-        return find_releases(session, own, package, wanted, call[Search].repeat or 1)
+        return find_releases(session, own, package, wanted, call[Search].repeat or 1, folder / ISSUE)
 
 
-def find_releases(session: Session, own: Releases, package: Package, wanted: Range, runs: int) -> Result:
-    """Probe releases, each up to ``runs`` times, until both boundaries are known."""
+def find_releases(session: Session, own: Releases, package: Package, wanted: Range, runs: int, issue: Path) -> Result:
+    """Probe releases, each up to ``runs`` times, until both boundaries are known; answer an ``issue`` that asks for them."""
     console, result = session.console, session.result
     pythons = list_releases(package.index_name, wanted)
     console.step(f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}")
-    how = "Probe each" if own.find_all else "Bisect them"
-    console.step(f"{how}, in an environment of its own")
+    console.step("Probe each release" if own.find_all else "Bisect the releases")
     model = replace(session.subject.original, runs=runs)
     found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
     if own.find_all:
@@ -440,4 +442,6 @@ def find_releases(session: Session, own: Releases, package: Package, wanted: Ran
         console.answer(f"Fix: upgrade to {package.name} {gone} or later.")
     if result.why:
         console.answer(f"  {result.why}")
+    if answer_issue(issue, found.since()):
+        result.artifacts["issue"] = str(issue)
     return result

@@ -94,7 +94,7 @@ class EarlierRun:
         cut = [probe for probe in self.probes if probe["verdict"] == "FAIL" and _CUT in probe["title"]]
         if cut:
             best = min(cut, key=lambda probe: probe["size"])
-            return f"{best['title']} still fail{'s' if best['size'] == 1 else ''}"
+            return f"{best['title'].replace(_CUT, ' nodes')} still fail{'s' if best['size'] == 1 else ''}"
         return f"{plural(len(self.probes), 'probe')} done" if self.probes else "no probe is done yet"
 
     def page(self) -> str:

@@ -172,8 +172,8 @@ class Subject:
         proto.ir_version = needed
         self.ir_version = {"file": own, "written": needed}
         self.console.warn(
-            f"older runtimes refuse the model's IR version {own}, and it only needs {needed}: models are run and written with "
-            f"{needed}; the file is not changed"
+            f"Older runtimes reject IR version {own}, and the model needs only {needed}. Models are run and written with "
+            f"version {needed}; your file does not change."
         )
 
     def say_sizes(self) -> None:

@@ -155,7 +155,7 @@ def turn(result: Result) -> list[Way]:
     return [
         Way(
             "switch",
-            f"{' and '.join(each['switches'])}, with {each['turned']}",
+            f"{' and '.join(each['switches'])} {each['turned'].partition(' ')[2]}",
             each["whole"],
             line="\n".join(each["code"]) if each["code"] else None,
             why=each["seen"] if each["whole"] else "the minimal case passes with it, the whole model does not",
@@ -192,7 +192,7 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
         can = [name for name in names if can_bar(subject.infos.get(name), opset)]
         inner = [name for name in names if name in network.producer and name not in network.returned]
         for words, some, change in (
-            ("a barrier (Max of itself) behind", can, barred),
+            ("a barrier (a Max node, which prevents fusions) after", can, barred),
             ("additional outputs:", inner, mark),
         ):
             if not some or asked >= most:
@@ -331,7 +331,7 @@ def after_diagnosis(
     """
     console, target, result = session.console, check.target, session.result
     assert target is not None, "a diagnosis has one"
-    console.step("Which workaround makes the whole model pass?")
+    console.step("Search barriers and rewrites")
     command, ways = session.command("workaround", check), list[Way]()
     if not steady or target.target.compiles:
         add_precision(result)

@@ -351,7 +351,7 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     command = shlex.join(
         [*words, *session.place_words, *written_options(subject.settings.data), *written_options(check.tolerance)]
     )
-    console.step("Is it precision? Keep nodes in fp32, and see whether the rest passes")
+    console.step("Search the nodes to keep in fp32")
     fixed = make_check(built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers)
     if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
         fixed = replace(prober.runner.check, runs=fixed)

@@ -250,7 +250,7 @@ class Fix(Watcher):
             self.why = self.why or "the reference does not run on other inputs"
             self.keep(self._start)
             return
-        task.console.step("Does it hold on other inputs?")
+        task.console.step("Validate on fresh inputs")
         task.console.say(f"  fresh samples: {self._fresh.drawn}")
         if minimal != self._start and task.cheap:
             self._run_on(minimal, self._fewer(samples))

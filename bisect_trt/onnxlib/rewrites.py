@@ -254,8 +254,10 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
         node = network.nodes[index]
         if index in chosen:
             new = chosen[index].nodes
-        elif index in maybe and read.isdisjoint(node.output):
-            continue
+        elif (
+            index in maybe or (node.op_type == "Constant" and node.output[0] in network.consumers)
+        ) and read.isdisjoint(node.output):
+            continue  # only replaced nodes read it
         else:
             new = [rename_reads(node, final) if final and final.keys() & reads(node) else node]
         for each in reversed(new):
@@ -473,7 +475,9 @@ RULES: dict[str, Rewrite] = {
     "layer-norm": Rewrite("as LayerNormalization", _layer_norm, ranges=True),
     "mask": Rewrite("with its constant within fp16's range", _mask, ranges=True),
     "mean-of-parts": Rewrite("divided before it is summed", _mean_of_parts, ranges=True),
-    "scaled-square": Rewrite("scaled by its largest value before it is squared", _scaled_square, ranges=True),
+    "scaled-square": Rewrite(
+        "with their input scaled by its largest value before the square", _scaled_square, ranges=True
+    ),
     "kernel-shape": Rewrite("with the shape of its kernel written out", _kernel_shape),
 }
 """Rules by name, the cheapest form first."""

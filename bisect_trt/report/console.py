@@ -120,7 +120,7 @@ class ProgressLine:
         self.probes = record.number
         is_piece = record.title.endswith(" units")  # else a set of nodes to keep, or a repetition
         if record.verdict is Verdict.FAIL and is_piece and (self._size is None or record.size <= self._size):
-            self._size, self.best = record.size, record.title
+            self._size, self.best = record.size, record.title.replace(" units", " nodes")
 
     def text(self) -> str:
         """Return the line."""

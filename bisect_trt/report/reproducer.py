@@ -74,6 +74,8 @@ if __name__ == "__main__":
     sys.exit(main(CASE, make))
 """
 
+NOT_TRIED = "Not tried; 'bisect-trt releases' runs the model on newer releases."
+"""The answer of ``ISSUE.md`` to whether a newer release fails, until :func:`answer_issue` replaces it."""
 Cause = tuple[str, Sequence[str]]
 """A cause of the failure in the target, in a sentence, and the lines of code that change it."""
 
@@ -84,7 +86,7 @@ class Since:
 
     Attributes:
         sentence: The release, and whether later ones pass.
-        fixed: The release in which ``reproduce.py`` passes, and what to do: the beginning of a sentence.
+        fixed: The release to upgrade to, as a request (``upgrade to onnxruntime 1.21.0 or later``), if there is one.
     """
 
     sentence: str
@@ -166,8 +168,9 @@ class Reproducer:
         here = environment()
         found = {"onnxruntime": here.get("onnxruntime-gpu", ""), **(self.places[0] if self.places else here)}
         if not self.places:
-            place = "container" if any(Path(each).exists() for each in _CONTAINERS) else "no container"
-            found |= {"system": platform.system(), "architecture": platform.machine(), "container": place}
+            found["machine"] = platform.machine()
+            found["container"] = "container" if any(Path(each).exists() for each in _CONTAINERS) else "no container"
+        found["system"] = found.get("platform", "").partition("-")[0]
         return defaultdict(str, found)
 
     def title(self, facts: Mapping[str, str]) -> str:
@@ -206,7 +209,7 @@ class Reproducer:
 
     def source(self) -> str:
         """Return ``reproduce.py``."""
-        about = ("place", "Python", "platform", "CPU", "GPU")
+        about = ("place", "Python", "platform", "machine", "CPU", "GPU")
         packages = [", ".join(f"{name} {each[name]}" for name in each if name not in about) for each in self.places]
         return render_script(
             self.script,
@@ -225,10 +228,8 @@ class Reproducer:
         """Return versions and devices of this machine, where the reference ran, and of each place of the target."""
         if not self.places:
             return environment()
-        there = {
-            f"place: {name}" if name != "place" else name: value for each in self.places for name, value in each.items()
-        }
-        return {**there, **{f"here: {name}": value for name, value in environment().items()}}
+        there = {f"target: {name}": value for each in self.places for name, value in each.items()}
+        return {**there, **{f"reference: {name}": value for name, value in environment().items()}}
 
     def render(self, file: str) -> str:
         """Return the text of ``ISSUE.md`` or ``README.md``."""
@@ -274,6 +275,20 @@ class Reproducer:
                 (folder / file).write_text(self.render(file), encoding="utf-8")
 
 
+def answer_issue(path: Path, since: Since) -> bool:
+    """Write the releases into the ``ISSUE.md`` of an earlier diagnosis; return whether it lacked them.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    if not path.is_file() or NOT_TRIED not in (text := path.read_text(encoding="utf-8")):
+        return False
+    found = " ".join(filter(None, (since.sentence, since.fixed and f"Fix: {since.fixed}.")))
+    with writing(path):
+        path.write_text(text.replace(NOT_TRIED, prose(found)), encoding="utf-8")
+    return True
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Write a reproducer to a folder or an archive.
@@ -302,6 +317,7 @@ def _templates() -> jinja2.Environment:
     made.filters |= {"block": block, "code": code, "markdown_table": table, "prose": prose, "value": _value}
     made.globals |= {
         "golden_is": "what ONNX Runtime computes from the inputs on the CPU, graph optimisations off",
+        "not_tried": NOT_TRIED,
         "model": MODEL,
         "inputs": INPUTS,
         "golden": GOLDEN,

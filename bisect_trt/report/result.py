@@ -12,7 +12,7 @@ from typing import Any
 from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
 from bisect_trt.report.summary import named, summary_lines
-from bisect_trt.report.text import clean
+from bisect_trt.report.text import clean, plural
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.host import facts
@@ -114,7 +114,7 @@ class Result:
         return "\n".join(f"{label}{text}" for label, text in summary_lines(self.to_json()))
 
     def __repr__(self) -> str:
-        return f"<Result of {self.command}: {self.status}, {self.minimality}, {len(self.culprits)} culprits>"
+        return f"<Result of {self.command}: {self.status}, {self.minimality}, {plural(len(self.culprits), 'culprit')}>"
 
     def end_early(self, ending: BaseException) -> ExitStatus:
         """Record the exception that ended the command early; return the exit status."""

@@ -15,6 +15,8 @@ from bisect_trt.tensors.comparison import TensorComparison
 MOST_LINES, WIDTH = 25, 80
 _INDENT = 9
 _LINES_OF_A_ROW = 3
+_LINES_OF_WHY = 6
+"""A reason that is cut before its end may say the opposite."""
 _NAMED = 3
 """Number of nodes that are named one by one; more are grouped by modules."""
 _SHOWN = 4
@@ -45,7 +47,7 @@ def summary_lines(result: Json) -> Iterator[Row]:
         yield from ((f"{label:{_INDENT}}" if label else "", text) for label, text in rows)
         return
     width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - _INDENT, 24)
-    wrapped = [(label, [text] if label in _VERBATIM else _wrap(text, width)) for label, text in rows]
+    wrapped = [(label, [text] if label in _VERBATIM else _wrap(text, width, label)) for label, text in rows]
     while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
         wrapped.remove(next(row for row in reversed(wrapped) if row[0] not in _VERBATIM))
     for label, lines in wrapped:
@@ -53,9 +55,10 @@ def summary_lines(result: Json) -> Iterator[Row]:
             yield f"{'' if place else label:{_INDENT}}", line
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int, label: str) -> list[str]:
+    most = _LINES_OF_WHY if label == "Why" else _LINES_OF_A_ROW
     return textwrap.wrap(
-        text, width, max_lines=_LINES_OF_A_ROW, placeholder=" ...", break_long_words=False, break_on_hyphens=False
+        text, width, max_lines=most, placeholder=" ...", break_long_words=False, break_on_hyphens=False
     ) or [""]
 
 
@@ -94,9 +97,10 @@ def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
     places = [path for path in paths if path]
     if not places:
         return ops
-    what = kind or ("LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module")
-    which = f"{places[0]} to {places[-1]}" if len(places) > 1 else places[0]
-    return f"{ops} in {plural(len(places), what)}, {which}"
+    if len(places) == 1:
+        return f"{ops} in {places[0]}"
+    what = kind.rpartition(".")[2] or ("LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module")
+    return f"{ops} in {plural(len(places), what)}, {places[0]} to {places[-1]}"
 
 
 def _answers(result: Json) -> list[str]:
@@ -179,6 +183,8 @@ def _cause(result: Json) -> Iterator[Row]:
     for entry in detail["alternatives"][:2]:
         what = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
         yield "Cause", f"{' and '.join(entry['switches'])}: {what} passes with {' '.join(entry['options'])}"
+        if entry["whole"]:
+            yield "", _sentence(entry["seen"])
     if not detail["alternatives"]:
         why = (
             "; ".join(detail["doubted"]) or f"the failure stays with each of the {detail['switches']} switches changed"
@@ -205,13 +211,17 @@ def _fixes(result: Json) -> Iterator[Row]:
     kept, file = result.get("keep_fp32"), result["artifacts"].get("mixed")
     if kept is not None and file:
         yield from _mixed(result, kept, file)
-    ways = [way for way in result.get("workarounds") or () if way["passes"] and way["kind"] != "precision"]
-    for way in ways[:2]:
-        yield "Fix", f"{way['file'] or way['kind']}: {way['what']}"
+    tried = result.get("workarounds") or ()
+    ways = [way for way in tried if way["passes"]]
+    low = f" (fp32, for {result['precision']})" if result.get("precision") else ""
+    for way in [way for way in ways if way["file"] and way["kind"] != "precision"][
+        :2
+    ]:  # a switch is in the cause's row
+        yield "Fix", f"{way['file']}{low}: {way['what']}"
         if way["why"]:
             yield "", _sentence(way["why"])
-    if result.get("workarounds") and not ways and not kept:
-        yield "Fix", f"not found: {plural(len(result['workarounds']), 'workaround')} tried"
+    if tried and not ways and not kept:
+        yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 
 def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
@@ -230,7 +240,7 @@ def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
     minimal, proven = result.get("minimal") or (), result.get("minimal_proven")
     if len(minimal) < len(kept):
         proof = "1-minimal" if proven else "unproven"
-        yield "", f"The given inputs alone need {len(minimal)} of these {units.partition(' ')[0]} ({proof})"
+        yield "", f"For the given inputs only, {len(minimal)} of these {units.partition(' ')[0]} are enough ({proof})"
     others = [point for point in result.get("curve") or () if not point["recommended"]]
     if others and result["command"] == "precision":
         sets = [f"{p['nodes']} ({p['samples'] - p['passed']} of {p['samples']} samples fail)" for p in others[:4]]

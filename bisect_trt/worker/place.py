@@ -91,7 +91,9 @@ class Seen:
     def table(self) -> dict[str, str]:
         """Return the facts as text, by name."""
         known = {"place": self.place.public, **self.found.get("packages", {})}
-        known |= {name: str(self.found[name]) for name in ("Python", "platform", "CPU") if name in self.found}
+        known |= {
+            name: str(self.found[name]) for name in ("Python", "platform", "machine", "CPU") if name in self.found
+        }
         gpus = self.found.get("GPU", ())
         known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
         return {name: value for name, value in known.items() if value}

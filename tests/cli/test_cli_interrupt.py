@@ -40,7 +40,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, running: int, number
     assert process.returncode == 130, out + err
     assert "Traceback" not in out + err
     assert_gone(pids(folder))
-    return err
+    return out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -51,9 +51,10 @@ def test_the_best_so_far_is_saved(here: Path, number: signal.Signals) -> None:
     body = f"{count}; test $n -ge 2 && {{ sleep 300 & echo $! >> pids; wait; }}"
     check = script(here / "check", f"{body}; {has('<9>')} && exit 1; exit 0")
     process = start(here, "--json", "r.json", "--workers", "1", "--check", check, "{model}")
-    err = interrupt(process, here, 1, number)
-    said = "stopped" if number == signal.SIGINT else f"stopped by {number.name}"
-    assert f"error: {said}; go on with: bisect-trt resume" in err
+    out = interrupt(process, here, 1, number)
+    said = "stopped by the user" if number == signal.SIGINT else f"stopped by {number.name}"
+    assert f"Result   {said}" in out
+    assert "Next     bisect-trt resume" in out
     nodes = node_names(here / "out.onnx")
     assert "<9>" in nodes
     assert len(nodes) < 64

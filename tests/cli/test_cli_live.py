@@ -105,7 +105,7 @@ def test_prompts_have_the_terminal_for_themselves(terminal: Callable[..., Termin
             term.type("bad\n" if "<3>" in node_names(here / "bisect_trt_debug.onnx") else "good\n")
     assert term.process.wait() == 0
     assert node_names(here / "out.onnx") == ["<3>"]
-    assert re.search(r"\d probes?, best so far: \d of 6 units", term.text().replace("\n", ""))
+    assert re.search(r"\d probes?, best so far: \d of 6 nodes", term.text().replace("\n", ""))
 
 
 STUBBORN = "echo $$ >> pids; trap '' TERM; sleep 300 & echo $! >> pids; while :; do wait; done"
@@ -128,7 +128,9 @@ def test_ctrl_c_once_ends_cleanly(terminal: Callable[..., Terminal], here: Path)
             typed = True
     assert term.process.wait() == 130
     assert any("stopping: the best so far is being saved (Ctrl-C again: at once)" in screen for screen in term.screens)
-    assert re.search(r"error: stopped; go on with: bisect-trt resume \.bisect-trt/", term.text().replace("\n", ""))
+    assert re.search(
+        r"Result +stopped by the user.*Next +bisect-trt resume \.bisect-trt/", term.text().replace("\n", "")
+    )
     assert not view(term.visible())
     assert not term.cursor_hidden
     assert_gone(pids(here))
@@ -151,7 +153,7 @@ def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path
             typed = 2
     assert term.process.wait() == 130
     assert typed == 2
-    assert "stopped at once; go on with: bisect-trt resume" in term.text().replace("\n", "")
+    assert "stopped at once; to continue: bisect-trt resume" in term.text().replace("\n", "")
     assert "Traceback" not in term.text()
     assert not term.cursor_hidden
     assert_gone(pids(here))

@@ -214,7 +214,7 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
     assert result["releases"] == seen("PFP")
     issue = (here / "out" / "ISSUE.md").read_text()
-    assert issue.startswith("> **Fixed in a newer release.**")
+    assert issue.startswith("> **Fixed in a newer release**")
     assert "fixed in a newer release?** " in issue
 
 

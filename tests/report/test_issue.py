@@ -41,10 +41,10 @@ def issue(target: TargetSettings = TARGET, *, lowered: bool = False, refusal: st
 
 
 def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
-    since = Since("foo 1.0 passes, 1.1 fails; 1.2 passes again.", "foo 1.2 passes: upgrade to it or later")
+    since = Since("foo 1.0 passes, 1.1 fails; 1.2 passes again.", "upgrade to foo 1.2 or later")
     found = replace(issue(), since=since)
     page = found.render(ISSUE)
-    assert page.startswith("> **Fixed in a newer release.** foo 1.2 passes: upgrade to it or later rather than")
+    assert page.startswith("> **Fixed in a newer release**: upgrade to foo 1.2 or later rather than")
     assert f"**Have you tried the latest release?** {since.sentence}\n" in page
     page = replace(found, is_bug=False, fault="Too large.").render(ISSUE)
     assert page.startswith("> **Not a bug report.** Too large.")

@@ -59,7 +59,7 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
     told.close()
     out, err = capsys.readouterr()
     assert not out
-    assert "Which units?, 1 probe, best so far: 3 of 5 units" in err.splitlines()[-1]
+    assert "Which units?, 1 probe, best so far: 3 of 5 nodes" in err.splitlines()[-1]
     before = len(err)
     time.sleep(0.2)
     assert len(err + capsys.readouterr().err) == before
