@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping
@@ -89,6 +90,9 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
             result.why = interrupts.reason
         if ending is not None:
             _say_ending(ending, call, general.verbosity)
+        if status is ExitStatus.USAGE and call.folder is not None and not call.resumed and not result.probes["run"]:
+            shutil.rmtree(call.folder, ignore_errors=True)  # it has nothing that the message has not
+            call.folder, result.artifacts["run"] = None, None
         status = _leave(result, general, call, output) or status
         console.conclude(result.to_json())
     return status

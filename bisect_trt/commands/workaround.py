@@ -350,4 +350,5 @@ def after_diagnosis(
     print_ways(result, console)
     if not any(way.passes for way in ways):
         console.answer(f"  to search further: {command}")
-        result.suggest(command)
+        if not any(way["passes"] for way in result.extra.get("workarounds") or ()):  # else precision is the fix
+            result.suggest(command)

@@ -213,7 +213,7 @@ def _fixes(result: Json) -> Iterator[Row]:
         yield from _mixed(result, kept, file)
     tried = result.get("workarounds") or ()
     ways = [way for way in tried if way["passes"]]
-    low = f" (fp32, for {result['precision']})" if result.get("precision") else ""
+    low = f", an fp32 model to run in {result['precision']}" if result.get("precision") else ""
     for way in [way for way in ways if way["file"] and way["kind"] != "precision"][
         :2
     ]:  # a switch is in the cause's row

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import onnx
 import pytest
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.options.searches import Tracker
-from bisect_trt.report.reproducer import ISSUE, Reproducer, Since
+from bisect_trt.report.reproducer import ISSUE, NOT_TRIED, Reproducer, Since, answer_issue
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
@@ -71,3 +72,14 @@ def test_a_title_has_the_form_of_the_tracker() -> None:
     assert mixed.title(facts) == "TensorRT: Inf from Add, Mul"
     refused = replace(issue(refusal="no kernel for Foo"), tracker="openvino")
     assert refused.title(facts) == "TensorRT: refusal of Add"
+
+
+def test_the_releases_answer_the_question_of_an_issue_once(tmp_path: Path) -> None:
+    path, since = tmp_path / ISSUE, Since("foo_bar 1.0 passes, 1.1 fails.", "upgrade to foo_bar 1.2 or later")
+    path.write_text(replace(issue(), tracker="onnxruntime").render(ISSUE), encoding="utf-8")
+    assert answer_issue(path, since)
+    page = path.read_text(encoding="utf-8")
+    assert "newer release?** foo\\_bar 1.0 passes, 1.1 fails. Fix: upgrade to foo\\_bar 1.2 or later.\n" in page
+    assert NOT_TRIED not in page
+    assert not answer_issue(path, since)
+    assert not answer_issue(tmp_path / "none.md", since)
