@@ -185,7 +185,9 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
         if size is None:
             return None
         grown = kept.union(rest[:size])
-        return shrink(grown, [unit for unit in order if unit in grown - start], limited)
+        added = [unit for unit in order if unit in grown - start]
+        # Parts of what is known not to be enough are not asked about.
+        return shrink(grown, added, lambda units: Verdict.FAIL if units <= kept else limited(units))
     except Enough:
         return None if limited.best == whole else limited.best
 

@@ -49,8 +49,8 @@ def input_shapes(model: ModelProto) -> dict[str, list[int]]:
 def test_free_dimensions_without_values(cli: CommandLine) -> None:
     reduced, warnings = reduce(cli, free(), "a", "--no-shrink")
     assert input_shapes(reduced) == {"x": [1, 3]}
-    assert "'x' has free dimensions; taken as [1, 3]" in warnings
-    assert "'z' has free dimensions; taken as [1, 1]" in warnings
+    assert "'x' has free dimensions; [1, 3] is used" in warnings
+    assert "'z' has free dimensions; [1, 1] is used" in warnings
     # A name stands for one size, so it is given once.
     reduced, warnings = reduce(cli, free(), "a", "--no-shrink", "--input-shapes", "z:[4,3]")
     assert input_shapes(reduced) == {"x": [4, 3]}

@@ -353,7 +353,7 @@ def test_unlike_places_are_refused(run: CommandLine, tmp_path: Path) -> None:
 
 def test_a_place_that_is_not_there(run: CommandLine) -> None:
     for word, said in (
-        ("python=/no/such/python", "there is no program '/no/such/python' here"),
+        ("python=/no/such/python", "the program '/no/such/python' does not exist here"),
         ("command=sh -c 'echo no such image >&2'", "no such image"),
         ("command=no-such-program -", "no-such-program: No such file or directory"),
         ("nowhere", "that is no place"),
