@@ -121,9 +121,7 @@ def _find(fix: Fix, search: Search) -> Result:
     for sentence in space.notes():
         console.warn(sentence)
     task.result.extra |= space.extra(nothing, nothing)
-    console.step(
-        f"Probe all {count} in {space.high}, then all in {low}, then search for the fewest to keep in {space.high}"
-    )
+    console.step(f"Keep the fewest of {count} in {space.high}")
     if search.repeat is not None:
         try:
             task.probe_original(search, task.lowering.candidate(nothing))
