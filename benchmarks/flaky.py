@@ -2,10 +2,10 @@
 
     python -m benchmarks.flaky [--searches N] [--rates P,...] [--units N] [--required N] [--repeats N,...] [--workers N]
 
-Some required nodes among many; the check sees them in a share of its runs. The search is the one that ``bisect-trt reduce
---repeat N`` makes, probes, journal and all (a repeat of 0 is without ``--repeat``); only the check is a coin. Prints a
-markdown table: how many searches end at exactly the required nodes, how many are wrong and called proven, and what they
-cost.
+Some required nodes among many; the check sees them in a share of its runs. The search is that of ``bisect-trt reduce
+--repeat N`` with its probes and journal; only the check is a coin. A repeat of 0, without ``--repeat``, is simulated without
+journal and models: the same search, verdicts and runs. Prints a markdown table: how many searches end at exactly the required
+nodes, how many are wrong and called proven, and their cost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import threading
@@ -30,8 +29,8 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce, Prober, Runner
 from bisect_trt.probe.workspace import Workspace
-from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Again, Oracle, Transcript, Units, Verdict, about_units
+from bisect_trt.search.confirm import confirm, read_back
+from bisect_trt.search.oracle import Again, Oracle, Question, Transcript, Units, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from bisect_trt.probe.workspace import CandidateFiles
     from bisect_trt.search.oracle import Minimum
+    from bisect_trt.search.statistics import Flakiness
     from bisect_trt.worker.process import Cancel
 
 
@@ -62,7 +62,7 @@ class Ended:
 
 
 class CoinCheck:
-    """Fails in a share of its runs where the required units are there."""
+    """Fails in a share of its runs on candidates that contain the required units."""
 
     parallel = True
 
@@ -70,16 +70,22 @@ class CoinCheck:
         self.runs = 0
         self._required = required
         self._rate = rate
-        self._coin = random.Random(seed)
+        # Not the generator that chose the required units: those are its first bits, which the first toss would repeat.
+        self._coin = random.Random(f"coin {seed}")
         self._lock = threading.Lock()
 
-    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - it takes no time
+    def fails(self, units: Iterable[int]) -> bool:
         """Toss the coin for one candidate."""
-        (entry,) = onnx.load(str(files.model)).metadata_props
         with self._lock:
             self.runs += 1
-            fails = self._required.issubset(json.loads(entry.value)) and self._coin.random() < self._rate
-        return Outcome(Ending.FAILED, "wrong", "it fails") if fails else Outcome(Ending.PASSED, "pass", "it passes")
+            return self._required.issubset(units) and self._coin.random() < self._rate
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - it takes no time
+        """Toss the coin for the model in a file."""
+        (entry,) = onnx.load(str(files.model)).metadata_props
+        if self.fails(json.loads(entry.value)):
+            return Outcome(Ending.FAILED, "wrong", "it fails")
+        return Outcome(Ending.PASSED, "pass", "it passes")
 
 
 class _Nobody:
@@ -97,10 +103,38 @@ def build(units: Iterable[int]) -> Candidate:
     return Candidate(proto, (), (), f"{len(chosen)} units", chosen)
 
 
+def _find(oracle: Oracle, units: int, flakiness: Flakiness | None = None) -> Minimum:
+    heard = Transcript(oracle)
+    minimum = minimise(range(units), about_units(heard))
+    minimum = confirm(minimum, heard, frozenset, flakiness, frozenset(range(units)).difference)
+    return read_back(minimum, oracle)
+
+
+def simulate_in_memory(seed: int, units: int, rate: float, required: int = 1) -> Ended | None:
+    """Return what :func:`simulate` does without a repeat and with one worker, without journal and models."""
+    wanted = frozenset(random.Random(seed).sample(range(units), required))
+    check = CoinCheck(wanted, rate, seed)
+    memory: dict[Question, Verdict] = {}
+
+    def oracle(question: Question) -> Verdict:
+        if question not in memory:
+            again, about = (question, question.question) if isinstance(question, Again) else (None, question)
+            assert isinstance(about, Units)
+            runs, until = (again.runs or 1, again.until) if again else (1, Verdict.FAIL)
+            tosses = (Verdict.FAIL if check.fails(about.units) else Verdict.PASS for _ in range(runs))
+            memory[question] = next((verdict for verdict in tosses if verdict is until), until.opposite)
+        return memory[question]
+
+    if not check.fails(range(units)):
+        return None
+    minimum = _find(oracle, units)
+    return Ended(minimum.units == wanted, minimum.proven, 1 + len(memory), check.runs)
+
+
 def simulate(
     folder: Path, seed: int, units: int, rate: float, repeat: int | None, workers: int = 1, required: int = 1
 ) -> Ended | None:
-    """One search; ``None`` if the failure did not reproduce, which the user is told.
+    """Return how one search ends; ``None`` if the failure did not reproduce.
 
     Args:
         folder: For the run's files; empty.
@@ -116,11 +150,8 @@ def simulate(
     ledger = Ledger(folder)
     prober = Prober(Runner(check, Workspace(folder), _Nobody()), ledger, workers)
 
-    def algorithm(oracle: Oracle) -> tuple[Minimum, bool]:
-        heard = Transcript(oracle)
-        minimum = minimise(range(units), about_units(heard))
-        minimum = confirm(minimum, heard, frozenset, prober.runner.flakiness if prober.measured else None)
-        return minimum, oracle(Again(Units(minimum.units), "read back", runs=None)) is Verdict.FAIL
+    def algorithm(oracle: Oracle) -> Minimum:
+        return _find(oracle, units, prober.runner.flakiness if prober.measured else None)
 
     original = build(range(units))
     try:
@@ -128,44 +159,60 @@ def simulate(
     except DoesNotReproduce:
         return None
     else:
-        minimum, confirmed = prober.search(algorithm, build, original)
-        # A search that knows of a flaky failure states a confidence, and is not called proven.
-        proven = minimum.proven and confirmed and prober.runner.flakiness.passes_needed == 1
+        minimum = prober.search(algorithm, build, original)
+        # A search with a measured rate below 1 states a confidence and is not called proven.
+        proven = minimum.proven and prober.runner.flakiness.passes_needed == 1
         return Ended(minimum.units == wanted, proven, len(ledger.records), check.runs)
     finally:
         ledger.close()
 
 
 _FIGURES = 150
-"""Searches of each figure: with none that is wrong and called proven, less than two in a hundred are, at 95%."""
+"""Searches for each figure with ``--repeat``: if none is wrong and called proven, fewer than 2% are, with 95% confidence."""
+_MORE_FIGURES = 2000
+"""Searches for each figure without ``--repeat``, which are simulated in memory."""
+_SIZES = (24, 668, 143, 371, 176, 203, 66, 46, 22)
+"""Units of the nine light models of ``benchmarks/cases.py``."""
+
+
+def steady_runs(required: int) -> int:
+    """Return the runs of a steady check over 18 searches: the original, the search, its proof, the read-back, the rest."""
+    ended = [simulate_in_memory(seed, units, 1.0, required) for units in _SIZES for seed in range(2)]
+    assert all(search is not None and search.right and search.proven for search in ended)
+    return sum(search.runs for search in ended if search is not None) + (len(ended) if required == 1 else 0)
+
+
+def _searches(
+    number: int, units: int, rate: float, repeat: int | None, workers: int, required: int
+) -> list[Ended | None]:
+    """Return the ends of a number of searches."""
+    if repeat is None and workers == 1:
+        return [simulate_in_memory(seed, units, rate, required) for seed in range(number)]
+    ended = []
+    for seed in range(number):
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+            ended.append(simulate(Path(folder), seed, units, rate, repeat, workers, required))
+    return ended
 
 
 def figures() -> Iterator[Figure]:
-    """Checks that fail only sometimes, one of 371 units required: searches that end wrong and call it proven."""
-    for repeat in (None, 20):
-        for rate in (0.2, 0.5, 0.8, 0.9, 0.95, 0.99):
-            with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-                ended = []
-                for seed in range(_FIGURES):
-                    (place := Path(folder, str(seed))).mkdir()
-                    ended.append(simulate(place, seed, 371, rate, repeat))
-                    shutil.rmtree(place)
-            done = [search for search in ended if search is not None]
-            wrong = 100 * sum(search.proven and not search.right for search in done) / _FIGURES
+    """Yield the runs of steady checks, and for checks that fail only sometimes the searches that are wrong and called proven."""
+    for required, aim in ((2, 380), (5, 770)):
+        yield Figure(f"runs of a steady check, {required} required, 18 searches", steady_runs(required), aim)
+    for repeat, number in ((None, _MORE_FIGURES), (20, _FIGURES)):
+        for rate in (0.2, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
+            done = [search for search in _searches(number, 371, rate, repeat, 1, 1) if search is not None]
+            wrong = 100 * sum(search.proven and not search.right for search in done) / number
             option = "" if repeat is None else f", --repeat {repeat}"
             runs = statistics.mean(search.runs for search in done)
             right = sum(search.right for search in done)
-            note = f"{len(done)} of {_FIGURES} reproduced, {right} right, {runs:.0f} runs of the check"
+            note = f"{len(done)} of {number} reproduced, {right} right, {runs:.0f} runs of the check"
             yield Figure(f"failing in {rate:.0%} of runs{option}: wrong and called proven, %", wrong, 1, note=note)
 
 
 def row(arguments: argparse.Namespace, rate: float, repeat: int | None) -> str:
-    """The results for one rate and one number of repeats as a row of markdown."""
-    ended = []
-    for seed in range(arguments.searches):
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            options = (arguments.units, rate, repeat, arguments.workers, arguments.required)
-            ended.append(simulate(Path(folder), seed, *options))
+    """Return the results for one rate and one number of repeats as a row of markdown."""
+    ended = _searches(arguments.searches, arguments.units, rate, repeat, arguments.workers, arguments.required)
     done = [search for search in ended if search is not None]
     right, proven = sum(search.right for search in done), sum(search.proven for search in done)
     wrong = sum(search.proven and not search.right for search in done)
@@ -186,7 +233,6 @@ def main() -> None:
     parser.add_argument("--required", type=int, default=1, help="how many of the units are required")
     parser.add_argument("--repeats", default="0,1,5,20", help="how often the original is run first; 0 without --repeat")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--folder", help="where the runs' files go for a moment; best in memory")
     arguments = parser.parse_args()
     print(f"{arguments.required} required of {arguments.units} units, {arguments.searches} searches a row:\n")
     columns = (

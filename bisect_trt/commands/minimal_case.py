@@ -20,7 +20,8 @@ from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.oracle import Again, Minimum, Mode, Oracle, Subset, Transcript, Units, Verdict, about_units
+from bisect_trt.search.confirm import read_back
+from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Delivery = Callable[[Case, int], dict[str, Any]]
 """Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
-READ_BACK = "the result, read back"
 MOST_FAILURES = 10
 """The largest number of failures that are searched for."""
 GROWTH_STEPS = 3
@@ -157,7 +157,7 @@ def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, 
     def search(oracle: Oracle) -> Minimum:
         minimum = session.minimise(oracle, mode, suspect)
         if confirm and minimum is not FAILURE_LOST:
-            oracle(Again(Units(minimum.units), READ_BACK, runs=None))
+            return read_back(minimum, oracle)
         return minimum
 
     return session.found(session.prober.search_from(subject.original, search, subject.cut))
@@ -357,9 +357,12 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     to be ``sure``.
     """
     subject, extra = session.subject, session.result.extra
-    rest = [unit for unit in subject.units.searched if taken.isdisjoint(subject.units.with_weights({unit}))]
+    rest = subject.units.independent(taken)
     extra["more_failures"] = None if rest else False
     if not rest:
+        return ()
+    if case.minimum.rest_passes and not sure:  # within more units, which passed
+        extra["more_failures"] = False
         return ()
     candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
     candidate = replace(candidate, title=f"the rest: {candidate.title}")

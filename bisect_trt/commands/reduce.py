@@ -14,7 +14,6 @@ import onnx
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.minimal_case import (
     HELD,
-    READ_BACK,
     by_blame,
     extract_suspect,
     find_minimum,
@@ -39,6 +38,7 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
+from bisect_trt.search.confirm import READ_BACK
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.targets.options import Target

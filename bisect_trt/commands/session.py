@@ -163,20 +163,31 @@ class Session:
         )
         everything = units.with_weights(units.everything if searched is None else searched)
         heard = Transcript(oracle)
-        return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything))
 
-    def confirmed(self, oracle: Transcript, minimum: Minimum, complete: Completion | None = None) -> Minimum:
+        def without(taken: Subset) -> Subset:
+            return units.with_weights(units.independent(taken.intersection(units.searched) or taken, searched))
+
+        return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything), without=without)
+
+    def confirmed(
+        self,
+        oracle: Transcript,
+        minimum: Minimum,
+        complete: Completion | None = None,
+        without: Callable[[Subset], Subset] | None = None,
+    ) -> Minimum:
         """Return a minimum confirmed for checks that may be flaky; the answers of a user at a prompt are not repeated.
 
         Args:
             oracle: The oracle of the search.
             minimum: The result of the search.
             complete: Adds to a set the units that cannot be removed while it is kept; by default for nodes.
+            without: Returns all units that can be kept without some; ``None`` if that is no candidate.
         """
         if isinstance(self.prober.runner.check, PromptCheck):
             return minimum
         flakiness = self.prober.runner.flakiness if self.prober.measured else None
-        return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness)
+        return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness, without)
 
     def found(self, minimum: Minimum) -> Minimum:
         """Return the result of :meth:`minimise`.

@@ -141,6 +141,10 @@ class NetworkUnits:
         """Return the number of searched units."""
         return len(self.searched)
 
+    def independent(self, taken: Subset, among: Sequence[int] | None = None) -> list[int]:
+        """Return the searched units, or those ``among`` them, that can be cut without any of the taken ones."""
+        return [unit for unit in among or self.searched if taken.isdisjoint(self.with_weights({unit}))]
+
     @cached_property
     def everything(self) -> frozenset[int]:
         """The searched units as one shared set: 200,000 units take 8 MB."""

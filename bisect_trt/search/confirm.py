@@ -1,18 +1,21 @@
-"""Does a proof hold where the check may be flaky? The search itself is evidence; what it leaves open is asked again.
+"""Checks whether a proof of 1-minimality holds if the check is flaky, and asks again what the search leaves open.
 
-A check that shows a failure only sometimes says ``FAIL`` truly and ``PASS`` by chance. So a set that failed does fail, and
-wrong passes during the search cost questions only. Only the minimality can be wrong:
-that rests on a pass for each unit. A single unit needs none: that it failed is the proof.
+A check that shows a failure only sometimes fails truly and passes by chance. A set that failed therefore fails; wrong passes
+during the search cost questions and nothing else. Only the claim that no unit can be left out may be wrong, because it rests
+on a pass for each unit. A single unit needs no pass: it failed alone.
 
-Every set that failed, and that holds the answer, speaks against such a check, and so does every set that passed without one
-of its units. Which unit looks needed by chance may be any of all there are, so that counts against the proof
-(:func:`bisect_trt.search.statistics.luck`). What is then missing is asked: the answer once more, which has to fail and counts for
-all its units at once, or it without one unit.
+Each set that failed and contains the answer is evidence against a flaky check, and so is each set that passed without one of
+the answer's units. By chance any unit of the model may look needed, so the required evidence grows with their number
+(:func:`bisect_trt.search.statistics.luck`). Missing evidence is collected with the fewest questions:
+
+- all units but one of the answer. This question also shows that the rest of the model does not fail, which is otherwise
+  a question of its own;
+- the answer again, which has to fail and counts for all of its units; or the answer without one unit again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import combinations
@@ -32,6 +35,7 @@ from bisect_trt.search.statistics import Flakiness, confirmations
 from bisect_trt.search.strategy import make_minimal, neighbours
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
+READ_BACK = "the result, read back"
 ORIGINAL_PASSED = "the original failed, and did not when asked again"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
 _LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
@@ -39,29 +43,37 @@ _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
 _CONTRADICTIONS = 3
 """Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
-_ALLOWED = 0.024
-"""Probability, where nothing was measured, that a unit looks needed by chance. ``benchmarks/flaky.py`` says what that
-holds: it counts each way in which chance could have led to the answer, most of which a search does not come by."""
+_ALLOWED = 0.016
+"""The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At any rate, wrong proofs of two
+units are at most half of this: a steady check has one transcript for each pair, and either unit may be the only culprit.
+``benchmarks/flaky.py`` measures wrong proofs of any size."""
 _CONTRADICTED = 0.01
 """That probability where answers contradict each other, so that earlier answers are no evidence."""
 _FEW = range(3, 7)
 """Sizes of answers of which each pair is left out too, in 3 to 15 questions. A pair of two units is the whole answer."""
 
 
-def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakiness: Flakiness | None) -> Minimum:
-    """Hold a proof of 1-minimality against all that was heard, and ask what is missing.
+def confirm(
+    minimum: Minimum,
+    oracle: Transcript,
+    complete: Completion,
+    flakiness: Flakiness | None,
+    without: Callable[[Subset], Subset] | None = None,
+) -> Minimum:
+    """Compare a proof of 1-minimality with all verdicts of the search, and ask for the missing evidence.
 
-    Where a model that holds the answer passes, also when it is asked again, failures are not monotone; then a few units are
+    If a set that contains the answer passes, also when it is asked again, failures are not monotone; then a few units are
     left out two at a time as well.
 
     Args:
-        minimum: What was found by leaving out units.
-        oracle: The oracle, and its answers so far.
+        minimum: The answer, found by leaving out units.
+        oracle: The oracle with its verdicts so far.
         complete: Adds to a set what cannot be left out while the rest is in it.
-        flakiness: What was measured of the original: the proof is to hold with the confidence asked for. ``None`` if nothing was.
+        flakiness: The measured failure rate of the original, with the confidence to reach; ``None`` if it was not measured.
+        without: Returns all units of the model that can be kept without some; ``None`` if that is no candidate.
 
     Returns:
-        The same; smaller where a pair could be left out; unproven, with the reason, where a second answer is another.
+        The same answer; a smaller one where a pair could be left out; unproven, with the reason, where a second verdict differs.
     """
     if not minimum.proven or len(minimum.units) == 1:
         return minimum
@@ -74,19 +86,49 @@ def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakines
             return _unproven(minimum, _LARGER_PASSED)
     if larger:
         minimum = _without_pairs(minimum, oracle, complete)
-    decisive = [without for without in neighbours(minimum.units, complete) if without not in minimum.refused]
+    decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
     if not steady or not decisive:
-        return minimum  # where the failure is known to be flaky, each pass was confirmed when it was asked for
+        return minimum  # each pass of a failure that is known to be flaky was confirmed when it was asked for
     measured = flakiness or Flakiness()
-    failures, passes = _evidence(minimum.units, decisive, oracle, measured)
     allowed = (1 - flakiness.confidence) if flakiness is not None else _ALLOWED
-    if larger:
+    every = max(map(len, oracle.heard(Verdict.FAIL)), default=len(minimum.units))
+    contradicted = bool(larger)
+    if without is not None and not larger:
+        every = len(without(frozenset()))
+        minimum, contradicted = _ask_rest(minimum, decisive, oracle, without)
+    if contradicted:
         failures, passes, allowed = measured.runs, [0] * len(decisive), min(allowed, _CONTRADICTED)
     else:
-        # Any of all units may look needed by chance; so many culprits are as likely as their number is small.
-        every = max(map(len, oracle.heard(Verdict.FAIL)), default=len(minimum.units))
+        failures, passes = _evidence(minimum.units, decisive, oracle, measured)
+        # Any unit may look needed by chance; so many culprits are as likely as their number is small.
         allowed *= (len(minimum.units) - 1) / every
     return _ask_again(minimum, decisive, oracle, complete, confirmations(failures, passes, allowed))
+
+
+def read_back(minimum: Minimum, oracle: Oracle) -> Minimum:
+    """Run the answer once more, as its written model is run; return it unproven if that does not fail."""
+    fails = oracle(Again(Units(minimum.units), READ_BACK, runs=None)) is Verdict.FAIL
+    return minimum if fails or not minimum.proven else _unproven(minimum, _ANSWER_PASSED)
+
+
+def _ask_rest(
+    minimum: Minimum, decisive: Sequence[Subset], oracle: Transcript, without: Callable[[Subset], Subset]
+) -> tuple[Minimum, bool]:
+    """Ask about all units except the unit of the answer with the least evidence.
+
+    Returns:
+        The answer, with ``rest_passes`` if that passes; and whether it fails although the rest of the model passes.
+    """
+    _, passes = _evidence(minimum.units, decisive, oracle, Flakiness())
+    weakest = decisive[passes.index(min(passes))]
+    others, rest = without(minimum.units - weakest), without(minimum.units)
+    if not weakest | rest <= others or minimum.units <= others:
+        return minimum, False
+    verdict = oracle(Units(others))
+    if verdict is Verdict.PASS:
+        return replace(minimum, rest_passes=True), False
+    # The rest may have a failure of its own, which says nothing of the answer.
+    return minimum, verdict is Verdict.FAIL and not (rest and oracle(Units(rest)) is Verdict.FAIL)
 
 
 def _evidence(

@@ -171,6 +171,7 @@ class Minimum:
         steps: What the search did, one sentence a step.
         pairs: Whether each two units were left out together too, and the rest did not show it.
         refused: The sets with one unit less that broke in another way.
+        rest_passes: Whether a set passed that contains every unit outside the answer.
     """
 
     units: Subset
@@ -179,6 +180,7 @@ class Minimum:
     steps: tuple[str, ...] = ()
     pairs: bool = False
     refused: tuple[Subset, ...] = ()
+    rest_passes: bool = False
 
 
 class Tally:

@@ -102,25 +102,25 @@ def luck(failures: int, passes: Sequence[int]) -> float:
 def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple[int, list[int]]:
     """Return the fewest further runs of failing and passing candidates that exclude chance.
 
-    How many passes in a row that takes depends on how often the failure was seen without fail, so what failed is run
-    again as well where that makes it less in all: one such run counts for all that passed.
+    A pass counts more the more often the failure was seen without a pass, so what failed is run again too where that is
+    cheaper: one such run counts for all candidates. The cost is the number of runs and of different candidates together.
 
     Args:
-        failures: See :func:`luck`.
-        passes: The same.
-        allowed: How likely luck may be.
+        failures: As for :func:`luck`.
+        passes: As for :func:`luck`.
+        allowed: The largest probability of chance.
     """
-    best: tuple[int, list[int]] | None = None
+    best, least = (0, [0] * len(passes)), math.inf
     for more in range(MOST_PASSES):
-        if best is not None and more >= best[0] + sum(best[1]):
+        if more >= least:
             break
         needed = list(passes)
         while luck(failures + more, needed) > allowed and sum(needed) - sum(passes) < MOST_PASSES:
             needed[needed.index(min(needed))] += 1
         found = more, [now - before for now, before in zip(needed, passes, strict=True)]
-        if best is None or found[0] + sum(found[1]) < best[0] + sum(best[1]):
-            best = found
-    assert best is not None
+        runs = [more, *found[1]]
+        if (cost := sum(runs) + sum(map(bool, runs))) < least:
+            best, least = found, cost
     return best
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import rest_slow
 
-from benchmarks.flaky import simulate
+from benchmarks.flaky import simulate, simulate_in_memory
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.statistics import MOST_PASSES, Flakiness
 from bisect_trt.search.strategy import minimise
@@ -113,6 +113,14 @@ def test_a_wrong_answer_is_hardly_ever_called_proven(required: int) -> None:
     wrong = sum(search is not None and search.proven and not search.right for search in ended)
     assert wrong <= 0.01 * len(ended)
     assert sum(search is not None and search.proven and search.right for search in ended) > 0.2 * len(ended)
+
+
+@pytest.mark.parametrize(("rate", "required"), [(0.5, 1), (0.75, 1), (0.9, 2), (1.0, 5)])
+def test_a_search_simulated_in_memory_is_the_same(rate: float, required: int) -> None:
+    for seed in range(4):
+        with scratch() as folder:
+            recorded = simulate(Path(folder), seed, 60, rate, None, 1, required)
+        assert recorded == simulate_in_memory(seed, 60, rate, required)
 
 
 @pytest.mark.parametrize("until", [Verdict.FAIL, Verdict.PASS])
