@@ -131,7 +131,8 @@ class Drop:
     relative: bool
 
     def __str__(self) -> str:
-        return f"{self.size!r}%" if self.relative else repr(self.size)
+        size = repr(self.size).removesuffix(".0")
+        return f"{size}%" if self.relative else size
 
     def of(self, reference: float) -> float:
         """Return the drop from a score, in its unit."""
