@@ -179,6 +179,7 @@ class Reader:
 def masked(text: str) -> str:
     """Without what differs from run to run: numbers, how far columns are apart, and that a version is none of a release."""
     text = re.sub(rf"({RUN}[\w-]+?)-\d+\b", r"\1", text)  # the second run within a second
+    text = re.sub(r"\b(\d+ h )?(\d+ min )?\d+(\.\d+)? s\b", "1 s", text)  # a slow machine takes minutes
     return re.sub(r" {2,}", "  ", re.sub(r"\d+(\.\d+)?(\.dev\d+|e[-+]\d+)?", "#", text))
 
 
