@@ -90,7 +90,7 @@ def grouped(nodes: Sequence[Json]) -> str:
     for (path, kind), ops in modules.items():
         groups.setdefault((tuple(ops), kind), []).append(path)
     parts = [_group(", ".join(ops), kind, paths) for (ops, kind), paths in groups.items()]
-    return "; ".join(parts[:_NAMED]) + (f"; {len(parts) - _NAMED} more groups" if len(parts) > _NAMED else "")
+    return "; ".join(parts[:_NAMED]) + (f"; {plural(len(parts) - _NAMED, 'more group')}" if len(parts) > _NAMED else "")
 
 
 def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
