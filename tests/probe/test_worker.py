@@ -27,8 +27,7 @@ from bisect_trt.worker import serve
 from bisect_trt.worker import worker as spare
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Compare, Compared, Order, Sample
-from bisect_trt.worker.serve import Worker
-from bisect_trt.worker.sessions import median_ms
+from bisect_trt.worker.serve import Worker, median_ms
 
 ORT = TargetSettings("onnxrt")
 
