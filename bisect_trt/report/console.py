@@ -153,8 +153,9 @@ class ProgressLine:
         """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
         from rich.text import Text  # noqa: PLC0415 - as above
 
-        text = Text(self.text(), "yellow" if self.stopping else "", no_wrap=True)
-        text.truncate(max(screen.width - 3, 1), overflow="ellipsis")
+        line = self.text().encode(screen.encoding, "backslashreplace").decode(screen.encoding)  # its final width
+        text = Text(line, "yellow" if self.stopping else "", no_wrap=True)
+        text.truncate(max(screen.width - 3, 1), overflow="ellipsis" if screen.encoding == "utf-8" else "crop")
         return text
 
     def _beat(self, ended: threading.Event) -> None:
