@@ -21,9 +21,9 @@ from bisect_trt.errors import BisectError, ExitStatus, InternalError, OutputFile
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
-from bisect_trt.probe.claim import claimed_run
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, write_junit
+from bisect_trt.worker.guard import claimed_run
 
 
 def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:

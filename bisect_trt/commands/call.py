@@ -28,7 +28,6 @@ from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
 from bisect_trt.options.spec import Params, changed
 from bisect_trt.plugins import conflicting_builds
-from bisect_trt.probe.claim import claimed_path, claimed_run
 from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import Workspace
@@ -40,6 +39,7 @@ from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.inputs import split_script
 from bisect_trt.tensors.metrics import find_metric, script_file
 from bisect_trt.tensors.saved import files_of
+from bisect_trt.worker.guard import claimed_path, claimed_run
 from bisect_trt.worker.place import Place
 
 Group = TypeVar("Group")

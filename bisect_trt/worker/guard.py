@@ -5,12 +5,17 @@ Each check has its own process group, so that a time-out ends the whole group; s
 and then kills the groups that are still registered and every process with the driver's mark in its environment (Linux): one
 that was just being started, or that has left its group as a daemon does. PR_SET_PDEATHSIG cannot replace it: it reaches no
 group, and the kernel sends it when the starting *thread* ends.
+
+Locks are here too. A run's folder, and a path that every candidate is written to, belong to one process at a time: two processes
+in one folder would remove each other's files, and two checks that read one path would judge each other's candidates. A lock of
+the system (``flock(2)``) is free as soon as its holder ends. File systems without locks are not waited for.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -18,13 +23,15 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
+from bisect_trt.errors import RunStateError
 from bisect_trt.tensors.kernel import prefer_to_end
 
+_LOCK = "run.lock"
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts: the process ID of the driver."""
 _WATCH = f"""
@@ -197,3 +204,81 @@ def scratch() -> TemporaryDirectory[str]:
         OSError: It cannot be made.
     """
     return TemporaryDirectory(dir=guard.scratch())
+
+
+@contextlib.contextmanager
+def claimed_run(folder: Path) -> Iterator[None]:
+    """Hold a run's folder; waits for the end of checks that a killed process has started there.
+
+    Raises:
+        UsageError: Another process works there.
+    """
+    taken = (
+        f"the run {folder} belongs to the running process {{}}, so nothing was done; wait until it ends, or stop it."
+    )
+    with _locked(folder / _LOCK, taken), contextlib.ExitStack() as kept:
+        # Checks outlive a driver that is killed until its guard has ended them: it has this lock as well.
+        with contextlib.suppress(OSError):
+            directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            kept.callback(os.close, directory)
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            kept.callback(fcntl.flock, directory, fcntl.LOCK_UN)  # the guard's too
+            guard.hold(directory)
+        yield
+
+
+@contextlib.contextmanager
+def claimed_path(path: Path | None) -> Iterator[None]:
+    """Hold the path that every candidate is written to; ``None`` if there is none.
+
+    Raises:
+        UsageError: The candidates of another run are written there.
+    """
+    with contextlib.ExitStack() as kept:
+        if path is not None:
+            taken = (
+                f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
+                "another with --candidate, or put {model} into the check command."
+            )
+            kept.enter_context(_locked(path.with_name(path.name + ".lock"), taken))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, taken: str) -> Iterator[None]:
+    """A file that exists while the lock is held, and names the process.
+
+    Raises:
+        UsageError: Another process holds it: ``taken``, with that process in its braces.
+    """
+    file = _lock(path, taken)
+    try:
+        yield
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(file)
+
+
+def _lock(path: Path, taken: str) -> int | None:
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError:  # the next write there says why that is not possible
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.lstat()):
+                os.truncate(file, 0)
+                os.write(file, f"{os.getpid()} of {os.uname().nodename}".encode())
+                return file
+        except BlockingIOError:
+            holder = os.pread(file, 100, 0).decode(errors="replace")
+            os.close(file)
+            raise RunStateError(taken.replace("{}", holder or "unknown", 1)) from None
+        except FileNotFoundError:  # its holder removed it just now
+            pass
+        except OSError:  # no locks there, or a full disk
+            return file
+        os.close(file)

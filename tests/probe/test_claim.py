@@ -17,8 +17,8 @@ from support import chain, guard_of, has, holds_lock, node_names, read_json, scr
 import bisect_trt
 from bisect_trt import UsageError
 from bisect_trt.commands.binding import RUN_FILE
-from bisect_trt.probe.claim import claimed_run
 from bisect_trt.probe.ledger import JOURNAL
+from bisect_trt.worker.guard import claimed_run
 
 
 def start(*argv: str | Path) -> subprocess.Popen[bytes]:
