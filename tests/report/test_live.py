@@ -33,16 +33,22 @@ def record(number: int, verdict: Verdict, title: str, reason: str = "") -> Recor
 
 
 @settings(max_examples=examples(60))
-@given(TEXTS, st.lists(st.tuples(st.sampled_from(Verdict), TEXTS), max_size=4), st.booleans(), st.integers(4, 240))
+@given(
+    TEXTS,
+    st.lists(st.tuples(st.sampled_from(Verdict), TEXTS), max_size=4),
+    st.booleans(),
+    st.integers(4, 240),
+    st.sampled_from(["utf-8", "ascii"]),
+)
 def test_progress_is_one_line_no_wider_than_the_terminal(
-    title: str, probes: list[tuple[Verdict, str]], stopping: bool, columns: int
+    title: str, probes: list[tuple[Verdict, str]], stopping: bool, columns: int, encoding: str
 ) -> None:
     line = console.ProgressLine()
     line.title, line.stopping = title, stopping
     for number, (verdict, name) in enumerate(probes, 1):
         line.probed(record(number, verdict, name))
-    shown = line._cropped(mock.Mock(width=columns)).plain
-    assert cell_len(shown) < columns
+    shown = line._cropped(mock.Mock(width=columns, encoding=encoding)).plain
+    assert cell_len(shown.encode(encoding, "backslashreplace").decode(encoding)) < columns
     assert "\n" not in shown
     assert "\x1b" not in shown
     assert stopping == line.text().startswith("stopping")
