@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -348,6 +349,21 @@ def _check_types(plain: Mapping[str, Any], kinds: Mapping[str, type | tuple[type
             raise ValueError(name)
 
 
+def strict_json(content: str | bytes) -> Any:  # noqa: ANN401 - plain values
+    """Read JSON (RFC 8259) without the numbers that Python adds to it and no other file of a run holds: NaN, Infinity, 1e999.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+
+    def number(word: str) -> float:
+        if not math.isfinite(float(word)):
+            raise ValueError(f"{word} is no number of JSON")
+        return float(word) if set(word) & set(".eEnN") else int(word)
+
+    return json.loads(content, parse_constant=number, parse_float=number, parse_int=number)
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The entries of a journal, the outcomes read; none where there is no file. A last line that was cut short is left out.
 
@@ -360,7 +376,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             if line.endswith("\n"):
                 try:
-                    entry = _checked(json.loads(line))
+                    entry = _checked(strict_json(line))
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "

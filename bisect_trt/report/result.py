@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
+from bisect_trt.probe.ledger import strict_json
 from bisect_trt.report.summary import named, summary_lines
 from bisect_trt.report.text import clean, plural
 from bisect_trt.tensors.comparison import TensorComparison
@@ -175,7 +176,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     file = path / RESULT_FILE if path.is_dir() else path
     try:
-        plain = json.loads(file.read_bytes())
+        plain = strict_json(file.read_bytes())
     except OSError as error:
         raise RunFolderError(
             f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or a file of --json."

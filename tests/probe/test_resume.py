@@ -138,7 +138,7 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
     damage: list[tuple[Path, str]] = [
         (file, text) for file in (journal, binding) for text in ("", "\0\n", "[]\n", "7\n", "{}\n")
     ]
-    values: tuple[Any, ...] = (None, [], {}, 7, -1, "x", [None])
+    values: tuple[Any, ...] = (None, [], {}, 7, -1, "x", [None], float("nan"), 10**400)
     for value in values:
         for number in kinds.values():
             entry = json.loads(lines[number])
