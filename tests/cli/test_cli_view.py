@@ -43,5 +43,5 @@ def test_a_run_that_was_killed_shows_the_best_so_far(tmp_path: Path) -> None:
         finally:
             view.kill()
     text = Path(page).read_text()
-    assert re.search(r"<h1>reduce: (\d+) of 40 units still fail</h1>", text) is not None
+    assert re.search(r"<h1>reduce: (\d+) of 40 nodes still fail</h1>", text) is not None
     assert re.findall(r'<td class="number">(\d)</td><td><b class="fail">', text)[-1] == "1"  # probes, newest first

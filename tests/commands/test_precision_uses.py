@@ -155,7 +155,8 @@ def test_a_diagnosis_recommends_only_what_passes_too(
         find_fix(found, check, Search(workers=1), task.subject.original, tmp_path)
         engine = tmp_path / "mixed.engine"
         assert recommended(task.result) == (str(engine) if loads else None)
-        assert len(task.result.extra["keep_fp32"]) == 2
+        # Engines that do not load fail on all fresh samples too, for which the set then grows in vain.
+        assert len(task.result.extra["keep_fp32"]) == (2 if loads else 3)
     said = " ".join(capsys.readouterr().out.split())
     assert ("nodes in fp32 nothing that was written passes." in said) is not loads
     assert (f"seen to pass: {engine}: bisect-trt run" in said) is loads

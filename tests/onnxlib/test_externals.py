@@ -199,5 +199,5 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
     tensor = model.graph.initializer.add(name="w", data_location=TensorProto.EXTERNAL)
     for each, value in (("location", "w.bin"), (key, entry)):
         tensor.external_data.add(key=each, value=value)
-    with pytest.raises(UnavailableError, match="the weight 'w' lies outside the model, which does not say where"):
+    with pytest.raises(UnavailableError, match="the external weight 'w' names no valid file and range"):
         external_files(model)

@@ -99,7 +99,7 @@ def test_inputs_that_are_no_tensors() -> None:
     value = helper.make_tensor_sequence_value_info("s", FLOAT, ["n"])
     model = model_of([node("SequenceLength", ["s"], ["y"])], [value], ["y"])
     assert fix_input_shapes(model, {}) == {}
-    with pytest.raises(UsageError, match="'s' is not a plain tensor"):
+    with pytest.raises(UsageError, match="'s' is no plain tensor"):
         input_infos(Network(model))
     model.graph.input[0].CopyFrom(tensor_info("s", FLOAT, [1]))
     model.graph.input[0].type.tensor_type.elem_type = 99
