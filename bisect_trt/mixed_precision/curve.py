@@ -354,11 +354,8 @@ class Fix(Watcher):
 
 def _spread(places: Sequence[int], count: int) -> list[int]:
     """Some of the places, from the first one on at equal distances."""
-    return (
-        [places[at * len(places) // count] for at in range(min(count, len(places)))]
-        if count < len(places)
-        else [*places]
-    )
+    count = min(count, len(places))
+    return [places[at * len(places) // count] for at in range(count)]
 
 
 def _why_not_judged(task: Task) -> str | None:

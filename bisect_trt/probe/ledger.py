@@ -359,7 +359,7 @@ def strict_json(content: str | bytes) -> Any:  # noqa: ANN401 - plain values
     def number(word: str) -> float:
         if not math.isfinite(float(word)):
             raise ValueError(f"{word} is no number of JSON")
-        return float(word) if set(word) & set(".eEnN") else int(word)
+        return float(word) if set(word) & set(".eE") else int(word)
 
     return json.loads(content, parse_constant=number, parse_float=number, parse_int=number)
 

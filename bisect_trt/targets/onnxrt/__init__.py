@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.errors import UnavailableError
 from bisect_trt.options.reading import existing_file, once, pair
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import (
-    OwnSettings,
-    Package,
-    Target,
-    make_runtime,
-)
+from bisect_trt.targets.base import OwnSettings, Package, Target, make_runtime
 from bisect_trt.targets.settings import (
     LIKELY,
     Looked,
