@@ -10,7 +10,7 @@ PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/p
 PYTEST_WORKERS ?= 2
 # Tests that the versions of libraries can change: models, values, runtimes, help and output. `make test-lowest LOWEST_TESTS=tests` runs all.
 LOWEST_TESTS ?= tests/onnxlib tests/tensors tests/targets tests/report tests/options tests/test_api.py tests/test_errors.py \
-	$(addprefix tests/cli/test_cli_,$(addsuffix .py,compare diagnose entry metric pictures precision reduce sanitize view))
+	$(addprefix tests/cli/test_cli_,$(addsuffix .py,compare diagnose entry files precision reduce))
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/report tests/docs --ignore tests/report/test_notebook.py --ignore tests/docs/test_from_polygraphy.py
 

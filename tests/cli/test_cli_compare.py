@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,9 +12,24 @@ import onnxruntime
 import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
-from support import SHAPE, arrays, chain, command_lines, node_names, overflowing, read_json, save
+from support import (
+    SHAPE,
+    TARGET,
+    arrays,
+    chain,
+    command_lines,
+    compared,
+    node_names,
+    overflowing,
+    read_json,
+    save,
+    script,
+)
 
 from bisect_trt.onnxlib.load import external_files
+from bisect_trt.report import plots
+from bisect_trt.tensors import saved
+from bisect_trt.tensors.tolerance import Tolerance
 
 FP16 = ["--onnxrt", "--fp16"]
 
@@ -30,15 +47,15 @@ def fan(here: Path) -> Path:
     return save(here / "fan.onnx", nodes, tensors, outputs=["fine", "bad", "worse"])
 
 
-def compared(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, bool]:
+def matches(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, bool]:
     """Whether each output that ``run`` compares matches."""
     cli("run", *words, "--json", "r.json").ended(status)
     return {entry["name"]: entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]}
 
 
 def test_run_says_what_matches(cli: CommandLine, fan: Path) -> None:
-    assert compared(cli, fan, *FP16, status=1) == {"fine": True, "bad": False, "worse": False}
-    assert compared(cli, fan, "--onnxrt") == {"fine": True, "bad": True, "worse": True}
+    assert matches(cli, fan, *FP16, status=1) == {"fine": True, "bad": False, "worse": False}
+    assert matches(cli, fan, "--onnxrt") == {"fine": True, "bad": True, "worse": True}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +70,7 @@ def test_run_says_what_matches(cli: CommandLine, fan: Path) -> None:
 )
 def test_outputs_by_name_pattern_and_operator(cli: CommandLine, here: Path, words: str, names: str) -> None:
     model = overflowing(here / "model.onnx", before=2, after=1)
-    assert [*compared(cli, model, "--onnxrt", "--onnx-outputs", *words.split())] == names.split()
+    assert [*matches(cli, model, "--onnxrt", "--onnx-outputs", *words.split())] == names.split()
 
 
 def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> None:
@@ -69,7 +86,7 @@ def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> No
 
 def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
     # Every element is Inf instead of 1e6, so only an infinite tolerance takes it.
-    assert not compared(cli, fan, *FP16, "--atol", "bad:inf", "worse:1", status=1)["worse"]
+    assert not matches(cli, fan, *FP16, "--atol", "bad:inf", "worse:1", status=1)["worse"]
     np.savez("outputs.npz", fine=np.full(SHAPE, 3.0, np.float32))
     common = ["run", fan, "--onnxrt", "--onnx-outputs", "fine", "--load-outputs", "outputs.npz"]
     np.savez("x.npz", x=np.full(SHAPE, 1.5, np.float32))  # makes 2.5 where 3 is expected
@@ -84,12 +101,12 @@ def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
 
 def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
-    compared(cli, model, "--onnxrt", "--onnx-outputs", "big_out", "--save-onnx", "plain.onnx")
+    matches(cli, model, "--onnxrt", "--onnx-outputs", "big_out", "--save-onnx", "plain.onnx")
     assert [value.name for value in onnx.load("plain.onnx").graph.output] == ["big_out"]
-    compared(cli, model, *FP16, "--save-onnx", "half.onnx", status=1)
+    matches(cli, model, *FP16, "--save-onnx", "half.onnx", status=1)
     casts = [node for node in onnx.load("half.onnx").graph.node if node.op_type == "Cast"]
     assert any(node.attribute[0].i == onnx.TensorProto.FLOAT16 for node in casts)
-    compared(cli, "half.onnx", "--onnxrt", "--validate", status=1)  # it overflows on its own
+    matches(cli, "half.onnx", "--onnxrt", "--validate", status=1)  # it overflows on its own
 
 
 def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
@@ -100,7 +117,7 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     (here / "weights").mkdir()
     Path("m.data").rename("weights/m.data")
     elsewhere = ["--external-data-dir", "weights"]
-    compared(cli, "m.onnx", "--onnxrt", *elsewhere, "--save-outputs", "y.npz")
+    matches(cli, "m.onnx", "--onnxrt", *elsewhere, "--save-outputs", "y.npz")
     assert arrays("y.npz")["y"].min() >= values.sum()
     commands: dict[str, list[str | Path]] = {
         **command_lines("m.onnx"),
@@ -120,10 +137,7 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     assert cli(*commands["precision"], *elsewhere).status == 0
     Path("weights/m.data").write_bytes(b"other" * 3000)
     assert "the content of weights/m.data" in cli("resume").error
-    compared(cli, "out.onnx", "--onnxrt")
-
-
-# extract
+    matches(cli, "out.onnx", "--onnxrt")
 
 
 @pytest.mark.parametrize(
@@ -174,3 +188,276 @@ def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) 
         assert ends("--inputs", start, "--outputs", "t2:auto") == [["n", 3]] * 2
     assert ends("--inputs", "t0", "--outputs", "t2", "--input-shapes", "x:[5,3]") == [[5, 3]] * 2
     assert cli("extract", "m.onnx", "--inputs", "t0:auto:float32", "-o", "new.onnx").status == 2
+
+
+# Saved values: formats, Polygraphy's files in both directions, results compared without a model.
+
+
+ZERO = ["--atol", "0", "--rtol", "0"]
+
+
+@pytest.fixture
+def pair(here: Path) -> Path:
+    return chain(here / "model.onnx", 2)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+def test_several_samples_are_saved_and_loaded(cli: CommandLine, pair: Path, suffix: str) -> None:
+    Path("data.py").write_text(
+        "import numpy\n"
+        "def load_data():\n"
+        "    for value in (1, 2, 3):\n"
+        "        yield {'x': numpy.full((2, 3), value, numpy.float32)}\n"
+    )
+    keep = ["--save-inputs", f"x{suffix}", "--save-outputs", f"y{suffix}"]
+    assert cli("run", pair, "--onnxrt", "--data-loader-script", "data.py", *keep).status == 0
+    values = ["--load-inputs", f"x{suffix}", "--load-outputs", f"y{suffix}"]
+    cli("run", pair, "--onnxrt", *values, *ZERO, "--json", "r.json").ended(0)
+    assert [entry["sample"] for entry in read_json(Path("r.json"))["comparisons"]] == [1, 2, 3]
+    assert cli("run", "--load-outputs", f"y{suffix}", f"y{suffix}").status == 0
+    ran = cli("run", pair, "--onnxrt", "--load-outputs", f"y{suffix}")
+    assert (ran.status, f"y{suffix} holds 3 sample(s)" in ran.error) == (2, True)
+
+
+def test_saved_results_alone(cli: CommandLine, here: Path) -> None:
+    np.savez("a.npz", y=np.zeros(3, np.float32), z=np.ones(2), only=np.ones(1))
+    np.savez("b.npz", y=np.array([0, 0, 0.5], np.float32), z=np.ones(2, np.float32))
+    ran = cli("run", "--load-outputs", "a.npz", "b.npz", "--json", "r.json").ended(1)
+    first, second = ran.result["comparisons"]
+    # As in Polygraphy, the last is what is right.
+    assert (first["worst"]["target"], first["worst"]["reference"]) == (0, 0.5)
+    assert first["details"]["atol_needed"] == 0.5
+    assert (second["name"], second["passed"]) == ("z", True)
+    assert "float64 is compared with float32" in ran.out
+    assert "passes with --atol 0.5" in ran.out
+    assert cli("run", "--load-outputs", "a.npz", "b.npz", "--atol", "0.5").status == 0
+    assert cli("run", "--load-outputs", "a.npz", "b.npz", "--onnx-outputs", "z").status == 0
+    ran = cli("run", "--load-outputs", "b.npz", "a.npz", "a.npz")
+    assert (ran.status, "b.npz has no 'only'" in ran.err) == (1, True)
+    assert not list(here.glob(".bisect-trt"))
+
+
+def test_nan_in_what_is_compared_with(cli: CommandLine) -> None:
+    np.savez("a.npz", y=np.array([np.inf, 1.0]))
+    np.savez("b.npz", y=np.array([np.nan, 1.0]))
+    table = (("a b", 1), ("a a", 1), ("a a equal", 0), ("b b equal", 1), ("a a equal valid", 1))
+    options = {"equal": "--infinities-compare-equal", "valid": "--validate"}
+    for words, status in table:
+        assert (
+            cli("run", "--load-outputs", *(options.get(each, f"{each}.npz") for each in words.split())).status == status
+        )
+
+
+def test_other_comparisons(cli: CommandLine) -> None:
+    np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), e=np.zeros((0, 4)))
+    np.savez("b.npz", y=np.array([[0.2, 0.6, 0.7]]), e=np.zeros((0, 4)))
+    common = ["run", "--load-outputs", "a.npz", "b.npz"]
+    assert cli(*common).status == 1
+    assert cli(*common, "--postprocess", "y:top-3").status == 1
+    assert cli(*common, "--postprocess", "y:top-3", "--compare", "indices", "--index-tolerance", "1").status == 0
+    assert cli(*common, "--postprocess", "y:top-3", "--compare", "indices").status == 1
+    assert cli(*common, "--check-error-stat", "quantile", "--error-quantile", "y:0", "--atol", "0.11").status == 0
+    assert cli(*common, "--check-error-stat", "quantile", "--atol", "0.11").status == 1
+    np.savez("c.npz", y=np.array([0.2, 0.6, 0.7]), e=np.zeros((4, 0)))
+    assert cli("run", "--load-outputs", "c.npz", "b.npz").status == 1
+    Path("mine.py").write_text("def near(a, b):\n    return {'y': abs(a['y'] - b['y']).max() < 0.5}\n")
+    assert cli(*common, "--compare-func-script", "mine.py:near").status == 0
+    Path("mine.py").write_text("def near(a, b):\n    raise KeyError('y')\n")
+    assert "mine.py, line 2" in cli(*common, "--compare-func-script", "mine.py:near").error
+
+
+def polygraphy(capfd: pytest.CaptureFixture[str], *words: str) -> None:
+    """Polygraphy's own command line, in this process."""
+    from polygraphy.tools._main import main as run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["polygraphy", *words])
+        status = run()
+    assert not status, capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")  # Polygraphy's own
+def test_polygraphys_files_load_here_and_ours_there(
+    cli: CommandLine, pair: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("polygraphy")
+    theirs = ["--save-inputs", "px.json", "--save-outputs", "py.json", "--iterations", "2", "--seed", "5"]
+    polygraphy(capfd, "run", str(pair), "--onnxrt", *theirs)
+    loaded = ["--load-inputs", "px.json", "--load-outputs", "py.json", *ZERO, "--json", "r"]
+    assert len(cli("run", pair, "--onnxrt", *loaded).ended(0).result["comparisons"]) == 2
+    assert cli("run", pair, "--onnxrt", "--load-inputs", "px.json", "--save-outputs", "y.json").status == 0
+    assert cli("run", "--load-outputs", "y.json", "py.json", *ZERO).status == 0
+    ours = ["--save-inputs", "x.json", "--save-outputs", "z.json", "--seed", "9"]
+    assert cli("run", pair, "--onnxrt", *ours).status == 0
+    polygraphy(capfd, "run", str(pair), "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "z.json", *ZERO)
+    polygraphy(capfd, "run", "--load-outputs", "z.json", "z.json")
+
+
+@pytest.mark.filterwarnings("ignore")  # Polygraphy's own
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float64", "str", "bfloat16"])
+def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
+    if dtype == "bfloat16":
+        values: Any = np.arange(4).astype(pytest.importorskip("ml_dtypes").bfloat16)
+    else:
+        values = np.array(["a", "bc", "", "d"], object) if dtype == "str" else np.arange(4).astype(dtype)
+    for shape in ((4,), (2, 2), (1, 4, 1)):
+        path = tmp_path / "v.json"
+        for runner in (None, "me"):
+            saved.save_samples(path, [{"a/b:0": values.reshape(shape)}], runner)
+            again = saved.load_runs(path)[0].samples[0]["a/b:0"]
+            assert again.dtype == values.dtype
+            assert again.shape == shape
+            np.testing.assert_array_equal(again, values.reshape(shape))
+            from polygraphy.json import load_json
+
+            load_json(str(path))
+
+
+# Several input samples in the searches: a candidate fails if it fails on any, and the report names which.
+
+
+OVERFLOWS_AT = 2.0
+"""The model of these tests makes (x + 3) * 3e4 somewhere, which is past fp16 from here on, and not at -2.9."""
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return overflowing(here / "model.onnx")
+
+
+@pytest.fixture
+def data(here: Path) -> list[str]:
+    """Three samples, of which only the second overflows."""
+    (here / "data.py").write_text(
+        "import numpy\n"
+        "def load_data():\n"
+        f"    for value in (-2.9, {OVERFLOWS_AT}, -2.8):\n"
+        "        yield {'x': numpy.full((2, 3), value, numpy.float32)}\n"
+        "def endless():\n"
+        "    while True:\n"
+        "        yield from load_data()\n"
+    )
+    return ["--data-loader-script", "data.py"]
+
+
+def test_reduce_fails_on_any_sample(cli: CommandLine, model: Path, data: list[str]) -> None:
+    # The first sample alone does not fail.
+    assert cli("reduce", model, "-o", "none.onnx", *TARGET, *data, "--iterations", "1").status == 1
+    cli("reduce", model, "-o", "out.onnx", *TARGET, *data, "--json", "r.json", "-v").ended(0)
+    assert {culprit["name"] for culprit in read_json(Path("r.json"))["culprits"]} == {"big"}
+    # What lies beside the answer is the sample on which it fails: it fails again with that.
+    assert np.isclose(arrays("out.inputs.npz")["a2_out"], OVERFLOWS_AT + 3).all()
+    assert cli("run", "out.onnx", *TARGET, "--load-inputs", "out.inputs.npz").status == 1
+    folder = next(path.parent for path in Path(".bisect-trt").glob("*reduce*/candidates/*/inputs-3.npz"))
+    assert {path.name for path in folder.iterdir()} >= {"inputs.npz", "inputs-2.npz", "golden-2.npz", "golden-3.npz"}
+
+
+def test_a_command_runs_once_a_sample_until_one_fails(
+    cli: CommandLine, model: Path, data: list[str], here: Path
+) -> None:
+    (here / "check.py").write_text(
+        "import os, sys, numpy\n"
+        "with numpy.load(sys.argv[1]) as file:\n"
+        "    values = [file[name] for name in file.files]\n"
+        "assert sys.argv[1] == os.environ['BISECT_TRT_INPUTS']\n"
+        "with open('seen.txt', 'a') as seen:\n"
+        "    seen.write(os.environ['BISECT_TRT_SAMPLE'])\n"
+        "with open(sys.argv[2], 'rb') as file:\n"
+        "    has_big = b'big_out' in file.read()\n"
+        f"sys.exit(has_big and any((value > {OVERFLOWS_AT} - 0.1).any() for value in values))\n"
+    )
+    check = ["--check", "python", "check.py", "{inputs}", "{model}"]
+    ran = cli("reduce", model, "-o", "out.onnx", *data, "--workers", "1", *check).ended(0)
+    assert "sample 2: exit status 1" in ran.out
+    seen = Path("seen.txt").read_text()
+    assert seen.startswith("12")
+    assert "123" in seen  # a candidate that passes is seen on all
+    assert re.fullmatch("(?:123|12)*1", seen)  # the last, the rest of the model, is fed what is too large on the first
+    # One sample sets no variable.
+    check = ["--check", script(here / "check.sh", 'test -z "$BISECT_TRT_SAMPLE" && exit 1'), "{model}"]
+    cli("reduce", model, "-o", "other.onnx", *check).ended(0)
+
+
+@pytest.mark.usefixtures("data")
+def test_iterations(cli: CommandLine, model: Path) -> None:
+    keep = ["--save-inputs", "x.npz"]
+    assert cli("run", model, "--onnxrt", "--iterations", "3", *keep).status == 0
+    samples = [arrays(f"x-{number}.npz")["x"] for number in (1, 2, 3)]
+    assert not any(np.array_equal(samples[one], samples[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+    assert cli("run", model, "--onnxrt", "--save-inputs", "one.npz").status == 0
+    np.testing.assert_array_equal(arrays("one.npz")["x"], samples[0])  # the first is what it always was
+    endless = ["--data-loader-script", "data.py:endless", "--iterations", "4"]
+    ran = cli("run", model, "--onnxrt", *endless, "--json", "r.json")
+    assert [entry["sample"] for entry in read_json(Path("r.json"))["comparisons"]] == [1, 2, 3, 4]
+    assert ran.status == 0
+    # What was saved as several files is loaded by the name that was given.
+    assert cli("run", model, "--onnxrt", "--load-inputs", "x.npz", "--save-inputs", "y.npz").status == 0
+    np.testing.assert_array_equal(arrays("y-3.npz")["x"], samples[2])
+    assert samples[0].shape == SHAPE
+
+
+# Pictures of errors: they are drawn whatever the tensors are, and say so where they cannot be.
+
+
+pytest.importorskip("matplotlib")
+
+
+FLAGS = ["--save-heatmaps", "heat", "--save-error-metrics-plot", "metrics"]
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 2000
+
+
+def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    words = ["--iterations", "2", "--onnx-outputs", "big_out", *FLAGS, "--json", "r.json"]
+    drawn = [Path(path) for path in cli("run", model, *TARGET, *words).ended(1).result["pictures"]]
+    assert len(drawn) == 2 * 2
+    assert all(is_picture(path) for path in drawn)
+    names = {path.name for path in Path("heat").iterdir()}
+    assert {"big_out-sample1.heatmap.png", "big_out-sample2.heatmap.png"} <= names
+
+
+def test_saved_results_are_drawn(cli: CommandLine) -> None:
+    a: dict[str, Any] = {
+        "y/$x_1$:0": np.zeros((2, 3, 4)),
+        "s": np.array("text"),
+        "z": np.ones(3),
+        "e": np.zeros((0, 2)),
+        "k": np.array(["t"]),
+    }
+    np.savez("a.npz", **a)
+    np.savez("b.npz", **{**a, "y/$x_1$:0": np.full((2, 3, 4), np.nan), "z": np.ones(4)})
+    ran = cli("run", "--load-outputs", "a.npz", "b.npz", *FLAGS, "--json", "r.json").ended(1)
+    assert all(f"no plot of '{name}'" in ran.out for name in ("s", "z", "e"))
+    assert all(is_picture(Path(path)) for path in read_json(Path("r.json"))["pictures"])
+    assert len(list(Path("metrics").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((3,), "bool"), ((70, 900), "float32")])
+def test_every_shape_and_type_is_drawn(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    reference: Any = (rng.random(shape) * 3).astype(dtype)
+    target: Any = (rng.random(shape) * 3).astype(dtype)
+    comparison = compared("t", reference, target, Tolerance(1e-5, 1e-5))
+    assert plots.can_be_drawn(target, reference)
+    for draw in (plots._heatmap, plots._scatter):
+        plots.draw_figure(tmp_path / "plot.png", comparison, target, reference, draw)
+        assert is_picture(tmp_path / "plot.png")
+
+
+def test_names_of_files_differ() -> None:
+    names = ["a/b", "a_b", "a:b", "a b", "../x", "x" * 300, "x" * 301, "", "日本"]
+    files = [plots.file_name(name, None, "k") for name in names]
+    assert len(set(files)) == len(names)
+    assert all("/" not in file and len(file) < 200 for file in files)
+
+
+def test_what_stands_in_the_way_is_said_first(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overflowing(here / "m.onnx")
+    ran = cli("run", "m.onnx", *TARGET, "--save-heatmaps", "m.onnx")
+    assert (ran.status, "--save-heatmaps m.onnx is a file" in ran.error) == (2, True)
+    monkeypatch.setattr(plots, "find_spec", lambda _: None)
+    ran = cli("run", "m.onnx", *TARGET, "--save-heatmaps", "h")
+    assert (ran.status, "pip install matplotlib" in ran.error) == (4, True)

@@ -3,27 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
+import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from conftest import CommandLine
-from support import COMMANDS, command_lines, overflowing, read_json
+from support import (
+    COMMANDS,
+    TARGET,
+    Ran,
+    bisect_trt,
+    chain,
+    command_lines,
+    has,
+    node_names,
+    node_tag,
+    overflowing,
+    read_json,
+    rest_slow,
+    script,
+)
 
 import bisect_trt as package
+from bisect_trt import __version__
 from bisect_trt.cli.parser import expand, several
+from bisect_trt.commands import doctor
+from bisect_trt.commands.commands import COMMANDS as GROUPS
 from bisect_trt.commands.commands import COMMANDS as TABLE
+from bisect_trt.commands.doctor import ask_nvidia_smi, examine
 from bisect_trt.commands.record import system_errors
 from bisect_trt.errors import UnavailableError
+from bisect_trt.options.spec import entries
+from bisect_trt.report.result import environment
 from bisect_trt.report.summary import headline
+from bisect_trt.targets.options import selectable
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
+
+
 OWN_KEYS = {"layerwise": {"first_mismatch", "tensors"}, "run": {"comparisons"}}
 
 
@@ -125,3 +154,234 @@ def test_a_full_disk_names_the_file() -> None:
     said = "/dev/full cannot be used: No space left on device; check its path"
     with pytest.raises(UnavailableError, match=said), system_errors():
         Path("/dev/full").write_text("x")
+
+
+# Names of files that are too long, or no text: a sentence, or the same as for any other name.
+
+
+LONG = f"{'n' * 300}.onnx"
+
+
+PATHS = {
+    entry.flag: name
+    for name in command_lines("")
+    for group in GROUPS[name].groups
+    for entry in entries(group)
+    if entry.kind is Path and not entry.option.positional
+}
+
+
+@pytest.mark.parametrize("flag", PATHS)
+def test_a_path_that_is_too_long(cli: CommandLine, flag: str) -> None:
+    ran = cli(*command_lines(overflowing(Path("model.onnx")))[PATHS[flag]], flag, LONG)
+    assert (ran.status, f"{flag} nnn" in ran.error, "too long" in ran.error) == (2, True, True)
+
+
+def test_a_model_whose_path_is_too_long(cli: CommandLine) -> None:
+    ran = cli("diagnose", LONG, *TARGET, "--json", "r.json")
+    assert (ran.status, "too long" in ran.error) == (2, True)
+    assert read_json(Path("r.json"))["status"] == "error"
+
+
+def test_a_check_with_a_word_that_is_longer_than_any_file_name(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx")
+    check = f"{has('<2>', model='{model}')} && exit 1; exit 0 # {'n' * 300}"
+    cli("reduce", "model.onnx", "-o", "out.onnx", "--check", "sh", "-c", check).ended(0)
+    assert node_names(here / "out.onnx") == ["<2>"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no such names")
+@pytest.mark.parametrize("command", rest_slow(COMMANDS))
+def test_a_path_that_is_no_text(here: Path, command: str) -> None:
+    """As Linux has them: any bytes. In a process of its own, whose terminal is strict."""
+    model = here / os.fsdecode(b"m\xff.onnx")
+    overflowing(here / "model.onnx").rename(model)
+    line = command_lines(model.name)[command]
+    ran = bisect_trt(*line, "--json", "r.json", cwd=here)
+    assert ran.status == (1 if command == "run" else 0), ran.err
+    assert "internal error" not in ran.err
+    result = read_json(here / "r.json")
+    assert result["model"]["path"] == model.name
+    report = here / result["artifacts"]["report"]
+    assert report.read_text(encoding="utf-8").startswith("<!")
+
+
+def test_a_check_is_given_paths_that_are_no_text(here: Path) -> None:
+    chain(here / "model.onnx")
+    folder = here / os.fsdecode(b"d\xff")
+    folder.mkdir()
+    check = script(folder / "check", f"{has('<1>')} && exit 1; exit 0")
+    ran = bisect_trt("reduce", "model.onnx", "-o", "out.onnx", "--check", check, "{model}", cwd=here)
+    assert (ran.status, node_names(here / "out.onnx")) == (0, ["<1>"]), ran.err
+
+
+def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: Path) -> None:
+    """A name that is a command, a quote and an option, as a stranger may give a file."""
+    name = "-a 'b$(touch owned);`touch owned`.onnx"
+    overflowing(here / "model.onnx").rename(name)
+    ran = cli("diagnose", f"./{name}", "--onnxrt", "--fp16").ended(0)
+    shown = next(line for line in ran.out.splitlines() if line.startswith("To reproduce it: "))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # whose python is this one
+    command = ["sh", "-c", shown.partition(": ")[2]]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 1, done.stderr
+    assert not (here / "owned").exists()
+    (run,) = (here / ".bisect-trt").iterdir()
+    assert re.fullmatch(r"[\w.-]+", run.name)
+    further = next(line for line in ran.out.splitlines() if "to search further: " in line)
+    words = shlex.split(further.partition(": ")[2])
+    assert words == ["bisect-trt", "workaround", str(here / name), "--onnxrt", "--fp16"]
+
+
+# ``view``: the page of a run that has ended, and of one that was killed.
+
+
+def test_a_run_that_has_ended(cli: CommandLine) -> None:
+    cli("reduce", overflowing(Path("model.onnx")), "-o", "small.onnx", *TARGET).ended(0)
+    done = cli("view", "--no-browser").ended(0)
+    text = Path(done.out.splitlines()[-1]).read_text()
+    assert "fails alone (1-minimal)" in text
+    assert 'href="report.html"' in text
+
+
+def test_a_run_that_was_killed_shows_the_best_so_far(tmp_path: Path) -> None:
+    chain(tmp_path / "long.onnx", 40)
+    hangs = "echo >> asked; test $(wc -l < asked) -le 4 || sleep 1000"
+    slow = script(tmp_path / "check.sh", f"{hangs}; if {has(node_tag(7))}; then exit 1; fi")
+    command = [sys.executable, "-m", "bisect_trt"]
+    with subprocess.Popen(
+        [*command, "reduce", "long.onnx", "-o", "o.onnx", "--workers", "1", "-v", "--check", slow, "{model}"],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            assert any(re.match(r"  probe 4 ", line) for line in process.stdout)
+        finally:
+            process.kill()
+    with subprocess.Popen([*command, "view", "--no-browser"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as view:
+        assert view.stdout is not None
+        try:
+            page = next(line.strip() for line in view.stdout if line.strip().endswith(".html"))
+            view.send_signal(signal.SIGINT)
+            assert view.wait(120) == 0
+        finally:
+            view.kill()
+    text = Path(page).read_text()
+    assert re.search(r"<h1>reduce: (\d+) of 40 nodes still fail</h1>", text) is not None
+    assert re.findall(r'<td class="number">(\d)</td><td><b class="fail">', text)[-1] == "1"  # probes, newest first
+
+
+# What ``bisect-trt doctor`` finds: what is there, and, of what crashes or hangs, that it does.
+
+
+@pytest.fixture
+def shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules come before all that is installed."""
+    folder = tmp_path / "shadow"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def see(folder: Path) -> Ran:
+    done = bisect_trt("doctor", "--json", "found.json", cwd=folder)
+    assert done.status == 0, done.err
+    assert done.err == ""
+    return done
+
+
+def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
+    done = see(tmp_path)
+    result = read_json(tmp_path / "found.json")
+    machine = result["environment"]
+    assert (result["command"], result["status"]) == ("doctor", "found")
+    assert all(machine[name] == value for name, value in environment().items() if name != "GPU")
+    assert machine["bisect-trt"] == __version__
+    assert machine["Python"] == platform.python_version()
+    assert machine["onnx"] == onnx.__version__
+    assert machine["numpy"] == np.__version__
+    assert machine["ONNX Runtime"] == onnxruntime.__version__
+    assert machine["execution providers"].split(", ") == onnxruntime.get_available_providers()
+    for name, value in machine.items():
+        assert f"{name}: {value}\n" in done.out
+    assert set(result["targets"]) == {f"--{plugin.name}" for plugin in selectable()}
+    usable = {"--onnxrt"} | ({"--openvino"} if importlib.util.find_spec("openvino") is not None else set())
+    assert {target for target in usable if result["targets"][target] is not None} == set()
+    if importlib.util.find_spec("tensorrt") is None:
+        assert "pip install tensorrt" in result["targets"]["--trt"]
+    for target, missing in result["targets"].items():
+        assert f"{target}: {'yes' if missing is None else f'no: {missing}'}\n" in done.out
+    assert not (tmp_path / ".bisect-trt").exists()
+
+
+def test_two_builds_of_onnx_runtime_in_one_folder_are_a_warning(shadow: Path, tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
+    add_distribution(shadow, "onnxruntime_gpu")
+    assert bisect_trt(*RUN, cwd=tmp_path).err == ""  # the other is in another folder
+    add_distribution(shadow, "onnxruntime")
+    for words in (["doctor"], RUN):
+        done = bisect_trt(*words, cwd=tmp_path)
+        assert (done.status, "pip uninstall -y onnxruntime onnxruntime-gpu" in done.err) == (0, True)
+
+
+def test_without_onnx_runtime_it_says_which_build_to_install(shadow: Path, tmp_path: Path) -> None:
+    (shadow / "onnxruntime.py").write_text("raise ModuleNotFoundError('No module named onnxruntime')")
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
+    done = bisect_trt(*RUN, cwd=tmp_path)
+    assert (done.status, "pip install onnxruntime, or onnxruntime-gpu" in done.err) == (4, True)
+
+
+def add_distribution(folder: Path, name: str) -> None:
+    metadata = folder / f"{name}-{onnxruntime.__version__}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {onnxruntime.__version__}\n")
+
+
+RUN = ("run", "model.onnx", "--onnxrt")
+
+
+MODEL = '<ir_version: 8, opset_import: ["" : 17]> chain (float[4] x) => (float[4] y) { y = Relu(x) }'
+
+
+CRASH = "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+
+
+def test_a_library_that_crashes_is_a_finding(shadow: Path, tmp_path: Path) -> None:
+    (shadow / "onnxruntime.py").write_text(CRASH)
+    see(tmp_path)
+    assert "SIGSEGV" in read_json(tmp_path / "found.json")["targets"]["--onnxrt"]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (CRASH, ["SIGSEGV", "loading"]),
+        ("raise RuntimeError('of another driver')", ["RuntimeError: of another driver"]),
+        ("__version__ = '8.5.0'", ["8.5.0", "8.6"]),
+        ("import sys\nsys.exit('cannot go on')", ["(1)", "cannot go on"]),
+        ("import libnothing", ["'libnothing'", "pip install tensorrt", "LD_LIBRARY_PATH"]),
+    ],
+)
+def test_a_library_that_breaks_is_a_finding(shadow: Path, tmp_path: Path, source: str, says: list[str]) -> None:
+    (shadow / "tensorrt.py").write_text(source)
+    _, missing = examine("trt", tmp_path)
+    assert missing is not None
+    assert all(word in missing for word in says), missing
+
+
+def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 2.0)
+    (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
+    _, missing = examine("trt", tmp_path)
+    assert missing is not None
+    waited = re.match(r"no answer after (\d+\.\d+)", missing)
+    assert waited is not None
+    assert 2 <= float(waited[1]) < 1000
+
+
+def test_the_drivers_own_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    script(tmp_path / "nvidia-smi", 'echo "NVIDIA H200, 580.1, 143771 MiB"; echo "NVIDIA H100, 580.1, 81559 MiB"')
+    assert ask_nvidia_smi() == ["NVIDIA H200, 580.1, 143771 MiB", "NVIDIA H100, 580.1, 81559 MiB"]
+    script(tmp_path / "nvidia-smi", "echo 'No devices were found'; exit 6")
+    assert ask_nvidia_smi() == ()

@@ -1,14 +1,134 @@
-"""The live view at a real terminal, plain lines off it, and the log file."""
+"""A command line on a terminal whose screen can be looked at."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx
+import pyte
 import pytest
-from screens import Terminal
-from support import TARGET, assert_gone, bisect_trt, chain, has, node_names, overflowing, pids, rest_slow, script
+from conftest import CommandLine
+from support import (
+    TARGET,
+    assert_gone,
+    bisect_trt,
+    chain,
+    has,
+    node_names,
+    overflowing,
+    pids,
+    read_json,
+    rest_slow,
+    script,
+)
+
+SECONDS = 240
+
+
+# A session of its own whose terminal this is, so that Ctrl-C arrives; preexec_fn is not for programs with threads.
+FOREGROUND = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+_DECIDES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+
+
+class Program:
+    """A command line on a pseudo-terminal of some size.
+
+    Attributes:
+        process: The command line.
+    """
+
+    def __init__(self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str) -> None:
+        self._master, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        command = [sys.executable, "-c", FOREGROUND, sys.executable, "-m", "bisect_trt", *argv]
+        kept = {name: value for name, value in os.environ.items() if name not in _DECIDES}
+        environment = {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **variables}
+        self.process = subprocess.Popen(command, cwd=folder, stdin=child, stdout=child, stderr=child, env=environment)
+        os.close(child)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What it writes, as it comes, until it ends; maybe nothing yet."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert time.monotonic() < deadline
+            try:
+                yield os.read(self._master, 1 << 16) if select.select([self._master], [], [], 0.1)[0] else b""
+            except OSError:  # what Linux makes of a terminal whose last user has gone
+                return
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+
+class Terminal(Program):
+    """With an emulator that keeps what scrolled by.
+
+    Attributes:
+        raw: All bytes that it wrote.
+        screens: What could be seen after each piece of them, empty lines at the end left out.
+    """
+
+    def __init__(self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str) -> None:
+        super().__init__(folder, *argv, columns=columns, rows=rows, **variables)
+        self.raw = b""
+        self.screens: list[list[str]] = []
+        self._screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def watch(self) -> Iterator[list[str]]:
+        """Each screen as it comes, until the command ends."""
+        for data in filter(None, self.pieces()):
+            self.raw += data
+            for piece in re.split(rb"(?=\r\x1b\[2K)", data):  # what is shown until it is drawn anew, however much came
+                self._stream.feed(piece)
+                self.screens.append(self.visible())
+                yield self.screens[-1]
+
+    def wait(self) -> int:
+        """Watch to the end; the exit status."""
+        for _ in self.watch():
+            pass
+        return self.process.wait(SECONDS)
+
+    @property
+    def cursor_hidden(self) -> bool:
+        return bool(self._screen.cursor.hidden)
+
+    def visible(self) -> list[str]:
+        return "\n".join(line.rstrip() for line in self._screen.display).rstrip().split("\n")
+
+    def text(self) -> str:
+        """All lines, those too that have scrolled out of sight; a line that was wrapped is several."""
+        columns = range(self._screen.columns)
+        above = ["".join(line[place].data for place in columns).rstrip() for line in self._screen.history.top]
+        return "\n".join([*above, *self.visible()])
+
+
+# The live view at a real terminal, plain lines off it, and the log file.
+
 
 STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
 """How the view begins: with the time that the step takes."""
@@ -161,6 +281,8 @@ def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path
 
 PLAIN = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """A locale that has no more than ASCII."""
+
+
 COMMANDS = {
     "reduce": (["-o", "out.onnx"], 60, {}),
     "sweep": (["--shapes", "x:[{2,3},3]"], 60, {"TERM": "dumb", **PLAIN}),
@@ -188,3 +310,149 @@ def test_every_command_keeps_to_its_terminal(terminal: Callable[..., Terminal], 
     # A line of the view that was wrapped would push the view's first line up, and leave it there.
     assert all(sum(map(bool, map(STEP.match, screen))) <= 1 for screen in term.screens)
     assert not term.cursor_hidden
+
+
+# The user as the check, at a real terminal.
+
+
+PROMPT = "[good/bad/skip/undo/quit] "
+
+
+REDUCE = ("reduce", "model.onnx", "-o", "out.onnx", "--json", "r.json", "--no-shrink")
+
+
+class Dialogue(Program):
+    """A command line that asks, and all that it printed."""
+
+    def __init__(self, folder: Path, *argv: str) -> None:
+        super().__init__(folder, *argv, columns=200, TERM="dumb")
+        self.seen = ""
+        self._bytes = b""
+        self._pieces = self.pieces()
+
+    def prompted(self) -> bool:
+        """Read until the next prompt; false if the command ended instead."""
+        known = self.seen.count(PROMPT)
+        for piece in self._pieces:
+            self._bytes += piece
+            self.seen = self._bytes.decode(errors="replace").replace("\r\n", "\n")
+            if self.seen.endswith(PROMPT) and self.seen.count(PROMPT) > known:
+                return True
+        return False
+
+    def converse(self, reply: Callable[[], str]) -> int:
+        """Answer every prompt; the exit status."""
+        while self.prompted():
+            self.type(reply() + "\n")
+        return self.process.wait(SECONDS)
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Callable[..., Dialogue]]:
+    """Starts a command line on a terminal, on a chain of six."""
+    chain(here / "model.onnx", 6)
+    started: list[Dialogue] = []
+
+    def begin(*argv: str) -> Dialogue:
+        started.append(Dialogue(here, *(argv or REDUCE)))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.close()
+
+
+def says(tag: str) -> str:
+    """What an honest user answers who looks for a node."""
+    return "bad" if tag in node_names(Path("bisect_trt_debug.onnx")) else "good"
+
+
+def test_an_honest_user_whose_fingers_slip(start: Callable[..., Dialogue]) -> None:
+    """Junk is asked again; first letters, capitals and spaces do."""
+    junk = iter(["", "yes", "1", "gooood", "b a d", "\x01", "ÿ", "-", "help"])
+    forms = iter(["{}", " {} ", "{}\t"] * 9)
+
+    def reply() -> str:
+        if (slip := next(junk, None)) is not None:
+            return slip
+        form, word = next(forms), says("<3>")
+        return form.format(word[0] if form == "{}" else word.upper())
+
+    dialogue = start()
+    assert dialogue.converse(reply) == 0
+    assert node_names(Path("out.onnx")) == ["<3>"]
+    assert "'gooood' is none of good, bad, skip, undo, quit" in dialogue.seen
+    assert "bisect_trt_debug.onnx" in dialogue.seen
+    assert not Path("bisect_trt_debug.onnx").exists()
+    assert read_json(Path("r.json"))["minimality"] == "1-minimal"
+
+
+def test_skip_is_unresolved(start: Callable[..., Dialogue]) -> None:
+    def reply() -> str:
+        return "bad" if {"<2>", "<3>"} <= {*node_names(Path("bisect_trt_debug.onnx"))} else "skip"
+
+    assert start().converse(reply) == 0
+    assert node_names(Path("out.onnx")) == ["<2>", "<3>"]
+    probes = read_json(Path("r.json"))["probes"]
+    assert probes["pass"] == 0
+    assert probes["unresolved"] > 0
+
+
+def test_undo_takes_answers_back_as_often_as_one_likes(start: Callable[..., Dialogue]) -> None:
+    asked: list[list[str]] = []
+
+    def reply() -> str:
+        asked.append(node_names(Path("bisect_trt_debug.onnx")))
+        truth = says("<4>")
+        if len(asked) == 4:
+            return "good" if truth == "bad" else "bad"  # a slip
+        return "u" if len(asked) in (1, 5, 6, 7) else truth
+
+    dialogue = start()
+    assert dialogue.converse(reply) == 0
+    assert "There is nothing to take back." in dialogue.seen
+    assert "Took back probe 3." in dialogue.seen
+    # Three answers, three times undo: the questions come again, back to the original.
+    assert (asked[5], asked[6], asked[7]) == (asked[3], asked[2], asked[0])
+    assert node_names(Path("out.onnx")) == ["<4>"]
+
+
+@pytest.mark.parametrize("way", ["quit", "end of input", "interrupt"])
+def test_leaving_saves_the_best_so_far(start: Callable[..., Dialogue], way: str) -> None:
+    asked, dialogue = 0, start()
+    while dialogue.prompted():
+        asked += 1
+        # Python's input() shows its prompt a moment before Ctrl-C can end it: what comes that early waits for the line.
+        ends = {"quit": "quit\n", "end of input": "\x04", "interrupt": "\x03\n"}[way]
+        dialogue.type(says("<1>") + "\n" if asked < 4 else ends)
+    assert dialogue.process.wait(SECONDS) == 130
+    assert "Traceback" not in dialogue.seen
+    assert read_json(Path("r.json"))["status"] == "interrupted"
+    assert asked == 4
+    nodes = node_names(Path("out.onnx"))
+    assert "<1>" in nodes
+    assert len(nodes) < 6
+    assert not Path("bisect_trt_debug.onnx").exists()
+
+
+def test_precision_asks_too(start: Callable[..., Dialogue]) -> None:
+    def says_lowered() -> str:
+        model = onnx.load("bisect_trt_debug.onnx")
+        (output,) = next(node.output for node in model.graph.node if node.name == "<3>")
+        return "good" if output == "t3" else "bad"
+
+    dialogue = start("precision", "model.onnx", "--fp16", "-o", "mixed.onnx", "--json", "r.json")
+    assert dialogue.converse(says_lowered) == 0
+    assert [node["name"] for node in read_json(Path("r.json"))["keep_fp32"]] == ["<3>"]
+
+
+def test_one_answer_is_about_all_input_samples(cli: CommandLine, start: Callable[..., Dialogue]) -> None:
+    dialogue = start(*REDUCE, "--iterations", "3")
+    assert dialogue.converse(lambda: says("<1>")) == 0
+    assert "bad on any of the 3 input samples in " in dialogue.seen
+    look = re.search(r"To look at one: bisect-trt (inspect data \S+ --show values)", dialogue.seen)
+    assert look is not None
+    words = look[1].split()
+    assert Path(words[2]).name == "inputs-2.npz"
+    shown = cli(*words)
+    assert (shown.status, "x: float32 [2, 3]" in shown.out) == (0, True)

@@ -11,7 +11,7 @@ import pytest
 from conftest import CommandLine
 from light import Light
 from onnx import helper
-from support import arrays, chain, has, read_json, script
+from support import arrays, chain, has, node_names, read_json, script
 
 TENSOR = helper.make_tensor_value_info
 
@@ -78,3 +78,115 @@ def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) 
     for name, batch in (("one", 1), ("five", 5)):
         (value,) = onnx.load(f"{name}.onnx").graph.input
         assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [batch, 3]
+
+
+# One failure of several: it is reported, and ``--all`` finds each.
+
+
+OPTIONS = ("-o", "out.onnx", "--no-shrink", "--json", "r.json")
+
+
+@pytest.fixture
+def long_model(here: Path) -> Path:
+    return chain(here / "model.onnx", 16)
+
+
+def failing_with_any(*causes: tuple[str, ...]) -> list[str]:
+    """A check that fails while the model has all nodes of one of the sets."""
+    body = " || ".join(f"{{ {has(*cause)}; }}" for cause in causes)
+    return ["--check", "./" + script(Path("check"), f"{{ {body}; }} && exit 1; exit 0"), "{model}"]
+
+
+def names(failure: dict[str, list[dict[str, str]]]) -> list[str]:
+    return [culprit["name"] for culprit in failure["culprits"]]
+
+
+def test_each_is_found(cli: CommandLine, long_model: Path) -> None:
+    causes = [("<1>",), ("<4>", "<7>"), ("<10>", "<12>", "<13>")]
+    result = cli("reduce", long_model, *OPTIONS, "--all", *failing_with_any(*causes)).ended(0).result
+    assert sorted(names(failure) for failure in result["failures"]) == sorted(map(list, causes))
+    assert result["more_failures"] is False
+    assert all(failure["minimality"] == "1-minimal" for failure in result["failures"])
+    assert [failure["reduced"] for failure in result["failures"]] == ["out.onnx", "out-2.onnx", "out-3.onnx"]
+    for failure in result["failures"]:
+        assert node_names(Path(failure["reduced"])) == names(failure)
+        assert Path(failure["reduced"]).with_suffix(".inputs.npz").exists()
+
+
+def test_there_is_a_limit(cli: CommandLine, long_model: Path) -> None:
+    cli("reduce", long_model, *OPTIONS, "--all", *failing_with_any(*((f"<{place}>",) for place in range(16))))
+    result = read_json(Path("r.json"))
+    assert (len(result["failures"]), result["more_failures"]) == (10, True)
+
+
+def test_a_budget_keeps_what_was_found(cli: CommandLine, long_model: Path) -> None:
+    check = failing_with_any(("<2>",), ("<9>",))
+    result = cli("reduce", long_model, *OPTIONS, *check).ended(0).result
+    assert ([names(failure) for failure in result["failures"]], result["more_failures"]) == ([["<2>"]], True)
+    probes = result["probes"]["run"]
+    # Without --all the question is left out where the budget is spent; with it the other failure is missing.
+    assert cli("reduce", long_model, *OPTIONS, "--overwrite", "--max-probes", str(probes - 1), *check).status == 0
+    assert read_json(Path("r.json"))["more_failures"] is None
+    result = (
+        cli("reduce", long_model, *OPTIONS, "--overwrite", "--all", "--max-probes", str(probes + 1), *check)
+        .ended(3)
+        .result
+    )
+    assert (len(result["failures"]), result["more_failures"]) == (1, True)
+    assert node_names(Path("out.onnx")) == names(result["failures"][0])
+
+
+# Checks that fail only sometimes, and answers that could be smaller: what is said of the proof.
+
+
+ALONE = ("-o", "out.onnx", "--no-shrink", "--workers", "1", "--json", "r.json")
+
+
+def changing(first: str, again: str) -> list[str]:
+    """A check that says of a candidate it has seen before what the second condition says."""
+    known = 'sum=$(md5sum < "$1"); grep -qsF "$sum" seen'
+    body = f'if {known}; then {again} && exit 1; else echo "$sum" >> seen; {first} && exit 1; fi; exit 0'
+    return ["--check", "./" + script(Path("check"), body), "{model}"]
+
+
+def test_a_pass_that_does_not_hold_is_said(cli: CommandLine, model: Path) -> None:
+    """The part without the first node passed, and fails when it is asked about again."""
+    ran = cli("reduce", model, *ALONE, *changing(has("<3>", "<7>"), has("<7>")))
+    assert node_names(Path("out.onnx")) == ["<7>"]
+    result = read_json(Path("r.json"))
+    assert "--repeat 20" in result["why"]
+    # What failed alone is proven all the same.
+    assert (ran.status, result["minimality"]) == (0, "1-minimal")
+
+
+def test_a_failure_that_was_seen_once_is_not_put_down_to_serialization(cli: CommandLine, model: Path) -> None:
+    check = script(Path("check"), "[ -e seen ] && exit 0; touch seen; exit 1")
+    ran = cli("reduce", model, *ALONE, "--check", f"./{check}", "{model}")
+    assert (ran.status, "--repeat 20" in ran.error) == (3, True)
+    assert (read_json(Path("r.json"))["status"], Path("out.onnx").exists()) == ("inconclusive", False)
+
+
+def test_the_answer_of_a_measured_check_is_run_as_often_as_the_original(cli: CommandLine, model: Path) -> None:
+    check = script(Path("check"), f"echo >> runs; {has('<3>', '<7>')} && exit 1; exit 0")
+    flaky = cli("reduce", model, *ALONE, "--repeat", "5", "--check", f"./{check}", "{model}").ended(0).result["flaky"]
+    assert flaky["rate"] == 1
+    assert flaky["least_rate"] == pytest.approx(0.01 ** (1 / 5), abs=1e-6)
+    assert len(Path("runs").read_text().splitlines()) >= read_json(Path("r.json"))["probes"]["run"] + 4 + 4
+
+
+def test_a_rate_that_falls_from_the_original_to_the_answer_leaves_no_proof(cli: CommandLine, model: Path) -> None:
+    """The original fails each time, what is cut out of it in every third run."""
+    seldom = f"echo >> runs; [ $(( $(wc -l < runs) % 3 )) = 0 ] && {has('<3>', '<7>')} && exit 1; exit 0"
+    check = script(Path("check"), f"{has(*(f'<{number}>' for number in range(12)))} && exit 1; {seldom}")
+    result = cli("reduce", model, *ALONE, "--repeat", "20", "--check", f"./{check}", "{model}").ended(3).result
+    assert result["minimality"] == "unproven"
+    assert "flaky" in result["why"]
+
+
+def test_measuring_the_original_keeps_to_the_budget(cli: CommandLine, model: Path) -> None:
+    check = script(Path("check"), f"echo >> runs; {has('<3>')} && exit 1; exit 0")
+    words = ["--repeat", "99999999999999999999", "--max-time", "2", "--check", f"./{check}", "{model}"]
+    ran = cli("reduce", model, *ALONE, *words)
+    assert ran.status not in (0, 1)
+    assert "(--max-time 2)" in ran.error
+    assert Path("runs").read_text()

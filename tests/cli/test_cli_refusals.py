@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import shutil
@@ -22,6 +23,7 @@ from support import (
     bisect_trt,
     chain,
     command_lines,
+    has,
     node_names,
     overflowing,
     read_json,
@@ -29,7 +31,11 @@ from support import (
     script,
 )
 
+from bisect_trt.commands.record import system_errors
+from bisect_trt.errors import BisectError, PackageError, ResourceError, kinds
 from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.report.result import Result
+from bisect_trt.targets import find
 from bisect_trt.tensors.saved import save_samples
 
 USAGE, UNAVAILABLE = 2, 4
@@ -323,9 +329,6 @@ def test_it_is_refused(cli: CommandLine, files: Path, code: str, words: list[str
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-# Outputs
-
-
 def test_no_command_starts_without_a_folder_for_its_runs(cli: CommandLine, here: Path) -> None:
     (here / ".bisect-trt").write_text("in the way")
     for line in command_lines(overflowing(here / "m.onnx")).values():
@@ -353,9 +356,6 @@ def test_what_exists_is_written_over_if_that_is_asked_for(cli: CommandLine, file
     assert cli(*argv, "--overwrite").status == 0
     assert Path("there/reproduce.py" if argv[-1] == "there" else argv[-1]).exists()
     assert "values" not in line or arrays("values.inputs.npz")["x"].all()
-
-
-# Models
 
 
 def _truncated(path: Path) -> None:
@@ -437,9 +437,6 @@ def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine) -> 
     assert cli("run", "model-named.onnx", "--onnxrt").status == 0
 
 
-# Precision
-
-
 @pytest.mark.parametrize(
     ("body", "options"),
     [
@@ -470,10 +467,76 @@ def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
     assert "can't open file" in cli(*words).out
 
 
-# Whatever the command
-
-
 def test_verbose_shows_the_traceback(here: Path) -> None:
     ran = bisect_trt("run", "nobody.onnx", *TARGET, "-vv", cwd=here)
     assert ran.status == UNAVAILABLE
     assert all(word in ran.err for word in ("Traceback", "nobody.onnx: no such file"))
+
+
+# Each kind of error has its code; ``test_cli_refusals.py`` tests the codes of wrong options and files.
+
+
+ENDINGS = {
+    "BT1010": "resume",
+    "BT2004": "run unknown.onnx --onnxrt",
+    "BT2005": "run model.onnx --onnxrt --on python=nowhere",
+    "BT3001": "reduce model.onnx -o r.onnx --check true",
+    "BT3002": "reduce model.onnx -o r.onnx --max-probes 1 --workers 1 --check ./check {model}",
+}
+"""Command lines by the code that each ends with."""
+
+
+BASES = {"BT1000", "BT2000", "BT3000"}
+"""Codes of classes that only plug-ins raise."""
+
+
+@pytest.mark.parametrize("code", ENDINGS)
+def test_a_command_ends_with_the_code(cli: CommandLine, here: Path, code: str) -> None:
+    model = here / "model.onnx"
+    chain(model, 4)
+    unknown = onnx.load(model)
+    unknown.graph.node[1].domain = "nowhere"
+    unknown.opset_import.append(onnx.helper.make_opsetid("nowhere", 1))
+    onnx.save(unknown, "unknown.onnx")
+    script(here / "check", f"{has('<2>')} && exit 1; exit 0")
+    words = ENDINGS[code].split()
+    if words == ["resume"]:
+        cli(
+            "reduce",
+            "model.onnx",
+            "-o",
+            "r.onnx",
+            "--max-probes",
+            "1",
+            "--workers",
+            "1",
+            "--check",
+            "./check",
+            "{model}",
+        )
+        model.write_bytes(model.read_bytes() + b"\n")
+        assert cli("resume").code == code
+        return
+    cli(*words[:2], "--json", "r.json", *words[2:])
+    error = read_json(here / "r.json")["error"]
+    assert error["code"] == code
+    assert error["cause"].endswith(".")
+    assert error["remedy"].endswith(".")
+
+
+def test_a_missing_package_a_full_disk_and_a_bug_have_their_codes() -> None:
+    with pytest.raises(PackageError) as missing:
+        find("nowhere")
+    with pytest.raises(ResourceError) as full, system_errors():
+        raise OSError(errno.ENOSPC, "No space left on device", "r.onnx")
+    result = Result("reduce")
+    result.end_early(RuntimeError("unexpected"))
+    codes = {missing.value.code, full.value.code, result.extra["error"]["code"]}
+    assert codes == {"BT2008", "BT2007", "BT9000"}
+
+
+def test_every_code_of_the_package_is_tested() -> None:
+    tested = {f"BT{row[:4]}" for row in REFUSALS.splitlines() if row[:4].isdigit()} | set(ENDINGS) | BASES
+    tested |= {"BT1001", "BT2006", "BT2007", "BT2008", "BT3003", "BT3004", "BT9000"}
+    own: list[type[BisectError]] = [kind for kind in kinds() if kind.__module__.startswith("bisect_trt.")]
+    assert {kind.code for kind in own} - tested == set()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+import yaml
 from conftest import CommandLine
-from support import TARGET, chain, has, node_tag, overflowing, read_json, script
+from hypothesis import given
+from hypothesis import strategies as st
+from support import SHAPE, TARGET, chain, has, node_tag, overflowing, read_json, script
+
+from bisect_trt.report.result import Result, cases_of, write_junit
 
 RUNS = Path(".bisect-trt")
 
@@ -133,3 +143,137 @@ def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: 
     assert cli("report", "old.json").status == 0
     assert sections(Path("report.html")) == ["answer", "findings", "environment"]
     assert "Mul &#39;big&#39;" in Path("report.html").read_text()
+
+
+# JUnit XML, the steps of the action, and the fixture of pytest.
+
+
+ROOT = Path(__file__).parents[2]
+
+
+SEARCHES = ["diagnose", "reduce", "cause", "workaround", "layerwise", "releases"]
+
+
+def test_what_a_status_means_in_ci() -> None:
+    statuses = ("found", "not_reproduced", "inconclusive", "interrupted", "error")
+    for command, status in product([*SEARCHES, "run", "precision", "extract"], statuses):
+        wrong = "found" if command in SEARCHES else "not_reproduced"
+        ((_, verdict, message),) = cases_of(Result(command, status, why="because").to_json())
+        assert verdict == ("error" if status[:2] in ("in", "er") else "failure" if status == wrong else "pass")
+        assert (message == "because") == (verdict != "pass")
+
+
+def test_each_output_of_a_comparison_is_a_case(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    words = ["--onnx-outputs", "mark", "all", "--junit", "junit.xml", "--json", "result.json"]
+    assert cli("run", "model.onnx", *TARGET, *words).status == 1
+    passed = {each["name"]: each["passed"] for each in read_json(here / "result.json")["comparisons"]}
+    suite = ET.parse(here / "junit.xml").getroot()[0]
+    assert {each.attrib["name"]: each.find("failure") is None for each in suite} == passed
+    wrong = sum(not each for each in passed.values())
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == (str(len(passed)), str(wrong))
+
+
+def test_a_run_without_an_answer_is_an_error(cli: CommandLine, here: Path) -> None:
+    assert cli("run", "missing.onnx", "--onnxrt", "--junit", "junit.xml").status == 4
+    suite = ET.parse(here / "junit.xml").getroot()[0]
+    assert (suite.attrib["errors"], suite.attrib["failures"]) == ("1", "0")
+    assert cli("run", chain(here / "model.onnx"), "--onnxrt", "--junit", "missing/junit.xml").status == 2
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    culprits = [{"name": text, "op": text, "outputs": [text]}]
+    path = tmp_path_factory.getbasetemp() / "junit.xml"
+    write_junit(Result("reduce", "found", why=text, culprits=culprits, minimality="1-minimal").to_json(), path)
+    assert len(ET.parse(path).getroot()[0]) == 1
+
+
+class Action:
+    """The action, its steps run as the runner runs them."""
+
+    def __init__(self, folder: Path, **given: str) -> None:
+        plain: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+        self.folder, self.plain = folder, plain
+        self.inputs = {name: str(each.get("default", "")) for name, each in plain["inputs"].items()} | given
+        self.outputs: dict[str, dict[str, str]] = {}
+        self.said = ""
+
+    def fill(self, text: str) -> str:
+        for name, value in self.inputs.items():
+            text = text.replace(f"${{{{ inputs.{name} }}}}", value)
+        for step, said in self.outputs.items():
+            for name, value in said.items():
+                text = text.replace(f"${{{{ steps.{step}.outputs.{name} }}}}", value)
+        return text
+
+    def wanted(self, step: dict[str, Any]) -> bool:
+        status = self.outputs.get("compare", {}).get("status")
+        known = {
+            "inputs.install != 'none'": self.inputs["install"] != "none",
+            "steps.compare.outputs.status == '1'": status == "1",
+        }
+        return known[step["if"]] if "if" in step else True
+
+    def run(self) -> int:
+        """All steps that are commands; the status of the last."""
+        status = 0
+        for step in self.plain["runs"]["steps"]:
+            if "run" not in step or not self.wanted(step):
+                continue
+            assert "${{" not in step["run"], "an input that is pasted into a script is run"
+            (self.folder / "output").write_text("")
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            known = {name: self.fill(value) for name, value in step.get("env", {}).items()}
+            (self.folder / "step.sh").write_text(step["run"])
+            done = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", "step.sh"],
+                cwd=self.folder,
+                env={**os.environ, "PATH": path, "GITHUB_OUTPUT": str(self.folder / "output"), **known},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.said += done.stdout + done.stderr
+            lines = (self.folder / "output").read_text().splitlines()
+            self.outputs[step.get("id", "")] = dict(line.split("=", 1) for line in lines)
+            status = done.returncode
+            if status:
+                break
+        return status
+
+
+def test_the_action_leaves_a_reproducer_and_ends_as_the_comparison(here: Path) -> None:
+    overflowing(here / "my model.onnx")
+    action = Action(here, model="my model.onnx", options="--onnxrt --fp16 --seed 3", install="none")
+    assert action.run() == 1, action.said
+    assert action.outputs["compare"] == {"status": "1"}
+    assert action.outputs["diagnose"] == {"reproducer": "bisect-trt-results/reproducer.zip"}
+    left = {path.name for path in (here / action.inputs["folder"]).iterdir()}
+    files = {f"{command}.{kind}" for command in ("run", "diagnose") for kind in ("json", "xml", "html")}
+    assert left >= files | {"reproducer.zip", "reproducer"}
+
+
+def test_the_action_does_not_run_what_its_inputs_say(here: Path) -> None:
+    chain(here / "model.onnx")
+    options = "--onnxrt $(touch run-1) `touch run-2` ; touch run-3"
+    assert Action(here, model="model.onnx", options=options, install="none").run() == 2
+    assert not list(here.glob("run-*"))
+
+
+def test_the_action_passes_where_everything_matches(here: Path) -> None:
+    chain(here / "model.onnx")
+    np.savez(here / "my inputs.npz", x=np.ones(SHAPE, np.float32))
+    action = Action(here, model="model.onnx", options="--onnxrt --load-inputs 'my inputs.npz'", install="none")
+    assert action.run() == 0, action.said
+    assert "diagnose" not in action.outputs
+
+
+def test_pytest_has_the_fixture(here: Path) -> None:
+    overflowing(here / "model.onnx")
+    lines = ["def test_right(assert_matches):", "    assert_matches('model.onnx')"]
+    lines += ["def test_wrong(assert_matches):", "    assert_matches('model.onnx', fp16=True)"]
+    (here / "test_model.py").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "pytest", "-p", "bisect_trt.pytest_plugin", "-q", "test_model.py"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 import resident
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import arrays, read_json
+from support import TARGET, arrays, chain, node_names, read_json, script
+
+import bisect_trt
 
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
@@ -146,3 +150,250 @@ def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:
     status, result, said = unsteady(here, "sweep", model, *argv)
     assert status == 0, said
     np.testing.assert_array_equal(arrays(result["artifacts"]["inputs"])["x"], rows[[0, 1, 2, 0, 1]])
+
+
+# Failures that need a dynamic model: pieces of it keep their dimensions free, and the answer those that it needs.
+
+
+def write_free(path: Path) -> Path:
+    """A network over [n, m, 8] that puts rows and columns together in the middle, where the bad node is."""
+    weight = np.random.default_rng(3).standard_normal((8, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="project"),
+        helper.make_node("Reshape", ["h", "rows"], ["flat"], name="flatten"),
+        helper.make_node("Relu", ["flat"], ["r"], name="bad"),
+        helper.make_node("Shape", ["x"], ["shape"], name="shape"),
+        helper.make_node("Reshape", ["r", "shape"], ["back"], name="unflatten"),
+        helper.make_node("Tanh", ["back"], ["y"], name="squash"),
+    ]
+    weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([-1, 8]), "rows")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m", 8]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def unsteady_free(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
+    """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
+    ran = resident.unsteady(*argv, "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
+    return ran.status, read_json(here / "r.json"), ran.out + ran.err
+
+
+def free_dimensions(path: Path) -> dict[str, list[str]]:
+    inputs = onnx.load(str(path)).graph.input
+    return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs}
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return write_free(here / "model.onnx")
+
+
+def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model: Path) -> None:
+    argv = ["--unsteady", "--fault", "free:5", "--input-shapes", "x:[6,2,8]"]
+    status, result, said = unsteady_free(here, "reduce", model, "-o", "out.onnx", *argv)
+    assert status == 0, said
+    assert node_names(here / "out.onnx") == ["bad"]
+    ((name, dims),) = free_dimensions(here / "out.onnx").items()
+    assert name == "flat"
+    assert [bool(dim) for dim in dims] == [True, False]
+    # Cut to a batch below 5 it would not fail, and one column shows it as well as eight.
+    rows = arrays(here / "out.inputs.npz")["flat"].shape[0]
+    assert 5 <= rows <= 12
+    dynamic = result["dynamic"]
+    assert dynamic["needed"]
+    assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": rows}]]
+    argv = ["--unsteady", "--fault", "free:5", "--load-inputs", "out.inputs.npz"]
+    status, ran, said = unsteady_free(here, "run", "out.onnx", *argv)
+    assert (status, ran["free_dimensions"]) == (1, True), said
+    assert [entry["passed"] for entry in ran["comparisons"]] == [False]
+
+
+def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here: Path, model: Path) -> None:
+    proto = onnx.load(str(model))
+    proto.graph.node[4].name, proto.graph.node[2].name = "bad", "relu"
+    onnx.save(proto, str(model))
+    argv = ["--unsteady", "--fault", "fused:5", "--input-shapes", "x:[6,1,8]"]
+    status, result, said = unsteady_free(here, "diagnose", model, "-o", "out", *argv)
+    assert status == 0, said
+    assert {culprit["name"] for culprit in result["culprits"]} == {"bad", "squash"}
+    assert [way["kind"] for way in result["workarounds"] if way["passes"]] == ["barrier"], said
+    assert free_dimensions(here / "out/patched.onnx") == {"x": ["n", "m", ""]}
+    command = [sys.executable, "out/reproduce.py"]
+    assert subprocess.run(command, cwd=here, env=resident.surroundings(), check=False).returncode == 1
+
+
+def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(here: Path, model: Path) -> None:
+    argv = ["--unsteady", "--fault", f"unless:{here / 'out/model.onnx'}", "--input-shapes", "x:[2,1,8]"]
+    status, result, said = unsteady_free(here, "diagnose", model, "-o", "out", *argv)
+    assert (status, result["workarounds"]) == (3, []), said
+    assert "re-check" in result["why"]
+    assert "flaky" in result["why"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_sample_without_elements_shows_nothing(cli: CommandLine) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "empty.onnx")
+    ran = cli("diagnose", "empty.onnx", "--onnxrt", "--input-shapes", "x:[0,3]").ended(1)
+    assert "other inputs: 'y' has no elements" in ran.out + ran.err
+
+
+def test_what_passes_both_ways_does_not_reproduce(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--input-shapes", "x:[6,2,8]", "--json", "r.json").ended(1)
+    assert "the failure does not reproduce on the original model" in ran.err + ran.out
+    journal = Path(read_json(Path("r.json"))["artifacts"]["run"]) / "journal.jsonl"
+    asked = [entry for entry in map(json.loads, journal.read_text().splitlines()) if entry["event"] == "verdict"]
+    # Each is looked at once, as nobody asked for more. What was started ahead may have ended too, and is not asked.
+    assert [entry["runs"] for entry in asked] == [1, 1]
+
+
+# ``samples``: which of many inputs fail, and the smallest that still fails.
+
+
+GUILTY = 17
+"""The one token whose embedding is past fp16 when it is squared."""
+
+
+@pytest.fixture
+def tokens(here: Path) -> Path:
+    """Root of the sum of squares of embeddings of [n, s] tokens; samples of different lengths beside it."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((50, 8)).astype(np.float32)
+    table[GUILTY] = 300
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="embed"),
+        helper.make_node("Mul", ["e", "e"], ["squares"], name="square"),
+        helper.make_node("ReduceSum", ["squares", "axis"], ["sum"], keepdims=0, name="sum"),
+        helper.make_node("Sqrt", ["sum"], ["y"], name="root"),
+    ]
+    weights = [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array([2]), "axis")]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "s"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "s"])
+    graph = helper.make_graph(nodes, "g", [ids], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "model.onnx")
+    for number in range(1, 13):
+        values = rng.integers(1, 50, (2, int(rng.integers(3, 12))))
+        values[values == GUILTY] = 18
+        if number in (3, 6, 8, 12):
+            values[1, 2] = GUILTY
+        np.savez(here / f"x-{number}.npz", ids=values)
+    return here / "model.onnx"
+
+
+def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Path) -> None:
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "x.npz", "--json", "r.json").ended(0)
+    found = ran.result
+    samples = found["samples"]
+    assert (samples["failing"], samples["total"], samples["unresolved"]) == ([3, 6, 8, 12], 12, [])
+    np.testing.assert_array_equal(arrays("minimal-input.npz")["ids"], [[GUILTY]])
+    least = samples["minimal_input"]
+    assert (least["kept"], least["minimality"], found["minimality"]) == (1, "1-minimal", "1-minimal")
+    assert least["elements_kept"] == [{"input": "ids", "index": [0, 0], "value": GUILTY}]
+    # What it says shows the failure does.
+    assert f"To reproduce it: {least['command']}" in ran.out
+    assert cli(*shlex.split(least["command"])[1:]).status == 1
+
+
+def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path) -> None:
+    Path("seen.py").write_text(
+        f"import numpy, sys\nsys.exit(int((numpy.load(sys.argv[1])['ids'] == {GUILTY}).any()))\n", "utf-8"
+    )
+    check = script(here / "check.sh", 'python seen.py "$1"')
+    options = ["--load-inputs", "x.npz", "--json", "r.json", "--max-probes", "15"]
+    result = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}").ended(3).result
+    least = result["samples"]["minimal_input"]
+    assert (result["status"], least["minimality"]) == ("inconclusive", "unproven")
+    assert "the budget is spent (--max-probes 15)" in least["why"]
+    assert (arrays("least.npz")["ids"] == GUILTY).any()
+    assert "--check" in least["command"]
+    options[-1] = "2"
+    ran = cli("samples", tokens, "-o", "none.npz", *options, "--check", check, "{inputs}")
+    seen = read_json(Path("r.json"))["samples"]
+    assert (ran.status, [each["sample"] for each in seen["each"]]) == (3, [1, 2])
+    assert f"So far {len(seen['failing'])} of 2 samples fail" in ran.out
+    assert not Path("none.npz").exists()
+
+
+def test_nan_inf_and_conditions_are_said_as_json_and_options_have_them(cli: CommandLine, here: Path) -> None:
+    """Of a NaN and an Inf in one sample the check needs both; it says so in a word that has to be among what is run again."""
+    model = chain(here / "m.onnx")
+    (here / "check.py").write_text(
+        "import sys, numpy\nx = numpy.load(sys.argv[1])['x']\n"
+        "print('odd' if numpy.isnan(x).any() and numpy.isinf(x).any() else 'fine'); sys.exit(3)\n"
+    )
+    shape = [int(dim.dim_value) for dim in onnx.load(model).graph.input[0].type.tensor_type.shape.dim]
+    x = np.ones(shape, np.float32)
+    x.flat[:2] = np.nan, -np.inf
+    np.savez("x.npz", x=x)
+    check = ["--fail-regex", "odd", "--check", f"{sys.executable} check.py {{inputs}}"]
+    cli("samples", model, "--load-inputs", "x.npz", "--json", "r.json", *check).ended(0)
+    least = read_json(Path("r.json"))["samples"]["minimal_input"]
+    assert {each["value"] for each in least["elements_kept"]} == {"nan", "-inf"}
+    assert "--fail-regex odd --check" in least["command"]
+
+
+def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Path) -> None:
+    """A check that fails the first time it sees an input, and then never again."""
+    (here / "check.py").write_text(
+        "import sys, hashlib, pathlib\n"
+        "seen = pathlib.Path(hashlib.sha256(pathlib.Path(sys.argv[1]).read_bytes()).hexdigest())\n"
+        "first = not seen.exists(); seen.touch(); sys.exit(first)\n"
+    )
+    check = ["--workers", "1", "--check", f"{sys.executable} check.py {{inputs}}"]
+    ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check).ended(3)
+    least = ran.result["samples"]["minimal_input"]
+    assert "flaky" in least["why"]
+    assert least["command"].startswith("bisect-trt repeat")
+    assert f"To measure how often it fails: {least['command']}" in ran.out
+
+
+DOUBLES = [np.linspace(-1, 1, 2 * rows).reshape(rows, 2) for rows in (3, 4, 5)]
+
+
+for _values in DOUBLES[:2]:
+    _values[-1, 1] = -0.0
+
+
+WORDS = [
+    np.array(each)
+    for each in ([["a", "bc"]], [["odd", "a"], ["bc", "d"]], [["d", "e"]], [["e", "bc"], ["a", "odd"]], [["bc", ""]])
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "failing", "index", "value"),
+    [(TensorProto.DOUBLE, DOUBLES, [1, 2], [2, 1], "-0.0"), (TensorProto.STRING, WORDS, [2, 4], [0, 0], "odd")],
+)
+def test_a_negative_zero_is_no_zero_and_strings_are_values(
+    here: Path, dtype: int, values: list[np.ndarray], failing: list[int], index: list[int], value: str
+) -> None:
+    """Both inputs have rows without a name for their number, side by side: they have to have as many."""
+    ends = [helper.make_tensor_value_info(name, dtype, [None, 2]) for name in "aby"]
+    node = helper.make_node("Concat", ["a", "b"], ["y"], axis=1, name="join")
+    graph = helper.make_graph([node], "g", ends[:-1], ends[-1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "joined.onnx")
+
+    def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
+        b = inputs["b"]
+        return "odd" in b if dtype == TensorProto.STRING else bool(np.any((b == 0) & np.signbit(b)))
+
+    samples = [{"a": np.flip(each), "b": each} for each in values]
+    found = bisect_trt.samples("joined.onnx", fails, inputs=samples, output=here / "least.npz")
+    told = found.extra["samples"]
+    assert (told["failing"], found.minimality) == (failing, "1-minimal")
+    (kept,) = told["minimal_input"]["elements_kept"]
+    assert (kept["input"], kept["index"], str(kept["value"])) == ("b", index, value)
+
+
+def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:
+    np.savez(here / "good.npz", ids=np.ones((2, 3), np.int64))
+    np.savez(here / "none.npz", ids=np.full((2, 3), 99))
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz").ended(1)
+    assert "none of the 1 samples fails." in ran.err + ran.out
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "none.npz").ended(4)
+    assert "no sample has a verdict: the reference does not run it" in ran.err
+    Path("minimal-input.npz").write_bytes(b"mine")
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz").ended(2)
+    assert "minimal-input.npz exists" in ran.err

@@ -13,7 +13,7 @@ import onnx.inliner
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 from packaging.version import Version
 from support import bisect_trt as command_line
 from support import rest_slow
@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning"),
     pytest.mark.usefixtures("here"),  # runs are kept where one works
 ]
+
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -237,9 +239,17 @@ PAIR = [
     helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
     helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
 ]
+
+
 SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8)}
+
+
 FLOAT = graph([helper.make_node("Tanh", ["x"], ["y"])], {})
+
+
 PASSES = graph([*PAIR, helper.make_node("Tanh", ["d"], ["y"])], SCALE)
+
+
 INTEGER = graph(
     [
         PAIR[0],
@@ -251,6 +261,8 @@ INTEGER = graph(
 
 
 TABLE: Arrays = {**SCALE, "w": np.ones((14, 8), np.int8)}
+
+
 LOOKED_UP = graph(
     [
         helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT64),
@@ -259,6 +271,8 @@ LOOKED_UP = graph(
     ],
     TABLE,
 )
+
+
 JOINED = graph(
     [
         PAIR[0],
@@ -298,6 +312,8 @@ def calling(depth: int = 1) -> onnx.ModelProto:
 NBITS = graph(
     [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=8, N=2, bits=4)], TABLE
 )
+
+
 NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
@@ -445,3 +461,67 @@ def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
     assert found["candidate"] >= 34
     kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
     assert kept == bad
+
+
+# What a scale needs room for: what the readers of a tensor see of it, and not a mask; and where no scale has room for all.
+
+
+ROWS, WIDTH, LARGEST = 6, 16, 300.0
+
+
+def pair(tensor: str) -> str:
+    """A tensor quantized and dequantized, by a scale of its own."""
+    return f"{tensor}q = QuantizeLinear({tensor}, {tensor}s, z) {tensor}d = DequantizeLinear({tensor}q, {tensor}s, z)"
+
+
+def searched(
+    path: Path, body: str, scales: dict[str, float], last: float = 1.0, **weights: np.ndarray
+) -> bisect_trt.Result:
+    """What is found in a model of x; scales are how far values of 127 steps reach, and the last sample ``last`` times as far."""
+    outputs = f"float[{ROWS}, {WIDTH}] y"
+    head = '<ir_version: 8, opset_import: ["" : 13]>'
+    model = parser.parse_model(f"{head} g (float[{ROWS}, {WIDTH}] x) => ({outputs}) {{ {body} }}")
+    given = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    given |= {f"{name}s": np.asarray(room / 127, np.float32) for name, room in scales.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in given.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "z"))
+    onnx.save(model, path)
+    rng = np.random.default_rng(1)
+    samples = [{"x": (size * rng.standard_normal((ROWS, WIDTH))).astype(np.float32)} for size in (1.0, 1.0, last)]
+    output = path.with_name("mixed.onnx")
+    return bisect_trt.precision(
+        path, low="int8", target="onnxrt", inputs=samples, output=output, fresh_samples=20, sensitivity=False
+    )
+
+
+RNG = np.random.default_rng(0)
+
+
+FIRST, SECOND = (RNG.standard_normal((WIDTH, WIDTH)) / 4 for _ in range(2))
+
+
+OUTLIER = np.where(np.arange(WIDTH) == 3, LARGEST, 1.0)
+
+
+@pytest.mark.parametrize("reader", rest_slow(["Clip(td, low, high)", "Relu(td)"]))
+def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> None:
+    """ONNX Runtime's quantizer calibrates what is before a Relu to the range of what is behind it."""
+    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} c = {reader} {pair('c')} y = MatMul(cd, v)"
+    top = 6.0 if "Clip" in reader else 24.0
+    found = searched(
+        tmp_path / "model.onnx", body, {"x": 160, "t": top, "c": top},
+        w=np.where(np.arange(WIDTH) < WIDTH // 2, 6, -6) * np.abs(FIRST), v=SECOND, low=np.zeros(()), high=np.full((), 6.0),
+    )  # fmt: skip
+    assert [entry["bad_scales"] for entry in found.extra["keep_fp32"]] == [["xs"]]
+    assert not [
+        each for group in found.extra["groups"] for each in group["tensors"] if each["bad"] and each["scale"] != "xs"
+    ]
+
+
+def test_a_scale_that_does_no_harm_is_named_all_the_same(tmp_path: Path) -> None:
+    """Nothing has to go back to floats; whoever looks for a bad scale wants to know of it."""
+    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} u = Mul(td, tiny) y = Add(xd, u)"
+    found = searched(tmp_path / "model.onnx", body, {"x": 4, "t": 160}, w=FIRST, tiny=np.full((), 1e-4))
+    assert found.status == "not_reproduced"
+    assert [group["suspected"] for group in found.extra["groups"]] == [False, True]
+    assert "the model before quantization (--reference)" in str(found.why)

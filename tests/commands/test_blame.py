@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, chain, overflowing
+from light import Light, tag_light
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from support import SHAPE, chain, node_names, overflowing, read_json, script
 
+import bisect_trt
+from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.commands.minimal_case import (
     by_blame,
     extract_suspect,
+    find_minimum,
     find_suspects,
     named_nodes,
     narrow_held,
 )
 from bisect_trt.commands.reduce import reduce_model
-from bisect_trt.commands.session import Case, Session
+from bisect_trt.commands.session import Case, Session, unless_lost
 from bisect_trt.commands.subject import ModelSettings, Subject
+from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
@@ -32,10 +39,12 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, Prober, Runner
+from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Minimum, Mode, Subset, Verdict
+from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.process import Cancel
@@ -199,3 +208,262 @@ def test_a_part_that_breaks_in_the_same_function_leaves_the_answer_unproven(
         reduce_model(session, Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx"), Search(shrink=False))
     assert sorted(culprit["name"] for culprit in session.result.culprits) == ["<3>", "<7>"]
     assert session.result.minimality == minimality
+
+
+# Any node of any real network, and any two, are found exactly; the check runs in this process to afford many.
+
+
+SEEDS = range(2)
+
+
+def search(model: Path, names: list[str], folder: Path) -> tuple[Minimum, list[str], list[str]]:
+    """What is found, the names of its nodes, and those of the model that they are as one of its own."""
+    check = Needs(tuple(names))
+    with investigating(model, lambda _: check, folder) as session:
+        subject = session.subject
+        session.prober.probe_original(subject.original)
+        minimum = find_minimum(session, Mode.AUTO)
+        found = [culprit["name"] for culprit in subject.describe_searched(minimum.units)]
+        return minimum, found, [node.name for node in subject.cut(minimum.units).proto.graph.node]
+
+
+def joins(light: Light) -> list[str]:
+    """Where branches meet, and the last nodes of the branches."""
+    graph = onnx.load(str(light.path)).graph
+    maker = {name: node.name for node in graph.node for name in node.output}
+    computing = set(light.computing)
+    found = []
+    for node in graph.node:
+        branches = [maker[name] for name in node.input if maker.get(name) in computing]
+        if len(branches) > 1:
+            found += [node.name, *branches]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_exactly_the_required_nodes_are_left(name: str, tmp_path: Path) -> None:
+    light = tag_light(name, tmp_path)
+    cases = [light.choose(count, seed) for count in (1, 2) for seed in SEEDS]
+    cases += [[light.computing[0]], [light.computing[-1]], [light.computing[0], light.computing[-1]]]
+    met = joins(light)
+    if met:
+        cases += [[met[0]], [met[1]], [met[-1]], met[:2], [met[1], met[-1]]]
+    for number, names in enumerate(cases):
+        minimum, found, kept = search(light.path, names, tmp_path / str(number))
+        assert minimum.proven
+        assert sorted(found) == sorted(names)
+        # As a model of its own it is those nodes and makers of weights.
+        assert not (set(kept) - set(names)) & set(light.computing)
+
+
+# Who may be asked for all failures.
+
+
+def test_nobody_is_asked_for_all_failures_at_a_prompt(tmp_path: Path) -> None:
+    path = chain(tmp_path / "model.onnx")
+    console = Console(-1)
+    with Subject(ModelSettings(path), Workspace(tmp_path / "run"), console) as subject:
+        ledger = Ledger(tmp_path)
+        prober = Prober(Runner(PromptCheck(), subject.workspace, subject.reference), ledger)
+        settings = Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx", find_all=True)
+        with pytest.raises(UsageError, match="too many questions for a prompt; give a --check command"):
+            reduce_model(Session(subject, console, Result("reduce"), prober), settings, Search())
+        ledger.close()
+
+
+def tied_and_past_the_largest(path: Path) -> Path:
+    """First a comparison of what is rounded in fp16 with its own value: a tie. Then a product that fp16 cannot hold."""
+    nodes = [
+        helper.make_node("Mul", ["x", "third"], ["m"], name="third"),
+        helper.make_node("Greater", ["m", "edge"], ["above"], name="choice"),
+        helper.make_node("Mul", ["x", "large"], ["l"], name="overflow"),
+        helper.make_node("Div", ["l", "large"], ["y"], name="back"),
+    ]
+    value = np.linspace(1, 2, 8, dtype=np.float32)
+    third = np.float32(1 / 3)
+    weights = {"third": third, "edge": value * third * np.float32(1 + 1e-6), "large": np.float32(6e4)}
+    tensors = [numpy_helper.from_array(np.asarray(each, np.float32), name) for name, each in weights.items()]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [8]),
+        helper.make_tensor_value_info("above", TensorProto.BOOL, [8]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [8]),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    np.savez(path.with_suffix(".npz"), x=value)
+    return path
+
+
+def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> None:
+    """That the rest fails too is said, and ``--all`` finds it."""
+    model = tied_and_past_the_largest(Path("model.onnx"))
+    words = ("diagnose", model, "--onnxrt", "--fp16", "--load-inputs", "model.npz", "--json", "r.json", "-o", "out")
+    ran = cli(*words)
+    assert ran.status == 0, ran.err
+    result = read_json(Path("r.json"))
+    assert (result["fault"]["whose"], result["more_failures"]) == ("tie", True)
+    assert (result["cause"], result["workarounds"]) == ([], [])
+    assert not Path("out/mixed.onnx").exists()
+    cli(*words, "--overwrite", "--all")
+    result = read_json(Path("r.json"))
+    assert "overflow" in [node["name"] for each in result["failures"] for node in each["culprits"]]
+    assert "precision" in [each["fault"]["whose"] for each in result["failures"][1:]]
+
+
+# ``reduce`` with one end of the graph held: what is left has nothing that the other end does not need.
+
+
+node = helper.make_node
+
+
+Ends = tuple[list[str], list[str], list[str]]
+
+
+def save_ends(path: Path, nodes: Sequence[NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> Path:
+    fed = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in inputs]
+    returned = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(list(nodes), "test", fed, returned)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def reducable(path: Path) -> Path:
+    """The model of this name in Polygraphy's tests: two inputs, joined, then two outputs."""
+    nodes = [
+        node("Identity", ["X0"], ["identity_out_0"], name="1"),
+        node("Identity", ["Y0"], ["identity_out_2"], name="3"),
+        node("Add", ["identity_out_0", "identity_out_2"], ["add_out_4"], name="5"),
+        node("Identity", ["add_out_4"], ["identity_out_6"], name="7"),
+        node("Identity", ["add_out_4"], ["identity_out_8"], name="9"),
+    ]
+    return save_ends(path, nodes, ["X0", "Y0"], ["identity_out_6", "identity_out_8"])
+
+
+def branches(path: Path) -> Path:
+    """Three branches from one input; the first two are joined, the third has an output of its own."""
+    nodes = [
+        node("Relu", ["x"], ["stem"], name="stem"),
+        *(node("Neg", ["stem"], [f"a{i}"], name=f"a{i}") for i in range(3)),
+        *(node("Abs", [f"a{i}"], [f"b{i}"], name=f"b{i}") for i in range(3)),
+        node("Add", ["b0", "b1"], ["joined"], name="joined"),
+        node("Split", ["joined"], ["left", "right"], name="split", axis=1),
+        node("Neg", ["left"], ["y"], name="y"),
+        node("Neg", ["right"], ["z"], name="z"),
+    ]
+    return save_ends(path, nodes, ["x"], ["y", "z", "b2"])
+
+
+def has_nodes(*names: str) -> Callable[[Path], bool]:
+    return lambda path: set(names) <= set(node_names(path))
+
+
+def has_output(name: str) -> Callable[[Path], bool]:
+    """Fails while a tensor is an output, or is read on."""
+    return lambda path: name in ends_of(path)[2] or any(name in each.input for each in onnx.load(str(path)).graph.node)
+
+
+def ends_of(path: Path) -> Ends:
+    """Inputs, nodes and outputs."""
+    graph = onnx.load(str(path)).graph
+    return [value.name for value in graph.input], node_names(path), [value.name for value in graph.output]
+
+
+def reduced(model: Path, check: Callable[[Path], bool], **options: Any) -> Ends:
+    result = bisect_trt.reduce(model, check, output="out.onnx", overwrite=True, **options)
+    assert (result.status, result.proven) == ("found", True)
+    onnx.checker.check_model("out.onnx", full_check=True)
+    inputs, nodes, outputs = ends_of(Path("out.onnx"))
+    assert sorted(culprit["name"] for culprit in result.culprits) == sorted(nodes)
+    return sorted(inputs), sorted(nodes), sorted(outputs)
+
+
+STEM = ["a0", "a1", "b0", "b1", "joined", "stem"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "linear"])
+@pytest.mark.parametrize(
+    ("make", "check", "left"),
+    [
+        (reducable, has_nodes("7"), (["X0", "Y0"], ["1", "3", "5", "7"], ["identity_out_6"])),
+        (
+            reducable,
+            has_nodes("7", "9"),
+            (["X0", "Y0"], ["1", "3", "5", "7", "9"], ["identity_out_6", "identity_out_8"]),
+        ),
+        (branches, has_nodes("b1", "a2"), (["x"], ["a1", "a2", "b1", "stem"], ["a2", "b1"])),
+        (branches, has_output("left"), (["x"], sorted([*STEM, "split"]), ["left", "right"])),
+    ],
+)
+def test_with_the_start_held_only_what_leads_to_the_end_stays(
+    make: Callable[[Path], Path], check: Callable[[Path], bool], left: Ends, mode: str, here: Path
+) -> None:
+    assert reduced(make(here / "model.onnx"), check, reduce_inputs=False, mode=mode) == left
+
+
+@pytest.mark.parametrize("mode", ["auto", "linear"])
+@pytest.mark.parametrize(
+    ("make", "check", "left"),
+    [
+        (
+            reducable,
+            has_nodes("1"),
+            (["X0", "identity_out_2"], ["1", "5", "7", "9"], ["identity_out_6", "identity_out_8"]),
+        ),
+        (reducable, has_nodes("7", "9"), (["add_out_4"], ["7", "9"], ["identity_out_6", "identity_out_8"])),
+        (branches, has_nodes("b0"), (["a0", "b1"], ["b0", "joined", "split", "y", "z"], ["y", "z"])),
+        (branches, has_nodes("b2", "y"), (["a2", "left"], ["b2", "y"], ["b2", "y"])),
+    ],
+)
+def test_with_the_end_held_only_what_the_start_leads_to_stays(
+    make: Callable[[Path], Path], check: Callable[[Path], bool], left: Ends, mode: str, here: Path
+) -> None:
+    assert reduced(make(here / "model.onnx"), check, reduce_outputs=False, mode=mode) == left
+
+
+# A failure that rebuilding the model takes away is said to be that, and never searched for to the end.
+
+
+LENGTH = 40
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+@pytest.mark.parametrize("otherwise", [0, 125])
+def test_a_failure_that_is_lost_at_once_is_not_searched_for(
+    cli: CommandLine, here: Path, workers: str, otherwise: int
+) -> None:
+    """The check fails for a weight that no node reads, which no piece has."""
+    model = onnx.load(str(chain(Path("model.onnx"), LENGTH)))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "poison"))
+    onnx.save(model, "model.onnx")
+    # Pieces pass, or break in other ways; all units together pass.
+    whole = f'[ "$(grep -oaE "<[0-9]+>" "$1" | wc -l)" -ge {LENGTH} ]'
+    script(here / "check", f'grep -qa poison "$1" && exit 1\n{whole} && exit 0\nexit {otherwise}')
+    line = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", workers, "--json", "r.json"]
+    ran = cli(*line, "--check", "./check", "{model}")
+    assert ran.status == 3
+    assert "so it cannot be cut" in ran.error
+    result = read_json(Path("r.json"))
+    assert result["status"] == "inconclusive"
+    assert result["probes"]["run"] <= 2 + LENGTH.bit_length() + 1
+    assert not Path("out.onnx").exists()
+
+
+@given(st.integers(1, 200), st.data())
+def test_a_failure_that_survives_is_found_as_before(count: int, data: st.DataObject) -> None:
+    """With one question more at most, where nothing fails until the end."""
+    units = range(count)
+    needed = frozenset(data.draw(st.sets(st.sampled_from(units), min_size=1, max_size=4)))
+    asked: list[Subset] = []
+
+    def ask(chosen: Subset) -> Verdict:
+        asked.append(chosen)
+        return Verdict.FAIL if needed <= chosen else Verdict.PASS
+
+    plain = minimise(units, ask)
+    before, asked[:] = list(asked), []
+    watched = unless_lost(lambda oracle: minimise(units, oracle), ask, frozenset(units))
+    assert (watched.units, watched.proven) == (plain.units, plain.proven)
+    extra = [chosen for chosen in asked if chosen not in before]
+    assert len(extra) <= 1
+    assert extra in ([], [frozenset(units)])

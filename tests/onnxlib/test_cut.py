@@ -8,19 +8,27 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from cutting import Cutter, assert_same, cutter, model_of, run, tensor_info
+from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, model_of, models, run, tensor_info
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from random_models import feeds, models
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import examples
 
-from bisect_trt.onnxlib.cut import Cut, cut, nothing_stored
+from bisect_trt.commands.record import attribute_texts
+from bisect_trt.onnxlib.cut import Cut, Isolated, cut, is_frozen, isolate, nothing_stored
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
+from bisect_trt.tensors.info import TensorInfo
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
 X = tensor_info("x", FLOAT, [2, 3])
+
+
 x = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
+
+
 node = helper.make_node
 
 
@@ -343,3 +351,156 @@ def test_nodes_are_kept_to_the_byte(what: str) -> None:
     piece = cut(Network(model), [1, 2], {}, nothing_stored)
     assert piece.proto.graph.node[0].SerializeToString() == model.graph.node[1].SerializeToString()
     assert (piece.inputs, piece.outputs) == (("a",), ("y",))
+
+
+# Every node by itself in one model: fed the reference's values it gives the reference's values.
+
+
+def frozen(cut: Cutter) -> dict[str, Any]:
+    names = (*cut.network.inputs, *cut.network.computed)
+    return {name: cut.values[name] for name in names if name in cut.infos and is_frozen(cut.infos[name])}
+
+
+def isolated(cut: Cutter, names: list[str]) -> Isolated:
+    return isolate(cut.network, names, cut.infos, frozen(cut))
+
+
+def check_alone(cut: Cutter, names: list[str]) -> Isolated:
+    """Hold a model against what it should be."""
+    piece = isolated(cut, names)
+    if not piece.outputs:
+        return piece
+    onnx.checker.check_model(piece.proto)
+    assert set(names) <= set(piece.outputs) | piece.left_out.keys()
+    alone = Network(piece.proto)
+    for index in range(len(alone.nodes)):
+        assert all(alone.constant[parent] for parent in alone.parents(index)), "it reads what another makes"
+    assert not set(piece.fed) & set(cut.network.producer)
+    fed = {name: cut.values[piece.fed.get(name, name)] for name in alone.inputs}
+    assert_same(run(piece.proto, fed), {name: cut.values[name] for name in piece.outputs})
+    return piece
+
+
+@given(models(), st.data())
+def test_each_node_gives_its_own_values_of_values_that_are_fed(model: ModelProto, data: st.DataObject) -> None:
+    cut = cutter(model, feeds())
+    known = [name for name in cut.network.computed if name in cut.infos]
+    if known:
+        check_alone(cut, known)
+        check_alone(cut, data.draw(st.lists(st.sampled_from(known), min_size=1, unique=True)))
+
+
+def test_wrong_values_that_are_fed_do_not_reach_the_next_node() -> None:
+    names = ["x", "a", "b", "c"]
+    nodes = [helper.make_node("Neg", [names[i]], [names[i + 1]]) for i in range(3)]
+    cut = cutter(model_of(nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["c"]), {"x": feeds()["x"]})
+    piece = isolated(cut, ["a", "b", "c"])
+    fed = {name: cut.values[tensor] for name, tensor in piece.fed.items()}
+    wrong = {name: value + (piece.fed[name] == "a") for name, value in fed.items()}
+    given_back = run(piece.proto, {"x": cut.values["x"], **wrong})
+    assert [name for name in "abc" if not np.array_equal(given_back[name], cut.values[name])] == ["b"]
+
+
+def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["width"]),
+        helper.make_node("Reshape", ["x", "width"], ["flat"]),
+    ]
+    x = np.ones((1, 6), np.float32)
+    model = model_of(nodes, [tensor_info("x", TensorProto.FLOAT, [1, 6])], ["flat"], {"one": np.array([1])})
+    piece = check_alone(cutter(model, {"x": x}), ["shape", "width", "flat"])
+    assert piece.outputs == ("shape", "flat")
+    assert "width" in piece.left_out
+    assert [value.name for value in piece.proto.graph.input] == ["x"]
+    assert piece.fed == {}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "expected"),
+    [
+        (np.int64, (3,), True),
+        (np.int32, (), True),
+        (np.int64, (65,), False),
+        (np.int64, (1, 3), False),
+        (np.bool_, (3,), False),
+        (np.float32, (3,), False),
+        (np.int64, (None,), False),
+        (np.int64, None, False),
+    ],
+)
+def test_what_is_stored(dtype: type, shape: tuple[int | None, ...] | None, expected: bool) -> None:
+    assert is_frozen(TensorInfo("t", np.dtype(dtype), shape)) == expected
+
+
+def test_new_names_are_nobodys() -> None:
+    """Not of a tensor, nor of anything in a body."""
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["a"], ["a_reference_2"])], "b", [], [onnx.ValueInfoProto(name="a_reference_2")]
+    )
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["a_reference"]),
+        helper.make_node("If", ["yes"], ["out"], then_branch=body, else_branch=body),
+    ]
+    model = model_of(
+        nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["out", "a_reference"], {"yes": np.array(True)}
+    )
+    given_values = {"x": feeds()["x"]}
+    cut = Cutter(model, activations(model, given_values))
+    piece = check_alone(cut, ["a", "a_reference", "out"])
+    assert list(piece.fed) == ["a_reference_3"]
+
+
+# The region around some nodes, for any graph: it is near, connected, small, and says what it shows.
+
+
+def adjacent(network: Network, one: int, other: int) -> bool:
+    return one in network.parents(other) or other in network.parents(one)
+
+
+@given(models(), st.data())
+def test_the_nearest_nodes_are_found_however_few_are_asked_for(model: ModelProto, data: st.DataObject) -> None:
+    network = Network(model)
+    centre = data.draw(st.lists(st.sampled_from(network.order), min_size=1, max_size=2, unique=True))
+    most = data.draw(st.integers(1, len(network.nodes) + 1))
+    found = neighbourhood(network, centre, most)
+    assert len(found) == len(set(found)) <= most
+    assert found[: len(centre)] == centre[:most]
+    for place, node in enumerate(found[len(centre) :], len(centre)):
+        assert any(adjacent(network, node, earlier) for earlier in found[:place])
+        assert not network.constant[node]
+    if len(found) < most:  # then nothing is left out: there are no hubs in these models
+        left = {other for node in found for other in network.order if adjacent(network, node, other)} - set(found)
+        assert all(network.constant[node] for node in left)
+
+
+def test_of_a_hub_only_the_nearest_readers_are_followed() -> None:
+    readers = 100
+    nodes = [helper.make_node("Relu", ["x"], ["mask"])]
+    nodes += [helper.make_node("Neg", ["mask"], [f"y{place}"]) for place in range(readers)]
+    info = helper.make_tensor_value_info
+    ends = [info(f"y{place}", TensorProto.FLOAT, [1]) for place in range(readers)]
+    network = Network(helper.make_model(helper.make_graph(nodes, "hub", [info("x", TensorProto.FLOAT, [1])], ends)))
+    assert len(neighbourhood(network, [0], 50)) == 1 + HUB_READERS
+
+
+def test_attributes_are_short_whatever_they_hold() -> None:
+    weight = helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0])
+    node = helper.make_node("Plugin", [], ["y"], axes=[1, -2], alpha=0.1, mode="linear", value=weight)
+    node.attribute.append(AttributeProto(name="state", type=AttributeProto.STRING, s=b"\xff\x00<b>" * 100_000))
+    node.attribute.append(AttributeProto(name="many", type=AttributeProto.INTS, ints=range(10_000)))
+    node.attribute.append(AttributeProto(name="words", type=AttributeProto.STRINGS, strings=[b"a", b"\xff"]))
+    node.attribute.append(AttributeProto(name="none", type=AttributeProto.INTS))
+    texts = attribute_texts(node)
+    assert {name: texts[name] for name in ("axes", "alpha", "mode", "value", "words", "none")} == {
+        "axes": "[1, -2]",
+        "alpha": "0.1",
+        "mode": "linear",
+        "value": "<tensor>",
+        "words": "[a, \ufffd]",
+        "none": "[]",
+    }
+    assert texts["many"].startswith("[0, 1, 2")
+    assert texts["many"].endswith("...]")
+    assert max(map(len, texts.values())) < 150

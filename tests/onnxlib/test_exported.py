@@ -1,20 +1,123 @@
-"""Where a node was written, of what PyTorch's exporters leave in a file; see also tests/truth/from_torch.py."""
+"""What leaves in a bug report: the same model without its prose; with other names and weights, one of the same kind."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from support import TARGET, overflowing, read_json
 
+from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.nodes import Module, module_of
+from bisect_trt.onnxlib.roundings import find_roundings, lows_of
+from bisect_trt.tensors.tolerance import Precision
+
+
+def model_with(weight: TensorProto, op: str = "Add") -> onnx.ModelProto:
+    """``op`` of an input and a weight, inside a function and inside a branch too."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    ends = [helper.make_tensor_value_info(name, weight.data_type, list(weight.dims)) for name in ("first", "last")]
+    body = [helper.make_node(op, ["a", "b"], ["mid"], name="inside"), helper.make_node("Identity", ["mid"], ["c"])]
+    function = helper.make_function("own", "Twice", ["a", "b"], ["c"], body, opsets[:1])
+    unused = helper.make_function("own", "Secret", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opsets[:1])
+    branch = [
+        helper.make_graph(
+            [helper.make_node(kind, ["half"], [f"{kind}_out"])],
+            kind,
+            [],
+            [helper.make_tensor_value_info(f"{kind}_out", weight.data_type, list(weight.dims))],
+        )
+        for kind in ("Neg", "Identity")
+    ]
+    nodes = [
+        helper.make_node("Twice", ["first", weight.name], ["half"], domain="own", name="outside"),
+        helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
+        helper.make_node("If", ["yes"], ["last"], then_branch=branch[0], else_branch=branch[1]),
+    ]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=[function, unused])
+    onnx.checker.check_model(model)
+    return model
+
+
+@given(st.lists(st.floats(-(2.0**90), 2.0**90, width=32), min_size=2, max_size=20))
+def test_weights_are_replaced_in_their_own_range(values: list[float]) -> None:
+    old = np.array(values, np.float32)
+    anonymous = anonymise(model_with(numpy_helper.from_array(old, "weight")))
+    onnx.checker.check_model(anonymous.proto)
+    (weight,) = anonymous.proto.graph.initializer
+    new = numpy_helper.to_array(weight)
+    assert (new.shape, new.dtype) == (old.shape, old.dtype)
+    assert new.min() == pytest.approx(old.min(), rel=1e-6)
+    assert new.max() == pytest.approx(old.max(), rel=1e-6)
+    assert anonymous.kept == ()
+
+
+def test_it_computes_the_same_with_the_same_weights() -> None:
+    old = np.linspace(1, 2, 6, dtype=np.float32).reshape(2, 3)
+    model = model_with(numpy_helper.from_array(old, "weight"))
+    anonymous = anonymise(strip(model))
+    names = anonymous.names
+    anonymous.proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(old, names["weight"]))
+    fed = np.ones((2, 3), np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"first": fed})
+    (got,) = ReferenceEvaluator(anonymous.proto).run([names["last"]], anonymous.rename({"first": fed}))
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_no_name_is_left() -> None:
+    model = strip(model_with(numpy_helper.from_array(np.ones(3, np.float32), "weight")))
+    assert [function.name for function in model.functions] == ["Twice"]
+    content = anonymise(model).proto.SerializeToString()
+    for name in ("first", "last", "half", "weight", "inside", "outside", "mid"):
+        assert name.encode() not in content
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.INT8])
+def test_other_types_of_weights(dtype: int) -> None:
+    weight = helper.make_tensor("weight", dtype, [64], [n % 7 - 3 for n in range(64)])
+    anonymous = anonymise(model_with(weight))
+    (new,) = anonymous.proto.graph.initializer
+    assert (new.data_type, list(new.dims)) == (dtype, [64])
+    values = numpy_helper.to_array(new).astype(np.float64)
+    assert (values.min(), values.max()) == (-3, 3)
+    assert not np.array_equal(values, numpy_helper.to_array(weight).astype(np.float64))
+
+
+def test_what_may_be_an_index_and_what_is_not_finite_stays() -> None:
+    indices = np.array([0, 1, 2], np.int64)
+    anonymous = anonymise(model_with(numpy_helper.from_array(indices, "weight")))
+    np.testing.assert_array_equal(numpy_helper.to_array(anonymous.proto.graph.initializer[0]), indices)
+    mask = np.array([0, -np.inf, 1, np.nan], np.float32)
+    anonymous = anonymise(model_with(numpy_helper.from_array(mask, "weight")))
+    new = numpy_helper.to_array(anonymous.proto.graph.initializer[0])
+    np.testing.assert_array_equal(np.isfinite(new), np.isfinite(mask))
+    assert new[1] == -np.inf
+
+
+def test_weights_that_cannot_be_replaced_are_named() -> None:
+    weight = helper.make_tensor("weight", TensorProto.FLOAT8E4M3FN, [4], [1.0, 2.0, 3.0, 4.0])
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("Cast", ["weight"], ["y"], to=1)], "g", [], [], [weight])
+    )
+    anonymous = anonymise(model)
+    assert anonymous.kept == (anonymous.names["weight"],)
+
+
+# Where a node was written, of what PyTorch's exporters leave in a file; see also tests/truth/from_torch.py.
+
 
 NAMES = st.from_regex(r"[a-z_][a-z_0-9]{0,6}|[0-9]{1,2}", fullmatch=True)
+
+
 PATHS = st.lists(NAMES, max_size=4)
 
 
@@ -107,3 +210,76 @@ def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLin
     assert report.count("/src/torch/norm.py:7") >= 2
     inspected = cli("inspect", "model.onnx", "--show", "layers")
     assert f"path blocks.0.{culprit['name']}, class" in inspected.out
+
+
+# What a model computes in fp16 of itself is not held to fp32's digits, and what it computes in fp32 is.
+
+
+FP16, BF16 = Precision.FP16, Precision.BF16
+
+
+def graph(nodes: list[onnx.NodeProto], kind: int, *weights: TensorProto) -> onnx.GraphProto:
+    value = helper.make_tensor_value_info("x", kind, [4])
+    return helper.make_graph(nodes, "g", [value], [onnx.ValueInfoProto(name=nodes[-1].output[0])], weights)
+
+
+def node(op: str, *names: str, **attributes: Any) -> onnx.NodeProto:
+    *read, made = names
+    return helper.make_node(op, read, [made], **attributes)
+
+
+@pytest.mark.parametrize(("kind", "low"), [(TensorProto.FLOAT16, FP16), (TensorProto.BFLOAT16, BF16)])
+def test_what_is_computed_in_16_bits_and_of_that(kind: int, low: Precision) -> None:
+    nodes = [
+        node("Tanh", "x", "single"),
+        node("Cast", "single", "half", to=kind),
+        node("Transpose", "half", "moved"),
+        node("Cast", "moved", "back", to=TensorProto.FLOAT),
+        node("Add", "back", "x", "sum"),
+        node("Shape", "sum", "size"),
+        node("Exp", "x", "beside"),
+    ]
+    assert lows_of(graph(nodes, TensorProto.FLOAT)) == dict.fromkeys(("half", "moved", "back", "sum"), low)
+
+
+def test_what_is_fed_or_stored_in_16_bits_is_exact() -> None:
+    weight = numpy_helper.from_array(np.ones(4, np.float16), "w")
+    nodes = [
+        node("Reshape", "x", "to", "moved"),
+        node("Cast", "moved", "wide", to=TensorProto.FLOAT),
+        node("Cast", "w", "weight", to=TensorProto.FLOAT),
+        node("Mul", "wide", "weight", "exact"),
+        node("Mul", "moved", "w", "rounded"),
+    ]
+    assert lows_of(graph(nodes, TensorProto.FLOAT16, weight)) == {"rounded": FP16}
+
+
+def test_only_a_model_that_has_such_a_type_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    half = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Cast", "h", "y", to=TensorProto.FLOAT)]
+    onnx.save(helper.make_model(graph(half, TensorProto.FLOAT)), str(path))
+    assert find_roundings(path, {"x": np.ones(4, np.float32)}, lambda _: None)[1] == {"h": FP16, "y": FP16}
+    path.write_bytes(b"no model")
+    assert find_roundings(path, {"x": np.ones(4, np.float32)}, lambda _: None)[1] == {}
+    assert find_roundings(path, {"x": np.ones(4, np.float16)}, lambda _: None)[1] == {}
+
+
+def test_who_rounds_elsewhere_in_fp16_matches(cli: CommandLine) -> None:
+    rng = np.random.default_rng(3)
+    nodes, weights, last = [node("Cast", "x", "t0", to=TensorProto.FLOAT16)], [], "t0"
+    for place in range(6):
+        weights.append(numpy_helper.from_array((rng.standard_normal((16, 16)) / 4).astype(np.float16), f"w{place}"))
+        nodes += [node("MatMul", last, f"w{place}", f"m{place}"), node("Softplus", f"m{place}", f"s{place}")]
+        last = f"s{place}"
+    nodes.append(node("Cast", last, "y", to=TensorProto.FLOAT))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 16]) for name in "xy"]
+    made = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "model.onnx")
+    # NumPy rounds inside of an operator too, and ONNX Runtime computes it in fp32.
+    x = rng.random((8, 16), np.float32)
+    np.savez("x.npz", x=x)
+    outputs: Any = ReferenceEvaluator("model.onnx").run(None, {"x": x})
+    np.savez("y.npz", y=outputs[0])
+    line = ["run", "model.onnx", "--onnxrt", "--load-inputs", "x.npz", "--load-outputs", "y.npz"]
+    assert cli(*line, "--atol", "1e-5", "--rtol", "1e-5").status == 1
+    assert cli(*line).status == 0

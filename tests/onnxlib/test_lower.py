@@ -1,28 +1,213 @@
+"""Models of which some nodes stay in fp32: types, Casts and values, for random models and random nodes."""
+
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from light import LIGHT
 from lowering import (
     FLOAT,
+    FLOAT16,
     HALF_EPSILON,
     INT64,
     LEVELS,
     X900,
+    Array,
     Lowering,
     both,
     checked,
+    computed,
+    evaluate,
+    feeds_for,
     model,
     ops,
     ort_run,
     overflowed,
+    random_models,
     run_as_lowered,
     weight,
+    with_outputs,
 )
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from support import examples
 
-from bisect_trt.onnxlib.emulation import lower_roundtrip
-from bisect_trt.onnxlib.lower import lower_fp16
+from benchmarks.cases import light_model
+from bisect_trt.onnxlib.emulation import emulate, lower_roundtrip, widen_tensor
+from bisect_trt.onnxlib.lower import low_tensor, lower_fp16
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.save import refer_to
+
+
+@both
+def test_ir_3_lists_its_weights_as_inputs(lower: Lowering) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    listed = [("x", FLOAT, (2, 3)), ("w", FLOAT, (1,))]
+    lowered = checked(lower, model(nodes, ["y"], [weight("w", [1e5])], inputs=listed, opset=9, ir=3))
+    assert np.isposinf(run_as_lowered(lower, lowered, {"x": np.zeros((2, 3), np.float32)})["y"]).all()
+
+
+@both
+@pytest.mark.parametrize("mark", [False, True])
+def test_arithmetic_on_shapes_stays_exact(lower: Lowering, mark: bool) -> None:
+    """4097 columns, halved: as fp16 numbers they would be 4096, then 2048. Looking at them changes nothing."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["columns"]),
+        helper.make_node("Cast", ["columns"], ["as_float"], to=FLOAT),
+        helper.make_node("Mul", ["as_float", "half"], ["halved"]),
+        helper.make_node("Ceil", ["halved"], ["up"]),
+        helper.make_node("Cast", ["up"], ["as_int"], to=INT64),
+        helper.make_node("Slice", ["x", "zero", "as_int", "one"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(np.array([n]), name) for n, name in enumerate(("zero", "one"))]
+    source = model(nodes, ["y"], [*weights, weight("half", 0.5)], inputs=[("x", FLOAT, (1, "n"))])
+    source = with_outputs(source, computed(source)) if mark else source
+    assert ort_run(checked(lower, source), {"x": np.zeros((1, 4097), np.float32)})["y"].shape == (1, 2049)
+
+
+@both
+def test_a_mask_made_from_a_shape_is_data(lower: Lowering) -> None:
+    """(1 - mask) * -1e9, filled by a ConstantOfShape: 0 times -Inf is NaN in fp16."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("ConstantOfShape", ["shape"], ["mask"], value=weight("v", [1])),
+        helper.make_node("Sub", ["one", "mask"], ["inverse"]),
+        helper.make_node("Mul", ["inverse", "low"], ["penalty"]),
+        helper.make_node("Add", ["x", "penalty"], ["y"]),
+    ]
+    source = model(nodes, ["y"], [weight("one", 1), weight("low", -1e9)])
+    lowered, x = checked(lower, source), {"x": np.ones((2, 3), np.float32)}
+    assert np.isnan(run_as_lowered(lower, lowered, x)["y"]).all()
+
+
+@both
+def test_resize_keeps_its_scales(lower: Lowering) -> None:
+    """A scale of 1.0001 makes 10001 columns of 10000; fp16 has 1 in its place."""
+    nodes = [helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")]
+    source = model(nodes, ["y"], [weight("scales", [1, 1.0001])], inputs=[("x", FLOAT, (1, 10000))])
+    assert ort_run(checked(lower, source), {"x": np.zeros((1, 10000), np.float32)})["y"].shape == (1, 10001)
+
+
+@both
+def test_indices_that_are_floats_stay_exact(lower: Lowering) -> None:
+    """2049 is no fp16 number."""
+    nodes = [helper.make_node("OneHot", ["x", "depth", "values"], ["hot"]), helper.make_node("Neg", ["hot"], ["y"])]
+    weights = [weight("depth", 2050), weight("values", [0, 1])]
+    source = model(nodes, ["y"], weights, inputs=[("x", FLOAT, (1,))])
+    got = ort_run(checked(lower, source), {"x": np.array([2049], np.float32)})["y"]
+    assert got.shape == (1, 2050)
+    assert np.flatnonzero(got).tolist() == [2049]
+
+
+@both
+def test_what_a_schema_does_not_allow_stays(lower: Lowering) -> None:
+    """NonMaxSuppression takes float32 alone; Range counts; RandomNormalLike's type follows its input or does not."""
+    nodes = [
+        helper.make_node("Range", ["start", "limit", "delta"], ["steps"]),
+        helper.make_node("Add", ["steps", "x"], ["y"]),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["chosen"]),
+        helper.make_node("RandomNormalLike", ["y"], ["noise"], seed=1.0),
+        helper.make_node("Mul", ["noise", "y"], ["noisy"]),
+    ]
+    weights = [
+        weight("start", 0),
+        weight("limit", 3),
+        weight("delta", 1),
+        numpy_helper.from_array(np.array([5]), "most"),
+    ]
+    boxes = [("boxes", FLOAT, (1, 2, 4)), ("scores", FLOAT, (1, 1, 2))]
+    source = model(nodes, ["y", "noise", "noisy", "chosen"], weights, inputs=[("x", FLOAT, (3,)), *boxes])
+    feeds = {
+        "x": np.zeros(3, np.float32),
+        "boxes": np.array([[[0, 0, 1, 1], [5, 5, 6, 6]]], np.float32),
+        "scores": np.ones((1, 1, 2), np.float32),
+    }
+    got = ort_run(checked(lower, source), feeds)
+    assert got["y"].tolist() == [0, 1, 2]
+    assert got["chosen"].shape == (2, 3)
+    assert np.isfinite(got["noisy"]).all()
+
+
+def branch(name: str, op: str) -> onnx.GraphProto:
+    return helper.make_graph(
+        [helper.make_node(op, ["outer", "w"], [name])], name, [], [helper.make_tensor_value_info(name, FLOAT, (2, 3))]
+    )
+
+
+@both
+@pytest.mark.parametrize("flag", [True, False])
+def test_bodies_of_control_flow_capture_outer_tensors(lower: Lowering, flag: bool) -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["outer"]),
+        helper.make_node("If", ["flag"], ["z"], then_branch=branch("t", "Add"), else_branch=branch("e", "Sub")),
+        helper.make_node("Mul", ["z", "w"], ["y"]),
+    ]
+    source = model(nodes, ["y"], [weight("w", 0.3)], inputs=[("x", FLOAT, (2, 3)), ("flag", TensorProto.BOOL, ())])
+    feeds = {"x": np.full((2, 3), 0.3, np.float32), "flag": np.array(flag)}
+    lowered = checked(lower, source)
+    for level in LEVELS:
+        got, full = ort_run(lowered, feeds, level)["y"], ort_run(source, feeds, level)["y"]
+        np.testing.assert_allclose(got, full, rtol=8 * HALF_EPSILON)
+
+
+@both
+def test_functions_of_the_model_and_sequences_are_taken_as_a_whole(lower: Lowering) -> None:
+    twice = helper.make_function(
+        "own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 13)]
+    )
+    nodes = [
+        helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Twice", ["e"], ["t"], domain="own"),
+        helper.make_node("SplitToSequence", ["t"], ["parts"], axis=0),
+        helper.make_node("ConcatFromSequence", ["parts"], ["whole"], axis=0),
+        helper.make_node("Sqrt", ["whole"], ["y"]),
+    ]
+    source = model(nodes, ["whole", "y"], domains=["own"], functions=[twice])
+    got = ort_run(checked(lower, source), {"x": np.ones((2, 3), np.float32)})["y"]
+    np.testing.assert_allclose(got, np.sqrt(2 * np.e), rtol=3 * HALF_EPSILON)
+
+
+@both
+def test_a_type_that_onnx_cannot_infer_may_be_told(lower: Lowering) -> None:
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),
+        helper.make_node("Pow", ["g", "two"], ["p"]),
+        helper.make_node("Sqrt", ["p"], ["y"]),
+    ]
+    source = model(nodes, ["y"], [weight("two", 2.0)], domains=["com.microsoft"])
+    lowered = checked(lower, source, dtypes={"g": FLOAT, "p": FLOAT})
+    if lower is lower_roundtrip:
+        assert overflowed(ort_run(lowered, X900)["y"])
+    else:
+        # Beyond Gelu, Pow is an fp16 node: its operands are cast, though Gelu itself is fp32.
+        power = next(node for node in lowered.graph.node if node.op_type == "Pow")
+        into_power = next(node for node in lowered.graph.node if node.output[0] == power.input[0])
+        assert (into_power.op_type, into_power.attribute[0].i) == ("Cast", FLOAT16)
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_models(name: str) -> None:
+    source = onnx.load(light_model(name))
+    lowered = checked(lower_roundtrip, source)
+    compute = Counter({op: count for op, count in ops(source).items() if op != "Cast"})
+    assert not compute - ops(lowered), "a node was lost"
+    if name in ("squeezenet", "shufflenet", "inception_v2"):
+        weights = {tensor.name for tensor in source.graph.initializer}
+        entry = next(value for value in source.graph.input if value.name not in weights)
+        shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+        got = ort_run(lowered, {entry.name: np.random.default_rng(0).random(shape, np.float32)})
+        assert list(got) == [value.name for value in source.graph.output]
+        for output, value in got.items():
+            assert value.dtype == np.float32
+            assert np.array_equal(value.astype(np.float16).astype(np.float32), value, equal_nan=True), output
 
 
 def pow_sqrt() -> ModelProto:
@@ -103,3 +288,158 @@ def test_weights_and_constants_are_rounded_in_place(lower: Lowering) -> None:
     expected = np.array([[np.inf] * 3, [np.float32(np.float16(third + seventh + tenth))] * 3])
     for level in LEVELS:
         np.testing.assert_allclose(ort_run(lowered, {"x": x}, level)["y"], expected, rtol=2 * HALF_EPSILON)
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(source=random_models(), seed=st.integers(0, 99), level=st.sampled_from(LEVELS))
+def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: int, level: str) -> None:
+    """Node by node: each, as a real fp16 node, makes of the values before it what the round trips have after it."""
+    feeds = feeds_for(seed)
+    emulated = checked(lower_roundtrip, with_outputs(source, computed(source)))
+    onnx.checker.check_model(emulated, full_check=True)
+    types = Network(emulated).element_types
+    inner = [node for node in emulated.graph.node if node.op_type != "Cast"]
+    assert all(types[name] == FLOAT for node in inner for name in (*node.input, *node.output))
+    values = ort_run(emulated, feeds, level)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+    halves = {name: value.astype(np.float16) for name, value in {**values, **feeds, **weights}.items()}
+    for name, value in values.items():
+        assert np.array_equal(halves[name].astype(np.float32), value), f"{name} holds values that fp16 has not"
+    for node in source.graph.node:
+        alone = model(
+            [node],
+            node.output,
+            inputs=[(name, FLOAT16, halves[name].shape) for name in dict.fromkeys(node.input)],
+        )
+        expected = evaluate(alone, {name: halves[name] for name in node.input})
+        for name in node.output:
+            # The evaluator also rounds within a node (sums, exponentials); that error grows with what is summed.
+            scale = max(float(np.abs(halves[read].astype(np.float32)).max()) for read in node.input)
+            scale = max(scale, scale**2 if node.op_type in ("MatMul", "Mul", "Pow") else 0, 1)
+            np.testing.assert_allclose(
+                values[name], expected[name], rtol=4 * HALF_EPSILON, atol=4 * HALF_EPSILON * scale
+            )
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(source=random_models(), seed=st.integers(0, 99))
+def test_real_fp16_models_hold_fp16_from_end_to_end(source: ModelProto, seed: int) -> None:
+    lowered = checked(lower_fp16, source)
+    types = Network(lowered).element_types
+    for node in lowered.graph.node:
+        if node.op_type != "Cast":
+            assert {types[name] for name in (*node.input, *node.output)} == {FLOAT16}, node.op_type
+    outputs = {value.name for value in source.graph.output}
+    assert ops(lowered)["Cast"] <= 2 + len(outputs)
+    rounded = {name: value.astype(np.float16).astype(np.float32) for name, value in feeds_for(seed).items()}
+    for name, value in evaluate(lowered, feeds_for(seed)).items():
+        assert value.dtype == np.float32
+        assert np.array_equal(value, evaluate(lowered, rounded)[name])
+
+
+@settings(deadline=None, max_examples=examples(40))
+@given(source=random_models())
+def test_marking_tensors_changes_no_value(source: ModelProto) -> None:
+    """The same nodes as without, and Casts of what is marked besides."""
+    marked = with_outputs(source, computed(source))
+    before, after = ([n for n in lower_fp16(m).graph.node if n.op_type != "Cast"] for m in (source, marked))
+    assert after == before
+
+
+BFLOAT16 = TensorProto.BFLOAT16
+
+
+LOW = (FLOAT16, BFLOAT16)
+
+
+@st.composite
+def mixed(draw: st.DrawFn) -> tuple[ModelProto, list[str]]:
+    """A model, and the nodes of it to keep, by their first outputs."""
+    source = draw(random_models())
+    names = [first_output(node) for node in source.graph.node]
+    return source, sorted(draw(st.sets(st.sampled_from(names))))
+
+
+def casts(source: ModelProto) -> list[NodeProto]:
+    return [node for node in source.graph.node if node.op_type == "Cast"]
+
+
+def target(cast: NodeProto) -> int:
+    return int(cast.attribute[0].i)
+
+
+def no_cast_is_needless(lowered: ModelProto) -> None:
+    """None undoes another, none is there twice, and each is read."""
+    types = Network(lowered).element_types
+    made = {cast.output[0]: cast for cast in casts(lowered)}
+    for cast in made.values():
+        assert types[cast.input[0]] != target(cast)
+        before = made.get(cast.input[0])
+        assert before is None or types[before.input[0]] != target(cast)
+    assert len({(cast.input[0], target(cast)) for cast in made.values()}) == len(made)
+    read = {name for node in lowered.graph.node for name in node.input} | {value.name for value in lowered.graph.output}
+    assert set(made) <= read
+
+
+def by_hand(source: ModelProto, keep: Collection[str], feeds: dict[str, Array]) -> dict[str, Array]:
+    """Every tensor of a mixed model, each node evaluated alone by NumPy in the type that it should have."""
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+    values: dict[str, Array] = {**feeds, **weights}
+    for node in source.graph.node:
+        kind, dtype = (FLOAT, np.float32) if first_output(node) in keep else (FLOAT16, np.float16)
+        with np.errstate(over="ignore"):
+            given_values = {name: values[name].astype(dtype) for name in node.input}
+        inputs = [(name, kind, value.shape) for name, value in given_values.items()]
+        outputs = [helper.make_tensor_value_info(name, kind, None) for name in node.output]
+        alone = model([node], [], inputs=inputs)
+        alone.graph.output.extend(outputs)
+        values |= evaluate(alone, given_values)
+    return values
+
+
+@settings(max_examples=examples(80))
+@given(case=mixed(), seed=st.integers(0, 99))
+def test_a_mixed_model_is_typed_throughout_and_computes_what_its_nodes_do(
+    case: tuple[ModelProto, list[str]], seed: int
+) -> None:
+    source, keep = case
+    lowered = checked(lower_fp16, source, keep=keep)
+    onnx.checker.check_model(lowered, full_check=True)
+    types = Network(lowered).element_types
+    inner = [node for node in lowered.graph.node if node.op_type != "Cast"]
+    for node, was in zip(inner, source.graph.node, strict=True):
+        assert node.op_type == was.op_type
+        wanted = FLOAT if first_output(was) in keep else FLOAT16
+        assert {types[name] for name in (*node.input, *node.output)} == {wanted}
+    no_cast_is_needless(lowered)
+    expected = by_hand(source, keep, feeds_for(seed))
+    for name, value in evaluate(lowered, feeds_for(seed)).items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, expected[name].astype(np.float32))
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=20))
+def test_bfloat16_is_rounded_as_onnx_runtime_rounds_it(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    there_and_back = [
+        helper.make_node("Cast", ["x"], ["low"], to=BFLOAT16),
+        helper.make_node("Cast", ["low"], ["y"], to=FLOAT),
+    ]
+    expected = ort_run(model(there_and_back, ["y"], inputs=[("x", FLOAT, x.shape)]), {"x": x})["y"]
+    low = low_tensor(x, "x", BFLOAT16)
+    assert (low.data_type, list(low.dims), len(low.raw_data)) == (BFLOAT16, list(x.shape), 2 * x.size)
+    np.testing.assert_array_equal(numpy_helper.to_array(widen_tensor(low, "x")), expected)
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_external_weights_are_stored_in_the_low_precision_or_cast(tmp_path: Path, low: int) -> None:
+    source = model([helper.make_node("Sum", ["x", "w"], ["y"])], ["y"], [weight("w", np.full((2, 3), 1 / 7))])
+    x = {"x": np.zeros((2, 3), np.float32)}
+    expected = ort_run(emulate(lower_fp16(source, low=low), low), x)["y"]
+    (tmp_path / "w.bin").write_bytes(source.graph.initializer[0].raw_data)
+    refer_to(source.graph.initializer[0], "w.bin", 0, 24)
+    assert ops(lower_fp16(source, low=low))["Cast"] == 3
+    stored = lower_fp16(source, low=low, weights=tmp_path)
+    onnx.checker.check_model(stored, full_check=True)
+    assert [tensor.data_type for tensor in stored.graph.initializer] == [low]
+    np.testing.assert_array_equal(ort_run(emulate(stored, low), x)["y"], expected)

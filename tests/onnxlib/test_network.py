@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
 import pytest
-from cutting import model_of, tensor_info
+from cutting import BARE, activations, model_of, run, tensor_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.network import Network, depth_first_order
+from bisect_trt.onnxlib.shapes import (
+    element_dtype,
+    element_type,
+    fix_input_shapes,
+    infer,
+    input_infos,
+    to_info,
+    value_info,
+)
+from bisect_trt.tensors.info import TensorInfo
 
 X = tensor_info("x", TensorProto.FLOAT, [2])
+
+
 node = helper.make_node
+
 
 Graph = list[list[int]]
 
@@ -111,3 +125,169 @@ def test_a_function_that_calls_itself_is_no_endless_question() -> None:
     again = helper.make_function("mine", "Again", [], ["r"], [node("Again", [], ["r"], domain="mine")], opsets)
     nodes = [node("Again", [], ["r"], domain="mine"), node("Add", ["x", "r"], ["y"])]
     assert Network(model_of(nodes, [X], ["y"], domains=["mine"], functions=[again])).constant == [True, False]
+
+
+# Fixed shapes for inputs whose shape is free.
+
+
+FLOAT = TensorProto.FLOAT
+
+
+Shape = Sequence[int | str | None] | None
+
+
+def with_inputs(shapes: Mapping[str, Shape]) -> ModelProto:
+    inputs = [tensor_info(name, FLOAT, shape) for name, shape in shapes.items()]
+    return model_of([node("Sum", list(shapes), ["y"])], inputs, [BARE(name="y")])
+
+
+def fixed(model: ModelProto) -> dict[str, Shape]:
+    return {info.name: info.shape for info in input_infos(Network(model))}
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.lists(st.integers(0, 5) | st.none() | st.sampled_from(["n", "m", ""]), max_size=3) | st.none(),
+        min_size=1,
+    ),
+    st.data(),
+)
+def test_free_dimensions(shapes: dict[str, list[int | str | None] | None], data: st.DataObject) -> None:
+    given_names = data.draw(st.sets(st.sampled_from(sorted(shapes))))
+    given_shapes = {
+        name: data.draw(st.lists(st.integers(0, 9), min_size=len(shape or "?"), max_size=len(shape or "?")))
+        if shape != []
+        else []
+        for name, shape in shapes.items()
+        if name in given_names
+    }
+    model = with_inputs(shapes)
+    assumed = fix_input_shapes(model, given_shapes)
+    named: dict[str, set[int]] = {}
+    for name, sizes in given_shapes.items():
+        for dim, size in zip(shapes[name] or (), sizes, strict=False):
+            if isinstance(dim, str) and dim:
+                named.setdefault(dim, set()).add(size)
+    for name, shape in fixed(model).items():
+        if name in given_shapes:
+            assert shape == tuple(given_shapes[name])
+            assert name not in assumed
+            continue
+        old: Sequence[int | str | None] = (None,) if shapes[name] is None else shapes[name] or ()
+        assert shape is not None
+        assert len(shape) == len(old)
+        for was, dim in zip(old, shape, strict=True):
+            allowed = {was} if isinstance(was, int) else named.get(was or "", {1})
+            assert dim in allowed
+        told = any(not isinstance(dim, int) and (dim or "") not in named for dim in old)
+        assert (name in assumed) == told
+        assert assumed.get(name, shape) == shape
+
+
+def test_another_shape_than_the_fixed_one() -> None:
+    nodes = [node("Relu", ["x"], ["a"]), node("Flatten", ["a"], ["b"]), node("Neg", ["b"], ["y"])]
+    model = model_of(nodes, [tensor_info("x", FLOAT, [1, 2, 3])], [tensor_info("y", FLOAT, [1, 6])])
+    model.graph.value_info.append(tensor_info("b", FLOAT, [1, 6]))
+    assert fix_input_shapes(model, {"x": [1, 2, 3]}) == {}
+    assert len(model.graph.value_info) == 1
+    assert fix_input_shapes(model, {"x": [5, 2, 4]}) == {}
+    # What was declared of the old shape is gone, and the model still is one.
+    onnx.checker.check_model(model, full_check=True)
+    infos = Network(model).infos
+    assert infos["b"].shape == infos["y"].shape == (5, 8)
+    assert run(model, {"x": np.ones((5, 2, 4), np.float32)})["y"].shape == (5, 8)
+    assert activations(model, {"x": np.ones((5, 2, 4), np.float32)})["b"].shape == (5, 8)
+
+
+def test_inputs_that_are_no_tensors() -> None:
+    value = helper.make_tensor_sequence_value_info("s", FLOAT, ["n"])
+    model = model_of([node("SequenceLength", ["s"], ["y"])], [value], ["y"])
+    assert fix_input_shapes(model, {}) == {}
+    with pytest.raises(UsageError, match="'s' is no plain tensor"):
+        input_infos(Network(model))
+    model.graph.input[0].CopyFrom(tensor_info("s", FLOAT, [1]))
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(UnavailableError, match="99"):
+        input_infos(Network(model))
+
+
+@pytest.mark.parametrize("name", TensorProto.DataType.keys())
+def test_every_element_type_there_and_back(name: str) -> None:
+    kind = TensorProto.DataType.Value(name)
+    if name == "UNDEFINED":
+        assert to_info(tensor_info("t", kind, [1])) is None
+        return
+    try:
+        dtype = element_dtype(kind)
+    except UnavailableError as error:
+        assert "ml_dtypes" in str(error) or name in str(error)  # noqa: PT017 - installed or not
+        assert to_info(tensor_info("t", kind, [1])) is None
+        return
+    assert element_type(dtype) == kind
+    value = value_info("t", {"t": TensorInfo("t", dtype, (2, "n", None))}, {})
+    assert value.type.tensor_type.elem_type == kind
+    assert to_info(value) == TensorInfo("t", dtype, (2, "n", None))
+
+
+def test_what_inference_knows() -> None:
+    nodes: list[NodeProto] = [
+        node("Relu", ["x"], ["a"]),
+        node("SplitToSequence", ["a"], ["s"]),
+        node("Mystery", ["a"], ["b"], domain="my"),
+        node("Neg", ["b"], ["y"]),
+    ]
+    model = model_of(nodes, [tensor_info("x", FLOAT, [2])], [tensor_info("y", FLOAT, ["n"])], domains=["my"])
+    network = Network(model)
+    infos = network.infos
+    assert {name: info.shape for name, info in infos.items()} == {"x": (2,), "a": (2,), "y": ("n",)}
+    assert network.inferred["s"].type.WhichOneof("value") == "sequence_type"
+    # It gives up as a whole on a model that it does not know; what is declared is still known.
+    model.opset_import[0].domain = "another"
+    assert Network(model).infos.keys() == {"x", "y"}
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_stretch_by_stretch_inference_finds_the_same(at_once: int) -> None:
+    branch = [
+        helper.make_graph([node("Neg", ["r"], [f"{name}_out"])], name, [], [tensor_info(f"{name}_out", FLOAT, None)])
+        for name in ("then", "else")
+    ]
+    nodes: list[NodeProto] = [
+        node("Constant", [], ["shape"], value_ints=[3, 2]),
+        node("Constant", [], ["yes"], value=helper.make_tensor("yes", TensorProto.BOOL, [], [True])),
+        node("Add", ["x", "w"], ["a"]),
+        node("Reshape", ["a", "shape"], ["r"]),
+        node("SplitToSequence", ["r"], ["s"], axis=0),
+        node("ConcatFromSequence", ["s"], ["c"], axis=0),
+        node("If", ["yes"], ["d"], then_branch=branch[0], else_branch=branch[1]),
+        node("Mystery", ["c"], ["m"], domain="my"),
+        node("Reshape", ["m", "shape"], ["n"]),
+        node("Reshape", ["d", "kept"], ["e"]),
+        node("Double", ["e"], ["y"], domain="my"),
+        node("Relu", ["c"], ["z"]),
+    ]
+    model = model_of(
+        nodes,
+        [tensor_info("x", FLOAT, [2, "n"])],
+        [tensor_info("y", FLOAT, None), tensor_info("z", FLOAT, [None, None])],
+        {"w": np.ones((2, 3), np.float32), "kept": np.array([6], np.int64)},
+        domains=["my"],
+    )
+    double = helper.make_function(
+        "my", "Double", ["i"], ["o"], [node("Add", ["i", "i"], ["o"])], [helper.make_opsetid("", 17)]
+    )
+    model.functions.append(double)
+    model.graph.value_info.append(tensor_info("m", FLOAT, [None, 2]))
+    whole = Network(model).inferred
+    assert whole["s"].type.WhichOneof("value") == "sequence_type"
+    for _ in range(2):
+        found = infer(Network(model), at_once)
+        assert found is not None
+        if "n" in whole:
+            assert [dim.dim_value for dim in found["n"].type.tensor_type.shape.dim] == [3, 2]
+            assert dict(found) == dict(whole)
+        else:  # old releases give up behind an operator that they do not know, of which a stretch has less behind it
+            assert found.keys() >= whole.keys()
+        model.graph.node.reverse()

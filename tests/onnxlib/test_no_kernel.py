@@ -16,13 +16,20 @@ from cutting import model_of, tensor_info
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import has, read_json, script
 
+from bisect_trt.onnxlib import save
+from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.save import WEIGHTS_FILE
 from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.worker.pool import WorkerPool
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
 X = tensor_info("x", FLOAT, [2, 3])
+
+
 WEIGHTS = {
     "most negative": np.array(-(2**63)),
     "minus one": np.array(-1),
@@ -63,6 +70,8 @@ def crashing(reads: str, makes: str) -> list[NodeProto]:
 
 
 x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 raises a signal")
+
+
 KINDS = [custom, unknown, failing, pytest.param(crashing, marks=x86)]
 
 
@@ -203,3 +212,87 @@ def test_nothing_is_cut_at_a_tensor_that_cannot_be_fed(cli: CommandLine, kind: i
         names, warnings = reduced(cli, model, tag, shrink=True)
         assert (names, warnings) == (left, "")
         onnx.checker.check_model("out.onnx", full_check=True)
+
+
+# The same through the command line, where models meet the reference and real checks.
+
+
+def named_node(op: str, reads: str, makes: str) -> onnx.NodeProto:
+    return helper.make_node(op, reads.split(), [makes], name=f"<{makes}>")
+
+
+def reduce(cli: CommandLine, model: ModelProto, tag: str, *options: str) -> tuple[ModelProto, str]:
+    """What a check leaves that fails while a node is there, and the warnings."""
+    onnx.save(model, "model.onnx")
+    check = "./" + script(Path("check"), f"{has(f'<{tag}>')} && exit 1; exit 0")
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--overwrite", *options, "--check", check, "{model}")
+    assert ran.status == 0, ran
+    onnx.checker.check_model("out.onnx", full_check=True)
+    return onnx.load("out.onnx"), ran.err
+
+
+def tags(model: ModelProto) -> list[str]:
+    return [each.name.strip("<>") for each in model.graph.node]
+
+
+def free() -> ModelProto:
+    inputs = [tensor_info("x", FLOAT, ["batch", 3]), tensor_info("z", FLOAT, ["batch", None])]
+    return model_of(
+        [named_node("Relu", "x", "a"), named_node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)]
+    )
+
+
+def input_shapes(model: ModelProto) -> dict[str, list[int]]:
+    return {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in model.graph.input}
+
+
+def test_free_dimensions_without_values(cli: CommandLine) -> None:
+    reduced, warnings = reduce(cli, free(), "a", "--no-shrink")
+    assert input_shapes(reduced) == {"x": [1, 3]}
+    assert "'x' has free dimensions; [1, 3] is used" in warnings
+    assert "'z' has free dimensions; [1, 1] is used" in warnings
+    # A name stands for one size, so it is given once.
+    reduced, warnings = reduce(cli, free(), "a", "--no-shrink", "--input-shapes", "z:[4,3]")
+    assert input_shapes(reduced) == {"x": [4, 3]}
+    assert warnings == ""
+
+
+@pytest.mark.parametrize("kept", ["a", "b", "y"])
+def test_large_weights_are_shared_by_all_candidates(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(30, 30)).astype(np.float32) for name in ("v", "w")}
+    nodes = [named_node("MatMul", "x v", "a"), named_node("Relu", "a", "b"), named_node("MatMul", "b w", "y")]
+    ends = [tensor_info(name, FLOAT, [1, 30]) for name in ("x", "y")]
+    reduced, _ = reduce(cli, model_of(nodes, ends[:1], ends[1:], weights), kept, "--no-shrink")
+    assert tags(reduced) == [kept]
+    assert not external_files(reduced)
+    used = {"a": "v", "y": "w"}.get(kept)
+    assert [tensor.name for tensor in reduced.graph.initializer] == ([used] if used else [])
+    for tensor in reduced.graph.initializer:
+        assert numpy_helper.to_array(tensor).tobytes() == weights[tensor.name].tobytes()
+    (stored,) = here.rglob(WEIGHTS_FILE)
+    assert stored.parent.name == "candidates"
+
+
+def test_nodes_that_only_make_weights_end_as_initializers(cli: CommandLine) -> None:
+    half = np.array([0.5, 1.5], np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(half)),
+        named_node("Exp", "half", "e"),
+        named_node("ConstantOfShape", "two", "zeros"),
+        named_node("Add", "e zeros", "w"),
+        named_node("Add", "x w", "a"),
+        named_node("Neg", "a", "y"),
+    ]
+    ends = [tensor_info(name, FLOAT, [2]) for name in ("x", "y")]
+    model = model_of(nodes, ends[:1], ends[1:], {"two": np.array([2])})
+    reduced, _ = reduce(cli, model, "a", "--no-shrink")
+    assert tags(reduced) == ["a"]
+    (weight,) = reduced.graph.initializer
+    assert weight.name == "w"
+    np.testing.assert_allclose(numpy_helper.to_array(weight), np.exp(half), rtol=1e-6)
+    # Where the failure needs one of them, that is what is left.
+    assert tags(reduce(cli, model, "e", "--no-shrink")[0]) == ["e"]

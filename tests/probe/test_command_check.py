@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import examples
+from support import examples, script
 
 from bisect_trt.errors import UsageError
+from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
 
 IN_FOLDER = settings(
     max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
 NAMES = ("model", "inputs", "golden", "dir")
+
+
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 
 
@@ -122,3 +134,104 @@ def test_output_that_is_no_text_can_be_searched(files: CandidateFiles) -> None:
 def test_a_program_that_has_gone(files: CandidateFiles) -> None:
     with pytest.raises(UsageError, match="gone-since"):
         CommandCheck(("/gone-since",)).run(files)
+
+
+# A check command that is given engines. What builds them is a stand-in, because the real one needs a GPU (tests/gpu).
+
+
+TARGET = TargetSettings(runtime="trt", fp16=True)
+
+
+class Builder(WorkerPool):
+    """Writes what it was asked to keep where an engine would go, or answers as it was told."""
+
+    def __init__(self, folder: Path, answer: Failed | Exception | None = None) -> None:
+        super().__init__(folder)
+        self.answer = answer
+        self.requests: list[BuildEngine | Compare] = []
+
+    def ask(self, request: Any, *_: object, **__: object) -> Any:
+        self.requests.append(request)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        to = request.to if isinstance(request, BuildEngine) else request.target.of(TrtSettings).save_engine
+        if to is not None:
+            Path(to).write_text(" ".join(request.target.keep))
+        return self.answer or (None if isinstance(request, BuildEngine) else Compared())
+
+
+@pytest.fixture
+def engine_files(here: Path) -> CandidateFiles:
+    folder = here / "candidate"
+    folder.mkdir()
+    made = CandidateFiles(folder, folder / "m.onnx", folder / "i.npz", folder / "g.npz", folder / "output.log")
+    return replace(made, keep=("a", "b"))
+
+
+def check(engine_files: CandidateFiles, *words: str, answer: Failed | Exception | None = None) -> EngineCheck:
+    return EngineCheck(Builder(engine_files.folder, answer), TARGET, CommandCheck(words))
+
+
+@pytest.mark.parametrize(("wanted", "ending"), [("a b", Ending.FAILED), ("b", Ending.PASSED)])
+def test_the_command_gets_the_engine_of_what_is_kept(engine_files: CandidateFiles, wanted: str, ending: Ending) -> None:
+    body = f'test "$1" = "$BISECT_TRT_ENGINE" && test "$(cat "$1")" != "{wanted}"'
+    found = check(engine_files, script(engine_files.folder / "check", body), "{engine}").run(engine_files)
+    assert found.ending is ending
+    assert (engine_files.folder / "model.engine").exists() is (ending is Ending.PASSED)
+
+
+def test_the_engine_with_the_fewest_nodes_in_fp32_that_passed_stays(engine_files: CandidateFiles) -> None:
+    """The one of each candidate would fill the disk, and building the best again may give another one."""
+    looks = check(engine_files, script(engine_files.folder / "check", 'test "$(cat "$1")" != "x"'), "{engine}")
+    kept = []
+    for number, keep in enumerate([("a", "b", "c"), ("a", "b"), ("x",), ("c", "d"), ("b",), ("a", "b")]):
+        folder = engine_files.folder / str(number)
+        folder.mkdir()
+        looks.run(replace(engine_files, folder=folder, keep=keep))
+        kept.append([path.read_text() for path in engine_files.folder.glob("*/model.engine")])
+    assert kept == [["a b c"], ["a b"], ["a b"], ["a b"], ["b"], ["b"]]
+
+
+def test_an_engine_that_was_built_before_is_not_built_again(engine_files: CandidateFiles) -> None:
+    made = engine_files.folder / "mixed.engine"
+    made.write_text("made")
+    body = f'test "$1" = "{made.absolute()}" && test "$(cat "$1")" = made'
+    words = (script(engine_files.folder / "check", body), "{engine}")
+    never = Failed("crash", "it crashed (SIGSEGV)", "signal SIGSEGV")
+    assert check(engine_files, *words, answer=never).run(replace(engine_files, engine=made)).ending is Ending.PASSED
+    assert made.exists()
+
+
+def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_there(engine_files: CandidateFiles) -> None:
+    trt = TrtSettings(tactic_sources=("cublas",), plugins=("plugin.so",))
+    pool = Builder(engine_files.folder)
+    looks = BuiltinCheck(pool, replace(TARGET, own=trt), ToleranceOptions(), engine_cache=EngineCache())
+    assert looks.run(engine_files).ending is Ending.PASSED
+    engine = engine_files.folder / "model.engine"
+    assert engine.read_text() == "a b"
+    assert looks.run(replace(engine_files, engine=engine)).ending is Ending.PASSED
+    assert engine.read_text() == "a b"
+    built, loaded = (request.target for request in pool.requests)
+    assert built == replace(TARGET, keep=("a", "b"), own=replace(trt, save_engine=str(engine.absolute())))
+    assert loaded == replace(TARGET, own=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",)))
+    by_hand = (engine_files.folder / "command.txt").read_text()
+    assert f"--load-engine {engine.absolute()}" in by_hand
+    assert "--tactic-sources" not in by_hand
+
+
+def test_without_a_placeholder_it_lies_at_a_fixed_path(engine_files: CandidateFiles) -> None:
+    looks = check(engine_files, script(engine_files.folder / "check", f'test "$(cat {FIXED_ENGINE})" = "a b"'))
+    assert not looks.parallel
+    assert looks.run(engine_files).ending is Ending.PASSED
+
+
+def test_an_engine_that_cannot_be_built_says_nothing_of_the_check(engine_files: CandidateFiles) -> None:
+    refused = Failed("build", "no kernel for it", "build: no kernel")
+    found = check(engine_files, "false", answer=refused).run(engine_files)
+    assert found.ending is Ending.BROKEN
+    assert "no kernel for it" in found.reason
+    crashed = check(engine_files, "false", answer=Failed("crash", "it crashed (SIGSEGV)", "signal SIGSEGV")).run(
+        engine_files
+    )
+    assert crashed.ending is Ending.BROKEN
+    assert "SIGSEGV" in crashed.reason

@@ -1,8 +1,9 @@
-"""Child processes always end, with everything they started."""
+"""Checks that print without end, take all memory, multiply, hide, or write where they should not: each stays contained."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,24 +12,310 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import assert_gone, chain, gone, pids
+from conftest import CommandLine
+from support import assert_gone, chain, gone, has, node_names, pids, read_json, run_check, script
 
+from bisect_trt.errors import UsageError
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.tensors import kernel as memory
 from bisect_trt.worker import process as module
-from bisect_trt.worker.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.worker.process import Cancel, MemoryGate, ProcessEnd, run_to_end
+
+MB = 1 << 20
+
+
+PYTHON = sys.executable
+
+
+def run(body: str, folder: Path, **limits: Any) -> ProcessEnd:
+    return run_to_end(["/bin/sh", "-c", f"cd '{folder}'; {body}"], log=folder / "log", environment={}, **limits)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(0, 0), (999, 999), (2000, 2000), (2001, 2000), (5_000_000, 2000)])
+def test_of_much_output_both_ends_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, kept: int
+) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES", 1000)
+    monkeypatch.setattr(module, "_TAIL_BYTES", 1000)
+    (tmp_path / "made").write_bytes(bytes(number * 7 % 251 for number in range(size)))
+    end = run("cat made", tmp_path)
+    log, made = (tmp_path / "log").read_bytes(), (tmp_path / "made").read_bytes()
+    if not end.left_out:
+        assert size <= 2000
+        assert (log, end.left_out) == (made, 0)
+        return
+    head, tail = log[:1000], log[1000:]
+    assert head == made[:1000]
+    left_out = f"\n[{end.left_out} bytes of output left out here]\n".encode()
+    assert tail.startswith(left_out)
+    tail = tail.removeprefix(left_out)
+    assert made.endswith(tail)
+    assert len(head) + end.left_out + len(tail) == size
+    assert kept / 2 <= len(tail) <= 1000 + len(left_out)
+
+
+def test_a_regex_may_match_in_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES", 1000)
+    monkeypatch.setattr(module, "_TAIL_BYTES", 1000)
+    much = "yes | head -c 500000"
+    regexes = {"fail_regexes": (re.compile("BAD"),)}
+    for body in (f"{much}; echo BAD; {much}", f"{much}; {much}"):
+        for status in (0, 1):
+            outcome = run_check(tmp_path, f"{body}; exit {status}", **regexes)
+            assert outcome.ending is Ending.OTHER
+            assert "bytes of output that are not kept" in outcome.reason
+    assert run_check(tmp_path, f"echo BAD; {much}", **regexes).ending is Ending.FAILED
+    assert run_check(tmp_path, f"{much}; echo BAD", **regexes).ending is Ending.FAILED
+
+
+HOLD = f"{PYTHON} -c 'import time; held = bytearray(b\"x\") * ({{}} << 20); time.sleep({{}})'"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        HOLD.format(400, 100),
+        f"{HOLD.format(400, 100)} & wait",
+        " & ".join([HOLD.format(80, 100)] * 5) + " & wait",
+        f"setsid {HOLD.format(400, 100)}",
+    ],
+    ids=["itself", "a child", "together", "in a session of its own"],
+)
+def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, body: str) -> None:
+    outcome = run_check(tmp_path, body, memory_limit=200 * MB)
+    assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
+    assert outcome.reason == "it took more memory than --memory-limit"
+    assert outcome.seconds < 60
+
+
+def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> None:
+    check = script(here / "check", f"{has('<2>')} && {HOLD.format(300, 100)}; exit 0")
+    model = chain(here / "model.onnx", 4)
+    ran = cli("reduce", model, "-o", "out.onnx", "--memory-limit", "150M", "--check", check, "{model}")
+    assert ran.status == 0, ran.err
+    assert node_names(Path("out.onnx")) == ["<2>"]
+    ran = cli("run", model, "--onnxrt", "--memory-limit", "1M")
+    assert ran.status == 4
+    assert "it took more memory than --memory-limit" in ran.error
+
+
+DAEMON = """
+import os, sys, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+            time.sleep(1000)
+        os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what has lost its parent")
+@pytest.mark.parametrize("killed", [False, True], ids=["to its end", "the driver is killed"])
+def test_daemons_end_with_the_run_whose_check_started_them(tmp_path: Path, killed: bool) -> None:
+    chain(tmp_path / "model.onnx", 6)
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    (tmp_path / "pids").touch()  # a check counts its lines, and may do so before the first daemon has written one
+    wait = "sleep 0.3; " + ("test $(wc -l < pids) -lt 9 || sleep 1000; " if killed else "")
+    body = f"{PYTHON} daemon.py pids; {wait} grep -o x pids; ! ({has('<3>')})"
+    words = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", "1", "--check", script(tmp_path / "check", body)]
+    command = [PYTHON, "-m", "bisect_trt", *words, "{model}"]
+    driver = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    seen: list[int] = []
+    while driver.poll() is None:
+        seen = pids(tmp_path)
+        if killed and len(seen) >= 9:
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+        time.sleep(0.05)
+    assert driver.wait() == (-signal.SIGKILL if killed else 0)
+    assert len(seen) >= 9
+    deadline = time.monotonic() + 60
+    while not all(map(gone, seen)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        'rm "$1"',
+        'rm -r "$(dirname "$1")"',
+        'echo x > "$1"',
+        'touch -r "$1" t; for f in "$(dirname "$(dirname "$1")")"/*/*.onnx; do echo x > "$f"; touch -r t "$f"; done',
+        'for f in "$(dirname "$1")"/*.npz; do : > "$f"; done',
+    ],
+    ids=["its model", "its folder", "over its model", "over all models, times kept", "over its values"],
+)
+def test_what_a_check_does_to_files_changes_no_later_answer(cli: CommandLine, here: Path, damage: str) -> None:
+    model = chain(here / "model.onnx", 8)
+    body = f'test -s "$1" && test -s "$2" || exit 125; {has("<2>", "<5>")}; bad=$?; {damage}; test $bad -ne 0'
+    words = ["--repeat", "3", "--workers", "1", "--json", "r.json"]
+    ran = cli("reduce", model, "-o", "out.onnx", *words, "--check", script(here / "check", body), "{model}", "{inputs}")
+    assert ran.status in (0, 3), ran.err
+    result = read_json(Path("r.json"))
+    assert [node["name"] for node in result["culprits"]] == ["<2>", "<5>"]
+    assert result["probes"]["unresolved"] == 0
+    assert node_names(Path("out.onnx")) == ["<2>", "<5>"]
+
+
+def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, here: Path) -> None:
+    """What passes then is not the original, so it is not said that the failure does not reproduce."""
+    model = chain(here / "model.onnx", 8)
+    others = 'for f in "$(dirname "$(dirname "$1")")"/*/*.onnx; do test "$f" = "$1" || echo x > "$f"; done'
+    body = f"{others}; sleep 2; {has('<2>')} && exit 1; exit 0"
+    ran = cli("reduce", model, "-o", "out.onnx", "--workers", "2", "--check", script(here / "check", body), "{model}")
+    assert ran.status == 2
+    assert "--workers 1" in ran.error
+
+
+def test_what_a_killed_run_was_writing_is_removed_by_the_next(cli: CommandLine, here: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, alive = (here / f".r.json.{os.uname().nodename}.{pid}.tmp" for pid in (dead.pid, os.getppid()))
+    for path in (left, alive):
+        path.write_text("{")
+    assert cli("run", chain(here / "model.onnx", 2), "--onnxrt", "--json", "r.json").status == 0
+    assert (left.exists(), alive.exists()) == (False, True)
+
+
+def test_a_umask_that_takes_all_rights_is_named(here: Path) -> None:
+    (here / "file").write_text("")
+    before = os.umask(0o777)
+    try:
+        with pytest.raises(UsageError, match="umask 022"):
+            Workspace(here / "file" / "run")
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
+def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
+    cli: CommandLine, here: Path, damage: str
+) -> None:
+    model = chain(here / "model.onnx", 8)
+    body = (
+        f'for f in "$(dirname "$1")"/../*/tensors.bin; do printf "{damage}" > "$f"; done; {has("<2>")}; test $? -ne 0'
+    )
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
+    assert ran.status == 4
+    assert "were changed while they were in use; if that was a check, have it write elsewhere" in ran.error
+
+
+def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(memory, "_PROC", root / "proc")
+    monkeypatch.setattr(memory, "_CGROUPS", root / "cgroup")
+
+
+HOST = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n", "proc/vmstat": "oom_kill 2\n"}
+
+
+ROOM = f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n"
+
+
+V2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "cgroup/job/memory.max": "512000\n",
+    "cgroup/job/memory.current": "500000\n",
+    "cgroup/job/memory.stat": "anon 1\ninactive_file 100000\n",
+    "cgroup/job/step/memory.max": "max\n",
+    "cgroup/job/step/memory.current": "5\n",
+    "cgroup/job/step/memory.events": "low 0\noom 9\noom_kill 7\n",
+}
+
+
+V1 = {
+    "proc/self/cgroup": "3:cpu:/\n4:memory:/job\n0::/\n",
+    "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "cgroup/memory/memory.usage_in_bytes": "5\n",
+    "cgroup/memory/job/memory.limit_in_bytes": "300000\n",
+    "cgroup/memory/job/memory.usage_in_bytes": "100000\n",
+    "cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "total", "free", "kills"),
+    [
+        ({}, None, None, 0),
+        (HOST, 1_024_000, 614_400, 2),
+        (HOST | V2, 512_000, 112_000, 7),
+        (HOST | V1, 300_000, 200_000, 5),
+    ],
+    ids=["not said", "the machine", "a control group", "one of version 1"],
+)
+def test_the_limit_of_memory_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], total: int | None, free: int, kills: int
+) -> None:
+    fake_system(tmp_path, monkeypatch, files)
+    assert (memory.total_bytes(), memory.free_bytes(), memory.oom_kills()) == (total, free, kills)
+
+
+def several_at_a_time(gate: MemoryGate, *, alone: bool = False, patience: float = 0.05) -> bool:
+    """Whether of eight who go through two meet, where each waits so many seconds for another."""
+    running, met, changed = 0, False, threading.Condition()
+
+    def go() -> None:
+        nonlocal running, met
+        with gate.turn(alone=alone), changed:
+            running += 1
+            met = met or running > 1
+            changed.notify_all()
+            changed.wait_for(lambda: met, patience)
+            running -= 1
+
+    threads = [threading.Thread(target=go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return met
+
+
+def test_fewer_run_at_a_time_when_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_system(tmp_path, monkeypatch, HOST)
+    gate = MemoryGate()
+    assert several_at_a_time(gate, patience=20)
+    gate.saw(570_000)  # beside the reserve, more than there is
+    assert not several_at_a_time(gate)
+    fake_system(tmp_path, monkeypatch, HOST | V2)
+    assert several_at_a_time(MemoryGate(), patience=20)
+    monkeypatch.setattr(module, "_RESERVE", 0.5)
+    assert not several_at_a_time(MemoryGate())
+
+
+def test_what_was_ended_for_the_want_of_memory_runs_alone() -> None:
+    assert not several_at_a_time(MemoryGate(), alone=True)
+
+
+def test_the_kernel_ends_a_check_before_its_driver(tmp_path: Path) -> None:
+    if not Path("/proc/self/oom_score_adj").exists():
+        pytest.skip("this system has no such score")
+    # The driver says so once it has started it.
+    score = "score=$(cat /proc/self/oom_score_adj)"
+    run(f"until {score}; test $score -ge 500; do sleep 0.01; done; echo $score", tmp_path, timeout=60)
+    assert int((tmp_path / "log").read_text()) >= 500 > int(Path("/proc/self/oom_score_adj").read_text())
+
+
+# Child processes always end, with everything they started.
+
 
 SH = "/bin/sh"
+
+
 FAMILY = """
 sleep 300 & echo $! > child
 (trap '' TERM; sleep 300 & echo $! > grandchild; wait) &
 while ! test -s grandchild; do sleep 0.01; done
 """
-
-
-def run(body: str, folder: Path, *, timeout: float | None = None, cancel: Cancel | None = None) -> ProcessEnd:
-    argv = [SH, "-c", f"cd '{folder}'; {body}"]
-    return run_to_end(argv, log=folder / "log", environment={}, timeout=timeout, cancel=cancel)
 
 
 def run_past_its_time(body: str, folder: Path) -> tuple[ProcessEnd, float]:

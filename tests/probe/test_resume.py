@@ -4,24 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import random
+import threading
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CommandLine
-from fakes import Case, FakeCheck, FakeRun, Killed, build, cases, decisions, journal, scratch
+from fakes import (
+    Algorithm,
+    Case,
+    FakeCheck,
+    FakeRun,
+    Killed,
+    Listening,
+    NoActivations,
+    build,
+    cases,
+    decisions,
+    journal,
+    scratch,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import chain, examples, has, script
+from support import chain, examples, gone, has, rest_slow, script
 
+from benchmarks.flaky import simulate, simulate_in_memory
 from bisect_trt.commands.binding import RUN_FILE
 from bisect_trt.commands.runs import EarlierRun
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
-from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal
+from bisect_trt.probe.ledger import JOURNAL, BudgetSpent, Ledger, read_journal
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.search.oracle import Subset, Units, Verdict
+from bisect_trt.probe.prober import Prober, Runner
+from bisect_trt.probe.speculation import likely_questions
+from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
+from bisect_trt.search.statistics import MOST_PASSES, Flakiness
+from bisect_trt.search.strategy import minimise
+from bisect_trt.worker.process import Cancel
 
 pytestmark = pytest.mark.any_version
 
@@ -164,3 +190,295 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
         ran = cli(command, run)
         assert ran.status == 4
         assert "damaged in line 1" in ran.error
+
+
+# Checks that fail only sometimes: enough passes, no more, and the right answer.
+
+
+def flakiness() -> st.SearchStrategy[Flakiness]:
+    runs = st.integers(2, 60)
+    return runs.flatmap(
+        lambda runs: st.builds(
+            Flakiness, st.just(runs), st.integers(1, runs), st.floats(0.5, 0.9999), st.integers(1, 100)
+        )
+    )
+
+
+def missed(flaky: Flakiness, passes: int) -> float:
+    """The chance that a failing candidate passes so often in a row.
+
+    B(x + m, y) / B(x, y), where Beta(x, y) = Beta(1/2 + passes, 1/2 + failures) is the posterior of the chance of a pass.
+    """
+    x, y = flaky.runs - flaky.failures + 0.5, flaky.failures + 0.5
+    log = math.lgamma(x + passes) - math.lgamma(x) + math.lgamma(x + y) - math.lgamma(x + y + passes)
+    return math.exp(log)
+
+
+@given(flakiness())
+def test_as_many_passes_as_the_posterior_asks_for_and_no_more(flaky: Flakiness) -> None:
+    needed = flaky.passes_needed
+    if flaky.failures == flaky.runs:
+        assert needed == 1
+        return
+    allowed = (1 - flaky.confidence) / flaky.verdicts
+    assert needed == MOST_PASSES or missed(flaky, needed) <= allowed * (1 + 1e-9)
+    assert missed(flaky, needed - 1) > allowed * (1 - 1e-9)
+
+
+@given(flakiness(), st.integers(0, 300))
+def test_the_confidence_that_is_stated_was_reached(flaky: Flakiness, verdicts: int) -> None:
+    reached = flaky.reached(verdicts)
+    assert 0 <= reached <= 1
+    if flaky.failures < flaky.runs and flaky.passes_needed < MOST_PASSES:
+        assert math.isclose(reached, max(1 - verdicts * missed(flaky, flaky.passes_needed), 0), abs_tol=1e-9)
+        if verdicts <= flaky.verdicts:
+            assert reached >= flaky.confidence - 1e-9
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+@pytest.mark.parametrize("verdicts", [1, 5])
+def test_the_error_is_what_is_promised(confidence: float, verdicts: int) -> None:
+    """Monte Carlo: a rate as unknown as the prior has it, 20 runs of the original, then all the verdicts of a search.
+
+    The rate that a user has is one draw; over all rates the share of searches that take a failing candidate for a
+    passing one is at most 1 - confidence.
+    """
+    drawn = random.Random(7)
+    wrong = total = 0
+    while total < 4000:
+        rate = drawn.betavariate(0.5, 0.5)
+        failures = sum(drawn.random() < rate for _ in range(20))
+        if not 0 < failures < 20:  # not reproduced, or taken for steady
+            continue
+        needed = Flakiness(20, failures, confidence, verdicts).passes_needed
+        # Each verdict is wrong where a failing candidate passes every time.
+        wrong += any((1 - rate) ** needed > drawn.random() for _ in range(verdicts))
+        total += 1
+    bound = 1 - confidence
+    assert wrong / total <= bound + 4 * math.sqrt(bound * (1 - bound) / total)
+    # Nor is it far surer than asked for, which would cost runs.
+    if verdicts == 1:
+        assert wrong / total >= bound / 10
+
+
+class FlakyCheck(FakeCheck):
+    """Sees the failure of a failing candidate only sometimes."""
+
+    def __init__(self, culprit: int, rate: float, seed: int) -> None:
+        self.runs = 0
+        drawn = random.Random(seed)
+
+        def predicate(units: Subset) -> Verdict:
+            self.runs += 1
+            return Verdict.FAIL if culprit in units and drawn.random() < rate else Verdict.PASS
+
+        super().__init__(predicate)
+
+
+@pytest.mark.parametrize("required", rest_slow([1, 2]))
+def test_a_wrong_answer_is_hardly_ever_called_proven(required: int) -> None:
+    """Rates from seldom to nearly always; `python -m benchmarks.flaky` makes as many searches as one likes."""
+    ended = []
+    for rate in (0.2, 0.5, 0.8, 0.9, 0.95, 0.99):
+        for seed in range(6):
+            for repeat in (1, 5, 20):
+                with scratch() as folder:
+                    ended.append(simulate(Path(folder), 1000 * seed + repeat, 60, rate, repeat, 1, required))
+    wrong = sum(search is not None and search.proven and not search.right for search in ended)
+    assert wrong <= 0.01 * len(ended)
+    assert sum(search is not None and search.proven and search.right for search in ended) > 0.2 * len(ended)
+
+
+@pytest.mark.parametrize(("rate", "required"), [(0.5, 1), (0.75, 1), (0.9, 2), (1.0, 5)])
+def test_a_search_simulated_in_memory_is_the_same(rate: float, required: int) -> None:
+    for seed in range(4):
+        with scratch() as folder:
+            recorded = simulate(Path(folder), seed, 60, rate, None, 1, required)
+        assert recorded == simulate_in_memory(seed, 60, rate, required)
+
+
+@pytest.mark.parametrize("until", [Verdict.FAIL, Verdict.PASS])
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
+def test_runs_end_with_the_answer_that_ends_them(until: Verdict, fails: list[bool], most: int) -> None:
+    said = iter([*fails, *[until is Verdict.FAIL] * most])
+    check = FakeCheck(lambda _: Verdict.FAIL if next(said) else Verdict.PASS)
+    with scratch() as folder, FakeRun(Path(folder), check) as run:
+        record = run.prober.probe(replace(build([0]), again=True, runs=most, until=until))
+    taken = [*fails, *[until is Verdict.FAIL] * most][:most]
+    ending = (until is Verdict.FAIL) in taken
+    assert (record.verdict is until) == ending
+    assert record.runs == (taken.index(until is Verdict.FAIL) + 1 if ending else most)
+
+
+def test_the_failure_rate_is_measured_and_remembered(tmp_path: Path) -> None:
+    check = FlakyCheck(3, 0.7, seed=1)
+    with FakeRun(tmp_path, check) as run:
+        run.reduce(8, lambda ask: minimise(range(8), ask), 20)
+        first = run.prober.runner.flakiness
+    assert first.runs == 20
+    assert 0 < first.failures < 20
+    assert f"({first.failures} of 20 runs fail)" in run.told.records[0].reason
+    again = FlakyCheck(3, 0.0, seed=2)
+    with FakeRun(tmp_path, again) as run:
+        run.reduce(8, lambda ask: minimise(range(8), ask), 20)
+        assert run.prober.runner.flakiness == first
+    assert again.runs == 0
+
+
+# Parallel probes: the same answer and the same decisions as with one worker, and nothing left running.
+
+
+def halving(count: int) -> Algorithm:
+    return lambda ask: minimise(range(count), ask)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(cases(), st.lists(st.integers(2, 8), min_size=2, max_size=2, unique=True), st.integers(0, 1 << 30))
+def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], seed: int) -> None:
+    """The last question is about what the search has left, which several workers begin before it ends."""
+    with scratch() as folder:
+        one = Path(folder, "one")
+        with FakeRun(one, FakeCheck(case.predicate)) as alone:
+            minimum = alone.reduce(case.count, case.algorithm, rest=True)
+        written = [{**entry, "seconds": 0, "own_seconds": 0} for entry in journal(one, "verdict")]
+        for workers in numbers:
+            many = Path(folder, str(workers))
+            with FakeRun(many, FakeCheck(case.predicate, seed), workers) as run:
+                assert run.reduce(case.count, case.algorithm, rest=True) == minimum
+            assert decisions(run.told.records) == decisions(alone.told.records)
+            assert [{**entry, "seconds": 0, "own_seconds": 0} for entry in journal(many, "verdict")] == written
+            assert run.ledger.counts() == alone.ledger.counts()
+            assert run.check.most <= workers
+            assert run.check.running == 0
+            # Nothing that was answered is asked again.
+            assert max(run.check.ended.values()) == 1
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(cases(), st.integers(1, 8), st.integers(1, 12), st.integers(0, 1 << 30))
+def test_a_budget_ends_at_the_same_probe(case: Case, workers: int, probes: int, seed: int) -> None:
+    with scratch() as folder:
+        with FakeRun(Path(folder, "whole"), FakeCheck(case.predicate)) as whole:
+            whole.reduce(case.count, case.algorithm)
+        with FakeRun(Path(folder, "part"), FakeCheck(case.predicate, seed), workers, max_probes=probes) as part:
+            if len(whole.told.records) > probes:
+                with pytest.raises(BudgetSpent):
+                    part.reduce(case.count, case.algorithm)
+            else:
+                part.reduce(case.count, case.algorithm)
+    assert decisions(part.told.records) == decisions(whole.told.records[:probes])
+
+
+@given(st.integers(1, 4), st.integers(64, 300), st.data())
+def test_so_many_answers_are_learnt_at_a_time(depth: int, count: int, data: st.DataObject) -> None:
+    """2^d - 1 workers foresee the next d questions, whatever the answers."""
+    culprit = data.draw(st.integers(0, count - 1))
+    foreseen = likely_questions(over_units(halving(count)), {}, 2**depth - 1, 0.5)
+    asked: list[Subset] = []
+
+    def ask(units: Subset) -> Verdict:
+        asked.append(units)
+        return Verdict.FAIL if culprit in units else Verdict.PASS
+
+    halving(count)(ask)
+    assert set(map(Units, asked[:depth])) <= set(foreseen)
+
+
+class BrokenCheck(FakeCheck):
+    """Cannot run but in the driver's own thread, as if the disk had become full in between."""
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("the disk is full")
+        return super().run(files, cancel)
+
+
+def test_an_error_in_a_parallel_probe_ends_the_search(tmp_path: Path) -> None:
+    check = BrokenCheck(lambda _: Verdict.FAIL)
+    with FakeRun(tmp_path, check, 4) as session, pytest.raises(OSError, match="the disk is full"):
+        session.reduce(20, halving(20))
+
+
+def wait_until_gone(pids: list[int], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not all(map(gone, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
+    """Three probes each start a long sleep; the answer to the first makes the others moot."""
+    pids = tmp_path / "pids"
+    certain = f"until test $(wc -l < '{pids}') -ge 3; do sleep 0.01; done; exit 1"
+    body = f"sleep 600 & echo $$ $! >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
+    check = CommandCheck((script(tmp_path / "check", body), "{model}"))
+    ledger = Ledger(tmp_path)
+    prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers=3)
+
+    def algorithm(ask: Ask) -> Minimum:
+        whole = frozenset({0, 1})
+        if ask(whole) is not Verdict.FAIL:
+            ask(frozenset({0}))
+            ask(frozenset({1}))
+        return Minimum(whole, proven=True)
+
+    began = time.monotonic()
+    assert prober.search(over_units(algorithm), build).units == {0, 1}
+    ledger.close()
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 6
+    assert wait_until_gone(started)
+    assert time.monotonic() - began < 200
+    assert prober.wasted == 2
+    # What was begun and never answered is known, and nothing else.
+    assert len(journal(tmp_path, "started")) == 3
+    assert len(journal(tmp_path, "outcome")) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -> None:
+    """The listener raises while others run, as Ctrl-C does."""
+    pids = tmp_path / "pids"
+    body = f"sleep 600 & echo $$ $! >> '{pids}'\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
+    check = CommandCheck((script(tmp_path / "check", body), "{model}"))
+    ledger = Ledger(tmp_path, [Listening(killed_after=1)])
+    prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers)
+
+    def algorithm(ask: Ask) -> Minimum:
+        for units in ({0, 1}, {0}, {1}):
+            ask(frozenset(units))
+        return Minimum(frozenset(), proven=True)
+
+    with pytest.raises(Killed):
+        prober.search(over_units(algorithm), build)
+    ledger.close()
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert 2 <= len(started) <= 2 * workers
+    assert wait_until_gone(started)
+
+
+# A candidate that breaks in the function that the original breaks in, on other operands, is no proof and no secret.
+
+
+@pytest.mark.parametrize(
+    ("signature", "akin"),
+    [
+        ("build: Mul node #: no kernel of tensor(double)", True),
+        ("build: Add node #: no memory", False),
+        ("run: Add node #: no kernel of tensor(float)", False),
+        ("time-out", False),
+    ],
+)
+def test_it_is_said(tmp_path: Path, signature: str, *, akin: bool) -> None:
+    told = Listening()
+    ledger = Ledger(tmp_path, [told])
+    original = Outcome(Ending.BROKEN, "build: Add node #: no kernel of tensor(float)", "no kernel")
+    for units, outcome in (((0, 1), original), ((0,), Outcome(Ending.BROKEN, signature, "in full"))):
+        ledger.decide(build(units).identity, outcome)
+    ledger.close()
+    first, second = told.records
+    assert (first.verdict, second.verdict) == (Verdict.FAIL, Verdict.UNRESOLVED)
+    assert ("breaks where the original does, but not on the same" in second.reason) is akin
+    assert second.reason.endswith("in full")

@@ -10,18 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 from support import read_options
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import Data
+from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import make_inputs, of_width, validate_sample
+from bisect_trt.tensors.inputs import Sample, make_inputs, of_width, validate_sample
 from bisect_trt.tensors.kernel import free_bytes
+from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.npz import save_npz
 
 NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
+
+
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool", "object"]
 
 
@@ -198,8 +205,8 @@ def test_files_merge_if_disjoint_and_are_samples_otherwise(tmp_path: Path) -> No
     one, two = np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32)
     files = {"x": {"x": one}, "y": {"y": two}, "both": {"y": one, "x": two}, "other": {"x": one, "y": one}}
     paths = {name: tmp_path / f"{name}.npz" for name in files}
-    for name, arrays in files.items():
-        save_npz(paths[name], arrays)
+    for name, values in files.items():
+        save_npz(paths[name], values)
 
     def load(*names: str) -> list[dict[str, Any]]:
         samples = make_inputs(infos, Data(load_inputs=[paths[name] for name in names]))
@@ -299,3 +306,273 @@ def test_random_values_that_no_memory_holds(shape: tuple[int, ...], samples: int
     """Said before they are asked for."""
     with pytest.raises(UsageError, match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* GiB are free"):
         make_inputs([info("x", shape=shape)], Data(iterations=samples))
+
+
+# Fresh samples are of the kind of those given: types, shapes, bounds, tables, masks, and the law of floats.
+
+
+IDS = np.array([[5, 17, 3, 3, 99, 0, 1, 2]], np.int64)
+
+
+RNG = np.random.default_rng(3)
+
+
+IMAGE = RNG.random((1, 3, 16, 16), np.float32)
+
+
+NORMAL = RNG.standard_normal((1, 3, 16, 16)).astype(np.float32)
+
+
+PADDED = np.array([[1, 1, 1, 1, 1, 0, 0, 0]], np.int64)
+
+
+def drawn(samples: list[Sample], sizes: dict[str, int] | None = None, count: int = 24) -> list[Sample]:
+    law = FreshSamples.like(samples, sizes or {})
+    return [law.draw(number) for number in range(count)]
+
+
+@given(st.integers(0, 10**6))
+def test_a_number_is_a_sample(number: int) -> None:
+    law = FreshSamples.like([{"image": IMAGE, "ids": IDS}], {"ids": 100})
+    one, again, other = law.draw(number), law.draw(number), law.draw(number + 1)
+    for name, value in one.items():
+        assert np.array_equal(value, again[name])
+        assert (value.dtype, value.shape) == (IMAGE.dtype, IMAGE.shape) if name == "image" else (IDS.dtype, IDS.shape)
+    if number % len(law.ways) != law.ways.index("permuted"):  # else both are, and three channels have few orders
+        assert not np.array_equal(one["image"], other["image"])
+    assert not np.array_equal(one["image"], IMAGE)
+
+
+KINDS = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint64", "bool")
+
+
+@given(
+    st.sampled_from(KINDS).flatmap(lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, max_side=6))),
+    st.one_of(st.none(), st.integers(1, 50)),
+    st.integers(0, 15),
+)
+def test_any_input_keeps_its_type_and_shape(value: np.ndarray, size: int | None, number: int) -> None:
+    made = FreshSamples.like([{"x": value}], {} if size is None else {"x": size}).draw(number)["x"]
+    assert (made.dtype, made.shape) == (value.dtype, value.shape)
+
+
+def test_images_within_0_and_1_stay_there_but_for_those_that_were_normalised() -> None:
+    samples = [sample["image"] for sample in drawn([{"image": IMAGE}])]
+    inside = [sample for sample in samples if sample.min() >= 0 and sample.max() <= 1]
+    outside = [sample for sample in samples if sample.min() < 0]
+    assert len(inside) == 22
+    assert len(outside) == 2
+    for sample in outside:
+        assert sample.std() == pytest.approx(1, abs=0.1)
+
+
+def test_a_normal_law_stays_one() -> None:
+    alike = drawn([{"x": NORMAL}], count=4)  # the first ways are others of the same law
+    for sample in alike:
+        assert sample["x"].mean() == pytest.approx(NORMAL.mean(), abs=0.15)
+        assert sample["x"].std() == pytest.approx(NORMAL.std(), rel=0.1)
+
+
+def test_channels_that_differ_much_keep_their_laws() -> None:
+    values = NORMAL * np.array([1, 1, 300], np.float32).reshape(1, 3, 1, 1)
+    for sample in drawn([{"x": values}], count=4):
+        stds = sample["x"].std(axis=(0, 2, 3))
+        assert stds[2] / stds[0] == pytest.approx(300, rel=0.3)
+
+
+@pytest.mark.parametrize(("number", "axes"), [(8, (3,)), (9, (0, 2, 3))], ids=["rows", "channels"])
+def test_rows_and_channels_vary_in_magnitude(number: int, axes: tuple[int, ...]) -> None:
+    made = drawn([{"x": NORMAL}], count=10)[number]["x"]
+    ratio = np.sqrt(np.square(made / NORMAL).mean(axis=axes))
+    assert ratio.max() / ratio.min() > 1.5
+    assert np.allclose((made / NORMAL).std(axis=axes) / ratio, 0, atol=1e-3)  # each has one factor
+
+
+def test_ids_are_those_of_the_table() -> None:
+    samples = [sample["ids"] for sample in drawn([{"ids": IDS}], {"ids": 100}, count=200)]
+    everything = np.concatenate([sample.reshape(-1) for sample in samples])
+    assert everything.min() >= 0
+    assert everything.max() == 99
+    assert len(np.unique(everything)) > 90
+    unknown = np.concatenate([sample["ids"].reshape(-1) for sample in drawn([{"ids": IDS}])])
+    assert (unknown.min(), unknown.max()) == (0, 99)  # those that were seen, where no table says more
+
+
+def test_masks_of_padding_get_other_lengths() -> None:
+    lengths = set()
+    for mask in (PADDED, np.ones_like(PADDED), PADDED.astype(np.float32), PADDED.astype(bool)):
+        for sample in drawn([{"mask": mask}]):
+            made = sample["mask"].astype(np.int64)
+            assert sample["mask"].dtype == mask.dtype
+            assert set(np.unique(made)) <= {0, 1}
+            assert (np.diff(made, axis=-1) <= 0).all()
+            lengths.add(int(made.sum()))
+    assert lengths == {4, 5, 6, 7, 8}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(8, dtype=np.int64)[None],  # positions
+        np.zeros((1, 8), np.int64),
+        np.full((2, 2), 0.5, np.float32),
+        np.array(7, np.int64),
+        np.array([np.nan, 1.0], np.float32),
+        np.array(["a", "b"], object),
+        np.zeros((0, 3), np.float32),
+    ],
+    ids=str,
+)
+def test_what_may_be_no_other_stays(value: np.ndarray) -> None:
+    law = FreshSamples.like([{"x": value}], {})
+    assert not law.varies
+    assert law.draw(3)["x"] is value
+    assert law.describe() == "'x': as given"
+
+
+def test_several_samples_are_drawn_from_together() -> None:
+    low, high = np.full((1, 64), 1.0, np.float32), np.full((1, 64), 5.0, np.float32)
+    low[0, 0], high[0, 0] = 1.5, 5.5
+    alike = np.concatenate([sample["x"].reshape(-1) for sample in drawn([{"x": low}, {"x": high}], count=4)])
+    assert alike.min() < 2
+    assert alike.max() > 4
+
+
+def test_numbers_whose_squares_overflow() -> None:
+    huge = np.array([1.0, 1.60893695e154, *[0.0] * 30])
+    assert all(np.isfinite(sample["x"]).all() for sample in drawn([{"x": huge}]))
+
+
+# Each built-in metric against its definition, written down plainly; functions of the user; the set on the disk.
+
+
+DRAWN = np.random.default_rng(4)
+
+
+def value(metric: Metric, seen: list[Any], reference: list[Any], labels: list[Any] | None = None) -> float:
+    """The metric of a whole set."""
+    labels = [None] * len(seen) if labels is None else labels
+    if metric.of_sample is None:
+        assert metric.of_set is not None
+        return metric.of_set(seen, reference, labels)
+    terms = [metric.of_sample(*each) for each in zip(seen, reference, labels, strict=True)]
+    return sum(each.total for each in terms) / sum(each.weight for each in terms)
+
+
+def logits(count: int, *shape: int) -> list[dict[str, Any]]:
+    """Outputs of samples."""
+    return [{"out": DRAWN.normal(size=shape).astype(np.float32)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_top_k(k: int) -> None:
+    seen, reference = logits(40, 2, 7), logits(40, 2, 7)
+    labels = [DRAWN.integers(0, 7, 2) for _ in seen]
+    hits = [
+        label in np.argsort(-row, kind="stable")[:k]
+        for sample, each in zip(seen, labels, strict=True)
+        for row, label in zip(sample["out"], each, strict=True)
+    ]
+    assert value(find_metric(f"top-{k}"), seen, reference, labels) == pytest.approx(np.mean(hits))
+    assert value(find_metric("top-1"), reference, reference) == 1.0
+
+
+def test_a_row_with_nan_is_wrong_and_ties_go_to_the_first() -> None:
+    same = [{"out": np.zeros((1, 3), np.float32)}]
+    assert value(find_metric("top-1"), same, same, [np.array([0])]) == 1.0
+    assert value(find_metric("top-1"), same, same, [{"out": np.array([1])}]) == 0.0
+    broken = [{"out": np.array([[np.nan, 0, 1]], np.float32)}]
+    assert value(find_metric("top-1"), broken, same, [np.array([2])]) == 0.0
+    assert value(find_metric("top-1"), [{}], same) == 0.0
+    classes = [{"out": np.array([2, 1])}]
+    assert value(find_metric("top-1"), [{"out": np.array([2, 0])}], classes) == 0.5
+
+
+def test_signals() -> None:
+    seen, reference = logits(6, 3, 4), logits(6, 3, 4)
+    pairs = [
+        (s["out"].astype(float).ravel(), r["out"].astype(float).ravel()) for s, r in zip(seen, reference, strict=True)
+    ]
+    expected = {
+        "cosine": [s @ r / np.linalg.norm(s) / np.linalg.norm(r) for s, r in pairs],
+        "psnr": [10 * np.log10(r.max() ** 2 / ((s - r) ** 2).mean()) for s, r in pairs],
+    }
+    for name, numbers in expected.items():
+        assert value(find_metric(name), seen, reference) == pytest.approx(np.mean(numbers))
+    assert value(find_metric("psnr"), reference, reference) == 100.0
+    broken = [{"out": np.full((3, 4), np.nan, np.float32)} for _ in seen]
+    assert value(find_metric("cosine"), broken, reference) == -1.0
+
+
+ROW = {"out": np.zeros((1, 3), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "outputs", "label", "message"),
+    [
+        ("accuracy", ROW, None, "there is no metric of this name"),
+        ("top-0", ROW, None, "there is no metric of this name"),
+        ("none.py", ROW, None, "does not exist"),
+        ("top-1", ROW, np.array([3]), "a label is no class of 'out', which has 3"),
+        ("top-1", {"out": np.zeros((2, 3), np.float32)}, np.array([0]), "2 rows to be labelled"),
+        ("top-1", ROW, np.array(["cat"]), "give a class for each row"),
+        ("top-3", {"out": np.zeros((2, 3), np.float32)}, None, "every label is among its 3 largest"),
+        ("top-1:other", ROW, None, "there is no such output"),
+        ("cosine", {"out": np.zeros((1, 3), np.int64)}, None, "there is none among 'out'"),
+    ],
+)
+def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        value(find_metric(asked), [outputs], [outputs], [label])
+    with pytest.raises(UsageError, match="for top-1 more is better"):
+        find_metric("top-1", lower_is_better=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def metric(outputs): return len(outputs)", 5.0),
+        (
+            "def metric(labels, outputs, k=5): return [float(o['out'].size + l[0]) for o, l in zip(outputs, labels)]",
+            4.0,
+        ),
+        ("def metric(outputs, reference, *, labels): return outputs[0].runner_name != reference[0].runner_name", 1.0),
+        ("def metric(outputs): raise RuntimeError('no labels')", "raised RuntimeError: no labels"),
+        ("def score(outputs): return 0.5", "has no function 'metric'"),
+        ("def metric(predictions): return 0.5", "must take lists"),
+        ("def metric(outputs, k): return 0.5", "must take lists"),
+        ("def metric(outputs): return '0.9'", "must return a number"),
+        ("def metric(outputs): return (0.9, 1)", "must return a number"),
+        ("def metric(outputs): return {'acc': 1}", "must return a number"),
+    ],
+)
+def test_a_function_of_the_user(tmp_path: Path, source: str, expected: float | str) -> None:
+    path = tmp_path / "my.py"
+    path.write_text(source)
+    seen, labels = logits(5, 1, 3), [np.array([1])] * 5
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            value(find_metric(str(path)), seen, seen, labels)
+        return
+    metric = find_metric(str(path), lower_is_better=True)
+    assert (metric.name, metric.lower_is_better) == ("my.py:metric", True)
+    assert value(metric, seen, seen, labels) == expected
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_all_samples_have_labels_or_none(tmp_path: Path, first: bool) -> None:
+    samples = [({"x": np.zeros(1)}, np.zeros(1) if (number == 2) ^ first else None) for number in range(4)]
+    with pytest.raises(UsageError, match="sample 2 "):
+        Evaluation.write(tmp_path, samples)
+
+
+@pytest.mark.parametrize("asked", ["top-1", "cosine"])
+def test_a_set_on_the_disk_scores_what_its_samples_score(asked: str, tmp_path: Path) -> None:
+    reference, labels = logits(30, 1, 5), [DRAWN.integers(0, 5, 1) for _ in range(30)]
+    Evaluation.write(tmp_path, [({"x": np.zeros(1)}, label) for label in labels])
+    data, metric = Evaluation.open(tmp_path), find_metric(asked)
+    for place, outputs in enumerate(reference):
+        save_npz(data.golden(place), outputs)
+    for seen in (reference, [{"out": each["out"] + DRAWN.normal(size=(1, 5))} for each in reference]):
+        found = data.score(metric, lambda place, seen=seen: seen[place])  # type: ignore[misc]
+        assert found == pytest.approx(value(metric, seen, reference, labels))

@@ -1,0 +1,276 @@
+"""Every tensor of a real model on ONNX Runtime, with a target in between that refuses, hides or fuses on command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from answers.models import cancelling
+from hypothesis import given
+from hypothesis import strategies as st
+from layered import Ask, Shown, Target, looking, outputs_of
+from onnx import TensorProto, helper, numpy_helper
+from support import overflowing, save
+
+from bisect_trt.commands.layerwise import Gathered, LayerComparison, Marking, compare_layers, compare_own, gather
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import Runner
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
+from bisect_trt.worker.protocol import Compare, Compared, Failed
+
+REFUSAL = Failed("build", "no such marks", "build: no such marks")
+
+
+CRASH = Failed("crash", "no such marks: it crashed (SIGSEGV)", "signal SIGSEGV")
+
+
+def refusing(*names: str, reply: Failed = REFUSAL) -> Target:
+    """A target that refuses models with these tensors among their outputs."""
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        return reply if not outputs_of(request).isdisjoint(names) else ask(request)
+
+    return target
+
+
+def origins(layers: LayerComparison, model: Path) -> list[str]:
+    nodes = onnx.load(str(model)).graph.node
+    return [nodes[index].name for index in layers.origins]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A chain that overflows, with tensors of other types on the way to its second output."""
+    path = overflowing(tmp_path / "mixed.onnx")
+    model = onnx.load(str(path))
+    model.graph.node.extend(
+        [
+            helper.make_node("Greater", ["a2_out", "one"], ["larger"]),
+            helper.make_node("Cast", ["larger"], ["whole"], to=onnx.TensorProto.INT32),
+            helper.make_node("Cast", ["whole"], ["second"], to=onnx.TensorProto.FLOAT),
+        ]
+    )
+    model.graph.output.append(helper.make_tensor_value_info("second", onnx.TensorProto.FLOAT, [2, 3]))
+    onnx.save(model, str(path))
+    return path
+
+
+@pytest.mark.parametrize(("reply", "why"), [(REFUSAL, "no such marks"), (CRASH, "SIGSEGV")])
+def test_bools_and_integers_are_left_out_first(mixed: Path, reply: Failed, why: str) -> None:
+    with looking(mixed, refusing("larger", reply=reply), fp16=True) as look:
+        layers = compare_layers(look)
+    assert (layers.builds, origins(layers, mixed), layers.refused) == (2, ["big"], None)
+    assert layers.unseen.keys() == {"larger", "whole"}
+    assert all(why in each for each in layers.unseen.values())
+
+
+def test_a_mark_that_breaks_the_build_is_found_and_the_origin_all_the_same(mixed: Path) -> None:
+    name = "small_out"
+    with looking(mixed, refusing(name), fp16=True) as look:
+        layers = compare_layers(look)
+    assert origins(layers, mixed) == ["big"]
+    assert name in layers.unseen
+    assert layers.outputs_fail
+    assert layers.builds <= 8
+
+
+def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mixed: Path) -> None:
+    asked = []
+
+    def target(request: Compare, _: Ask) -> Shown:
+        asked.append(request)
+        return REFUSAL
+
+    with looking(mixed, target, fp16=True) as look:
+        original = look.unmarked()
+        assert (original.ending, original.signature) == (Ending.BROKEN, "build: no such marks")
+        asked.clear()
+        layers = compare_layers(look, original)
+    assert (layers.refused, layers.builds, len(asked)) == ("no such marks", 1, 1)
+
+
+def test_marks_that_leave_a_milder_failure_hide_it_too(tmp_path: Path) -> None:
+    """Without marks NaN, with them rounding: what they show is not what was looked for."""
+    path = tmp_path / "two.onnx"
+    nodes = [helper.make_node("Mul", ["x", "third"], ["a"], name="a"), helper.make_node("Exp", ["a"], ["b"], name="b")]
+    save(path, nodes, [numpy_helper.from_array(np.array(1 / 3, np.float32), "third")])
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        reply = ask(request)
+        assert isinstance(reply, Compared)
+        changed: dict[str, Any] = {"passed": False, "kind": ComparisonKind.NAN}
+        if outputs_of(request) != {"b"}:
+            worst = WorstElement((0, 0), target=1.0001, reference=1.0, error=1e-4)
+            changed = {"passed": False, "kind": ComparisonKind.MISMATCH, "worst": worst, "past_tolerance": 1.5}
+        return replace(reply, comparisons=tuple(replace(each, **changed) for each in reply.comparisons))
+
+    with looking(path, target) as look:
+        original = look.unmarked()
+        layers = compare_layers(look, original)
+    assert layers.hidden
+    assert layers.origins == []
+    assert len(layers.mild) == 1
+
+
+def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
+    """One group of marks hides the failure, the other does not: only the other's tensors were seen failing."""
+    model = overflowing(tmp_path / "model.onnx")
+    inner = {"a0_out", "a1_out", "a2_out", "big_out"}
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        outputs = outputs_of(request)
+        if "a0_out" in outputs and "b0_out" in outputs:
+            return REFUSAL
+        reply = ask(request)
+        if outputs.isdisjoint(inner):
+            return reply
+        assert isinstance(reply, Compared)
+        right = (replace(each, passed=True, kind=ComparisonKind.MATCH) for each in reply.comparisons)
+        return replace(reply, comparisons=tuple(right))
+
+    with looking(model, target, fp16=True) as look:
+        original = look.unmarked()
+        layers = compare_layers(look, original)
+    assert not layers.hidden
+    assert layers.outputs_fail
+    assert inner <= layers.unseen.keys()
+    assert "hides the failure" in layers.unseen["big_out"]
+
+
+# Each layer's own error is that of the layer cut out alone.
+
+
+def alone(look: Marking, name: str) -> Outcome:
+    """The outcome of a probe of one node, cut out and fed the reference's values."""
+    subject = look.subject
+    unit = subject.network.rank[subject.network.producer[name]]
+    runner = Runner(BuiltinCheck(subject.workers, look.target, look.tolerance), subject.workspace, subject.reference)
+    return runner.run(subject.cut(subject.units.with_weights({unit})))
+
+
+def numbers(comparison: TensorComparison) -> dict[str, Any]:
+    return {key: value for key, value in comparison.to_json().items() if key != "details"}
+
+
+def transformer(path: Path) -> Path:
+    """A LayerNorm, a softmax over integers' places, a Reshape and a Where: floats, integers and bools between layers."""
+    model = onnx.load(str(cancelling(path, mean=3.0)))
+    steps: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("Shape", "z", "shape", {}),
+        ("Reshape", "z shape", "same", {}),
+        ("ArgMax", "same", "place", {"axis": -1}),
+        ("Cast", "place", "where", {"to": TensorProto.FLOAT}),
+        ("Greater", "same where", "after", {}),
+        ("Where", "after same zero", "kept", {}),
+        ("Exp", "kept", "exp", {}),
+        ("Softmax", "exp", "out", {"axis": -1}),
+    ]
+    nodes = [helper.make_node(op, reads.split(), [made], name=made, **more) for op, reads, made, more in steps]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), "zero"))
+    model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
+    onnx.save(model, str(path))
+    return path
+
+
+@pytest.mark.parametrize("make", [overflowing, transformer])
+def test_own_errors_are_those_of_nodes_cut_out_alone(tmp_path: Path, make: Any) -> None:
+    with looking(make(tmp_path / "model.onnx"), fp16=True) as look:
+        own = compare_own(look)
+        assert (own.builds, own.refused) == (1, None)
+        assert list(own.tensors) == [name for name in look.wanted if name not in own.unseen]
+        assert own.unseen.keys() <= {"shape"}
+        for name, comparison in own.tensors.items():
+            (cut,) = alone(look, name).comparisons
+            assert numbers(comparison) == numbers(cut), name
+
+
+def test_where_the_target_refuses_some_layers_alone_the_others_are_seen(tmp_path: Path) -> None:
+    def target(request: Compare, ask: Ask) -> Shown:
+        if request.fed and "big_out" in outputs_of(request):
+            return Failed("build", "no", "build: no")
+        return ask(request)
+
+    with looking(overflowing(tmp_path / "model.onnx"), target, fp16=True) as look:
+        own = compare_own(look)
+        assert own.tensors.keys() == set(look.wanted) - {"big_out"}
+    assert own.unseen.keys() == {"big_out"}
+    assert own.builds > 1
+
+
+def test_with_several_samples_the_one_that_fails_is_told(tmp_path: Path) -> None:
+    """The second sample alone overflows."""
+    model = overflowing(tmp_path / "model.onnx", before=0, after=0)
+    files = []
+    for number, value in enumerate((1.0, 3.0)):
+        files.append(tmp_path / f"{number}.npz")
+        np.savez(files[-1], x=np.full((2, 3), value, np.float32))
+    with looking(model, fp16=True, load_inputs=tuple(files)) as look:
+        own = compare_own(look)
+    assert own.tensors["big_out"].sample == 2
+    assert not own.tensors["big_out"].passed
+
+
+# Marks that break a build are found and left out; the search for them knows nothing of models.
+
+
+NAMES = [f"t{place}" for place in range(24)]
+
+
+some = st.frozensets(st.sampled_from(NAMES), max_size=5)
+
+
+class Refusing:
+    """Refuses a model that shows some tensors.
+
+    Attributes:
+        asked: The groups that it was given.
+    """
+
+    def __init__(self, breaking: frozenset[str]) -> None:
+        self.asked: list[list[str]] = []
+        self._breaking = breaking
+
+    def __call__(self, names: Sequence[str]) -> Compared | Failed:
+        self.asked.append(list(names))
+        if not self._breaking.isdisjoint(names):
+            return Failed("build", "no", "build: no")
+        return Compared(tuple(TensorComparison(name, True, ComparisonKind.MATCH) for name in names))
+
+
+def shown(found: Gathered) -> set[str]:
+    return {comparison.name for seen in found.runs for comparison in seen.comparisons}
+
+
+@given(some, some, st.integers(1, 40))
+def test_every_tensor_is_seen_or_it_is_said_why_not(
+    breaking: frozenset[str], fragile: frozenset[str], most: int
+) -> None:
+    target = Refusing(breaking)
+    found = gather(NAMES, fragile, target, most=most)
+    assert found.builds == len(target.asked) <= most
+    assert shown(found) | found.unseen.keys() == set(NAMES) or found.builds == 1
+    assert shown(found).isdisjoint(breaking)
+    assert shown(found).isdisjoint(found.unseen)
+    assert all("no" in why for why in found.unseen.values())
+
+
+@given(some)
+def test_with_builds_enough_only_what_breaks_them_is_not_seen(breaking: frozenset[str]) -> None:
+    found = gather(NAMES, (), Refusing(breaking), most=1000)
+    assert shown(found) == set(NAMES) - breaking
+    assert found.unseen.keys() == breaking
+
+
+@given(some.filter(bool), some)
+def test_what_targets_like_least_is_left_out_first(fragile: frozenset[str], breaking: frozenset[str]) -> None:
+    target = Refusing(fragile)
+    found = gather(NAMES, fragile | breaking, target)
+    assert found.builds == 2
+    assert shown(found) == set(NAMES) - fragile - breaking
