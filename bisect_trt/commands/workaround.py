@@ -215,11 +215,11 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
 def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool) -> Way:
     """Try equivalent forms of the culprit's nodes, the cheapest first: at the culprit, then everywhere the pattern occurs.
 
-    With ``ranged``, only forms that keep values in the range of the precision are tried.
+    ``ranged`` says that values out of the precision's range are the problem.
     """
     subject = session.subject
     view = NetworkView(Network(subject.settings.load()))
-    found = {name: matches(view, name) for name in RULES if RULES[name].ranges or not ranged}
+    found = {name: matches(view, name) for name in RULES}
     near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
     if not near:
         return Way("rewrite", "an equivalent form of the culprit", None, why="none is known for these operators")
@@ -247,7 +247,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
             anchors = [view.network.describe(fragment.anchor) for fragment in some]
             few = len(anchors) <= _SHOWN
             places = first_few(anchors, _SHOWN) if few else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
-            words = RULES[name].what if name in RULES else "in other forms"
+            words = RULES[name][0] if name in RULES else "in other forms"
             return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
     return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
 

@@ -69,9 +69,7 @@ class CastLowering(_ModelLowering):
         super().__init__(subject, units, settings.precision)
         self._settings = settings
         self._low = LOW_TYPES[settings.precision]
-        target = settings.target if settings.emulated else None
-        self._emulated = target is not None
-        self._by_arithmetic = target is not None and target.target.drops_casts(target)
+        self._emulated = settings.emulated
         self._types = known_types(subject)
         network = subject.network
         self._proto = _sorted(network.proto, network)
@@ -104,7 +102,7 @@ class CastLowering(_ModelLowering):
 
     def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
         if self._emulated:
-            model = emulate(model, self._low, arithmetic=self._by_arithmetic)
+            model = emulate(model, self._low)
         return super()._made(model, keep, title)
 
 

@@ -7,7 +7,6 @@ fp32 behind an fp32 node, at every optimization level.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -15,9 +14,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.load import model_tensors, read_weight
-from bisect_trt.onnxlib.lower import Rewriter, check_opset, lower_fp16
+from bisect_trt.onnxlib.lower import Rewriter, lower_fp16
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, keep_only
 
 EXACT_OPS = frozenset({
@@ -26,11 +24,6 @@ EXACT_OPS = frozenset({
     "Where",
 })  # fmt: skip
 """Operators that are exact in the low precision: they move or select values, or change signs."""
-_OPSET_WITH_ROUND = 11
-_HALF_OVERFLOWS = 65520.0
-"""The least value that rounds to Inf in fp16: half a step past the largest number."""
-_PAST_FP32 = 3.0e38
-"""A factor that makes any such number Inf of the same sign."""
 
 
 def lower_roundtrip(
@@ -38,18 +31,16 @@ def lower_roundtrip(
     keep: Collection[str] = (),
     dtypes: Mapping[str, int] | None = None,
     low: int = TensorProto.FLOAT16,
-    *,
-    arithmetic: bool = False,
 ) -> ModelProto:
     """Return the model lowered and emulated; the arguments are the same as for :func:`lower_fp16` and :func:`emulate`.
 
     Raises:
         UsageError: The opset is too old.
     """
-    return emulate(lower_fp16(model, keep, dtypes, low), low, arithmetic=arithmetic)
+    return emulate(lower_fp16(model, keep, dtypes, low), low)
 
 
-def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bool = False) -> ModelProto:
+def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
     """Return the model with each low-precision node in fp32, and its results rounded by round trips.
 
     All names except weights' stay, for fp32 tensors of the same values. Graph inputs and outputs become fp32 too, and inputs
@@ -59,12 +50,8 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bo
         model: A model that declares its low-precision tensors, as :func:`lower_fp16` does, nodes in topological order, without
             low precision in bodies of control flow.
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-        arithmetic: Whether to round to fp16 by arithmetic in fp32, for a runtime that drops the Casts.
-
-    Raises:
-        UsageError: Rounding by arithmetic needs a later opset.
     """
-    work = _Emulation(model, low, arithmetic=arithmetic)
+    work = _Emulation(model, low)
     graph = work.model.graph
     inner = {value.name for value in graph.value_info if _element(value) == low}
     lowered = inner.union(value.name for value in graph.output if _element(value) == low)
@@ -93,17 +80,6 @@ def _element(value: ValueInfoProto) -> int:
 
 class _Emulation(Rewriter):
     """A rewriter that writes round trips."""
-
-    def __init__(self, model: ModelProto, low: int, *, arithmetic: bool) -> None:
-        super().__init__(model, low)
-        self._arithmetic = arithmetic and low == TensorProto.FLOAT16
-        self._shared: dict[float, str] = {}
-        opset = check_opset(model, low)
-        if self._arithmetic and opset is not None and opset < _OPSET_WITH_ROUND:
-            raise UnsuitableModelError(
-                f"The model has opset {opset}; rounding to fp16 by arithmetic needs {_OPSET_WITH_ROUND} or later: "
-                "convert it with onnx.version_converter first."
-            )
 
     def widen_weights(self) -> dict[str, str]:
         """Make low-precision weights fp32: stored, or by Casts if external; return the new names of the latter."""
@@ -139,10 +115,7 @@ class _Emulation(Rewriter):
             self.round_trip(source, name)
 
     def round_trip(self, source: str, target: str, cast: NodeProto | None = None) -> None:
-        """Write a Cast to the low precision (``cast`` if given) and one back, or arithmetic with the same result."""
-        if self._arithmetic:
-            self._round_to_half(source, target)
-            return
+        """Write a Cast to the low precision (``cast`` if given) and one back."""
         low = self.fresh_low(target)
         if cast is None:
             self.cast(source, low, self.low)
@@ -150,34 +123,6 @@ class _Emulation(Rewriter):
             cast.output[0] = low
             self.append(cast)
         self.cast(low, target, TensorProto.FLOAT)
-
-    def _round_to_half(self, source: str, target: str) -> None:
-        """Write nodes that round to fp16 in fp32: the step at a number's size, a Round to whole steps, and Inf.
-
-        A slightly wrong logarithm at a power of two selects the neighbour's step; its grid has that power and the values that
-        round to it too. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
-        """
-
-        def write(kind: str, *inputs: str, to: str = "") -> str:
-            made = to or self.fresh(f"{target}_{kind.lower()}")
-            self.append(helper.make_node(kind, inputs, [made]))
-            return made
-
-        size = write("Abs", source)
-        logarithm = write("Log", write("Max", size, self._scalar(2.0**-14)))
-        exponent = write("Floor", write("Mul", logarithm, self._scalar(1 / math.log(2))))
-        steps = write("Pow", self._scalar(2), write("Sub", self._scalar(10), exponent))
-        rounded = write("Div", write("Round", write("Mul", source, steps)), steps)
-        beyond = write("Mul", source, self._scalar(_PAST_FP32))
-        write("Where", write("Less", size, self._scalar(_HALF_OVERFLOWS)), rounded, beyond, to=target)
-
-    def _scalar(self, value: float) -> str:
-        """Return a constant of one fp32 number; each is written once."""
-        if value not in self._shared:
-            self._shared[value] = self.fresh(f"round_{value!r}")
-            tensor = numpy_helper.from_array(np.array(value, np.float32), "")
-            self.append(helper.make_node("Constant", [], [self._shared[value]], value=tensor))
-        return self._shared[value]
 
 
 def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:

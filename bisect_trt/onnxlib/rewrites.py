@@ -27,11 +27,9 @@ from bisect_trt.onnxlib.nodes import (
     free_name,
     held,
     keep_only,
-    last_alias,
     reads,
     rename_reads,
 )
-from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.tensors.info import TensorInfo
 
 Array = NDArray[Any]
@@ -182,7 +180,6 @@ class Fragment:
         view: The graph.
         anchor: The node that makes the result, the last of the match.
         matched: All nodes of the match; those with unread results are removed.
-        aliases: Tensors that are read in place of others.
         nodes: The new nodes.
         constants: The new initializers.
     """
@@ -190,7 +187,6 @@ class Fragment:
     view: NetworkView
     anchor: int
     matched: frozenset[int] = frozenset()
-    aliases: dict[str, str] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
@@ -245,8 +241,6 @@ class Fragment:
 def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelProto:
     """Return the model with fragments in place of their matches; no two may define the same tensor."""
     network, chosen = view.network, {fragment.anchor: fragment for fragment in fragments}
-    aliases = {name: other for fragment in chosen.values() for name, other in fragment.aliases.items()}
-    final = {name: last_alias(aliases, name) for name in aliases}
     maybe = {index for fragment in chosen.values() for index in fragment.matched}
     nodes: list[onnx.NodeProto] = []
     read = set(network.outputs)
@@ -259,7 +253,7 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
         ) and read.isdisjoint(node.output):
             continue  # only replaced nodes read it
         else:
-            new = [rename_reads(node, final) if final and final.keys() & reads(node) else node]
+            new = [node]
         for each in reversed(new):
             read.update(reads(each))
             nodes.append(each)
@@ -410,77 +404,13 @@ def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
     return fragment
 
 
-def _redundant(view: NetworkView, index: int) -> Fragment | None:
-    """Remove a node that returns its input."""
-    node, outputs = view.network.nodes[index], view.network.outputs
-    if not node.input or not node.output or node.output[0] in outputs or not _does_nothing(view, node):
-        return None
-    if any(view.network.consumers.get(name) for name in node.output[1:]):
-        return None
-    return Fragment(view, index, aliases={node.output[0]: node.input[0]})
-
-
-def _does_nothing(view: NetworkView, node: onnx.NodeProto) -> bool:
-    value = node.input[0]
-    if node.op_type == "Transpose":
-        perm = attribute(node, "perm")
-        return perm is not None and list(perm) == list(range(len(perm)))
-    if node.op_type == "Cast":
-        info = view.network.infos.get(value)
-        return info is not None and element_dtype(attribute(node, "to")) == info.dtype
-    if node.op_type in ("Reshape", "Expand", "Flatten"):
-        shape = view.shape(value)
-        return shape is not None and shape == view.shape(node.output[0])
-    return node.op_type == "Identity" or (node.op_type == "Dropout" and (len(node.input) < 3 or not node.input[2]))
-
-
-def _kernel_shape(view: NetworkView, index: int) -> Fragment | None:
-    """Write out a convolution's kernel shape and other sizes.
-
-    Parsers infer the shape only from stored weights: onnx-tensorrt 8.6 (``convMultiInput``) fails if a node makes them.
-    """
-    node = view.network.nodes[index]
-    if node.op_type not in ("Conv", "ConvTranspose") or attribute(node, "kernel_shape") is not None:
-        return None
-    stored = view.network.initializers.get(node.input[1])
-    shape = view.shape(node.input[1]) if stored is None else tuple(stored.dims)
-    if shape is None or len(shape) < 3:
-        return None
-    ones = [1] * (len(shape) - 2)
-    given = {each.name for each in node.attribute}
-    written = {"kernel_shape": list(shape[2:]), "dilations": ones, "strides": ones}
-    fragment = Fragment(view, index)
-    more = {name: value for name, value in written.items() if name not in given}
-    fragment.op(node.op_type, *node.input, last=True, like=node, **more)
-    return fragment
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A rule.
-
-    Attributes:
-        what: The change, in words.
-        rule: Returns the replacement of a match that ends at a node.
-        ranges: Whether it keeps values within a precision's range.
-    """
-
-    what: str
-    rule: Callable[[NetworkView, int], Fragment | None]
-    ranges: bool = False
-
-
-RULES: dict[str, Rewrite] = {
-    "redundant": Rewrite("removed, because it does nothing", _redundant),
-    "layer-norm": Rewrite("as LayerNormalization", _layer_norm, ranges=True),
-    "mask": Rewrite("with its constant within fp16's range", _mask, ranges=True),
-    "mean-of-parts": Rewrite("divided before it is summed", _mean_of_parts, ranges=True),
-    "scaled-square": Rewrite(
-        "with their input scaled by its largest value before the square", _scaled_square, ranges=True
-    ),
-    "kernel-shape": Rewrite("with the shape of its kernel written out", _kernel_shape),
+RULES: dict[str, tuple[str, Callable[[NetworkView, int], Fragment | None]]] = {
+    "layer-norm": ("as LayerNormalization", _layer_norm),
+    "mask": ("with its constant within fp16's range", _mask),
+    "mean-of-parts": ("divided before it is summed", _mean_of_parts),
+    "scaled-square": ("with their input scaled by its largest value before the square", _scaled_square),
 }
-"""Rules by name, the cheapest form first."""
+"""The change in words, and the function that returns the replacement of a match that ends at a node; the cheapest form first."""
 
 
 def matches(view: NetworkView, name: str) -> list[Fragment]:
@@ -490,4 +420,5 @@ def matches(view: NetworkView, name: str) -> list[Fragment]:
     network = view.network
     searched = (index for index in network.order if not network.constant[index])
     standard = (index for index in searched if network.nodes[index].domain in DEFAULT_DOMAINS)
-    return [found for index in standard if (found := RULES[name].rule(view, index)) is not None]
+    _, rule = RULES[name]
+    return [found for index in standard if (found := rule(view, index)) is not None]

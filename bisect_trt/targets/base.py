@@ -386,10 +386,6 @@ class Target(ABC):
         """Compile for these ranges of shapes instead; the settings as they are if it takes any shape."""
         return settings
 
-    def drops_casts(self, settings: TargetSettings) -> bool:
-        """Return whether it drops a Cast to fp16 with the one back, so that emulation has to round by arithmetic."""
-        return False
-
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """Return the reference beside it: ``plain``, with what the model needs to run at all."""
         return plain

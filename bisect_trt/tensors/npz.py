@@ -4,20 +4,18 @@
 files written here are still ordinary: ``numpy.load`` opens them without pickle. Strings become fixed-width ones, bfloat16 and
 similar types unsigned integers of the same size; the comment of the zip entry has their true type.
 
-Files may be a stranger's: the promises of headers are checked against the file before anything is read.
+Files may be a stranger's: how far a compressed file grows is checked before anything is read.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import stat
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -32,34 +30,16 @@ _KINDS = "biufcSUV"
 """Numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
-def read_npy(stream: IO[bytes], size: int) -> NDArray[Any]:
+def read_npy(stream: IO[bytes]) -> NDArray[Any]:
     """Return an array of numbers, strings, or raw bytes.
 
-    NumPy allocates the size in the header before it reads on, and some headers (elements of no size, a shape past 64 bits)
-    make it raise anything.
-
-    Args:
-        stream: A seekable stream with the array alone.
-        size: Its bytes.
-
     Raises:
-        ValueError: It holds something else, or another size than its header promises.
+        ValueError: It holds something else.
     """
-    try:
-        version = npy_format.read_magic(stream)
-        header = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-        shape, _, dtype = header[version](stream)
-    except Exception as error:  # the header is a Python literal, and its parser and NumPy's raise all kinds
-        raise ValueError("the header of an array cannot be read") from error
-    if dtype.kind not in _KINDS or dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
-        raise ValueError(f"it holds an array of {dtype!s:.60}, not of numbers or strings")
-    if any(isinstance(dim, bool) or dim < 0 for dim in shape):
-        raise ValueError(f"it holds an array of shape {shape!s:.60}")
-    promised, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
-    if promised != held:
-        raise ValueError(f"the header of an array promises {promised} bytes, and there are {held}")
-    stream.seek(0)
-    return np.asarray(npy_format.read_array(stream, allow_pickle=False))
+    values = np.asarray(npy_format.read_array(stream, allow_pickle=False))
+    if values.dtype.kind not in _KINDS or values.dtype.names is not None or not values.dtype.itemsize:
+        raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers or strings")
+    return values
 
 
 def viewed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -227,7 +207,6 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         return
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name[:100]}.{os.uname().nodename}.{os.getpid()}.tmp")
-    _remove_left(path.parent)
     try:
         with temporary.open("wb") as file:
             if path.exists():
@@ -238,20 +217,6 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         # Gone already if all went well; never made if its folder is missing.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-@cache
-def _remove_left(folder: Path) -> None:
-    """Remove the temporary files that killed processes of this machine have left in a folder; once in a process."""
-    mark = f".{os.uname().nodename}."
-    with suppress(OSError):
-        for left in folder.glob(".*.tmp"):
-            pid = left.name.removesuffix(".tmp").rpartition(mark)[2]
-            try:
-                if mark in left.name and pid.isdigit():
-                    os.kill(int(pid), 0)
-            except ProcessLookupError:
-                left.unlink(missing_ok=True)
 
 
 def _standard_stream(path: Path) -> int | None:
@@ -321,7 +286,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, 
     if not entry.filename.endswith(_SUFFIX):
         raise ValueError(f"its entry '{entry.filename}' is not an array")
     with archive.open(entry) as stream:
-        values = read_npy(stream, entry.file_size)
+        values = read_npy(stream)
     if entry.comment:
         values = viewed(values, dtype_from_name(entry.comment.decode()))
     elif is_string(values.dtype):

@@ -174,8 +174,7 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
     """Return the value that an object of JSON encodes."""
     kind = entry.get(_CLASS)
     if kind == "ndarray":
-        stored = base64.b64decode(entry["array"])
-        values = read_npy(io.BytesIO(stored), len(stored))
+        values = read_npy(io.BytesIO(base64.b64decode(entry["array"])))
         if "dtype" in entry:
             return viewed(values, dtype_from_name(str(entry["dtype"])))
         return values.astype(np.str_).astype(object) if is_string(values.dtype) else values

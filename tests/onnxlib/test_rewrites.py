@@ -83,28 +83,6 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
     ),
     "sum over a count": ("mean-of-parts", divided),
     "mean": ("mean-of-parts", mean),
-    "transposed by nothing": (
-        "redundant",
-        lambda _: ([node("Transpose", "x", "t", perm=[0, 1, 2]), node("Exp", "t", "y")], {}),
-    ),
-    "cast to what it is": (
-        "redundant",
-        lambda _: ([node("Cast", "x", "c", to=TensorProto.FLOAT), node("Exp", "c", "y")], {}),
-    ),
-    "convolution": (
-        "kernel-shape",
-        lambda _: (
-            [node("Conv", "x w b", "y", pads=[1, 1], auto_pad="NOTSET")],
-            {"w": np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 4, 3), "b": np.ones(4, np.float32)},
-        ),
-    ),
-    "transposed convolution": (
-        "kernel-shape",
-        lambda _: (
-            [node("Identity", "w", "made"), node("ConvTranspose", "x made", "y", auto_pad="SAME_UPPER")],
-            {"w": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 4, 2)},
-        ),
-    ),
 }
 SINCE = {"layer-norm": 17}
 

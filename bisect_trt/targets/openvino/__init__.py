@@ -100,9 +100,9 @@ class OpenVinoTarget(Target):
         from bisect_trt.onnxlib.emulation import lower_roundtrip  # noqa: PLC0415 - a command line is read without
         from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
-        arithmetic, kind = self.drops_casts(settings), low_type(settings)
+        kind = low_type(settings)
         assert kind is not None  # OpenVINO takes no other low precision
-        return lower_roundtrip(load_proto(model), settings.keep, None, kind, arithmetic=arithmetic)
+        return lower_roundtrip(load_proto(model), settings.keep, None, kind)
 
     def hints(
         self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
@@ -132,12 +132,8 @@ class OpenVinoTarget(Target):
         return f"{self.title} ({', '.join([own.device, *said, *(settings.low_precisions or ('fp32',))])})"
 
     def emulates_low(self, settings: TargetSettings) -> bool:
-        """On the CPU, where it computes what a graph has in fp16 in fp32."""
+        """On the CPU, where it computes in fp32 what a graph has in bf16."""
         return settings.of(OpenVinoSettings).device == CPU
-
-    def drops_casts(self, settings: TargetSettings) -> bool:
-        """On the CPU as well: fp16 is made fp32 in the whole graph, and the Casts are none then."""
-        return self.emulates_low(settings)
 
     def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""
@@ -171,7 +167,6 @@ class OpenVinoTarget(Target):
         """Return the line that compiles a model so; what was rounded to a low precision in the file runs in fp32."""
         own = settings.of(OpenVinoSettings)
         low = next(iter(settings.low_precisions), None)
-        rounded = low is None or settings.keep or (low == "fp16" and self.drops_casts(settings))
-        properties = {HINT: FULL if rounded or low is None else HINTS[low], **dict(own.properties)}
+        properties = {HINT: FULL if low is None or settings.keep else HINTS[low], **dict(own.properties)}
         line = f"compiled = openvino.Core().compile_model(m, {own.device!r}, {properties!r})".replace("'", '"')
         return (line,)

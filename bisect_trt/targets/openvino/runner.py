@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import RuntimeMissingError, UnavailableError, ValueRefusedError
+from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableError, ValueRefusedError
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
@@ -67,7 +67,12 @@ class OpenVinoRunner:
         self._try(openvino.__version__)
         capabilities = self._capabilities()
         low = next((name for name in CAPABILITIES if settings[name]), None)
-        # Where a node is kept from the low precision, or the device does not compute in it, the model is rounded instead.
+        if low == "fp16" and CAPABILITIES[low] not in capabilities:
+            raise ConflictError(
+                f"--fp16: OpenVINO's {settings['device']} computes fp16 in fp32; use --bf16, or --onnxrt --fp16, which rounds "
+                "each value."
+            )
+        # Where a node is kept from the low precision, or the device does not compute in bf16, the model is rounded instead.
         self._hint = FULL
         if low is not None and not settings["keep"] and CAPABILITIES[low] in capabilities:
             self._hint = HINTS[low]
