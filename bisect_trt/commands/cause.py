@@ -137,7 +137,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         most: The largest number of questions; ``None`` is returned if they are not enough.
     """
     weights = {unit: switch.weight for unit, switch in enumerate(panel.switches)}
-    passes, options, spares, wholes = map(panel.of, (Tier.PASS, Tier.OPTION, Tier.SPARE, Tier.WHOLE))
+    passes, options, wholes = map(panel.of, (Tier.PASS, Tier.OPTION, Tier.WHOLE))
 
     def story(ask: Ask) -> Alternatives:
         def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
@@ -146,8 +146,6 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         gates = [unit for unit in wholes if panel.switches[unit].covers is not None]
         shut = {panel.switches[unit].covers for unit in gates if ask(frozenset({unit})) is Verdict.FAIL}
         found = Alternatives() if shut else find(passes, likely=bool(gates))
-        if not shut and not found.found and spares:
-            found = find([*passes, *spares])
         more = find(options)
         if not (found.found or more.found) and passes and options:
             more = find([*passes, *options])

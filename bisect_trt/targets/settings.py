@@ -140,9 +140,7 @@ class Tier(IntEnum):
     """One thing that it does to this model: a pass over the graph, a tactic of a layer."""
     OPTION = 1
     """A setting that is about another thing."""
-    SPARE = 2
-    """As ``PASS``, but nothing shows that it does anything to this model; for where nothing else is found."""
-    WHOLE = 3
+    WHOLE = 2
     """A whole kind at once: all optimisations, a precision. It mostly helps, and costs most."""
 
 

@@ -238,7 +238,6 @@ def _short(provider: str) -> str:
 
 
 OPTIMIZER = "optimizer"
-_QDQ = ("QuantizeLinear", "DequantizeLinear")
 _GROUP = re.compile(r"Level\d_RuleBasedTransformer")
 """A pass that applies rules, which the log does not name; each rule is disabled by its own name."""
 RULES: Mapping[str, tuple[str, ...]] = {
@@ -266,61 +265,22 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "ReluQuantRewrite": ("Relu", "QuantizeLinear"),
 }
 """The rules of the rule-based passes, with the operators that each is about; the first has to be there for it to apply."""
-PASSES: Mapping[str, tuple[str, ...]] = {
-    "AttentionFusion": ("MatMul", "Softmax"),
-    "Avx2WeightS8ToU8Transformer": _QDQ,
-    "BiasDropoutFusion": ("Add", "Dropout"),
-    "BiasGeluFusion": ("Add", "Gelu"),
-    "BiasSkipLayerNormFusion": ("Add", "LayerNormalization"),
-    "BiasSoftmaxFusion": ("Add", "Softmax"),
-    "CommonSubexpressionElimination": (),
-    "ConstantFolding": (),
-    "ConstantSharing": (),
-    "ConvActivationFusion": ("Conv", "Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "HardSigmoid"),
-    "ConvAddActivationFusion": ("Conv", "Add", "Relu"),
-    "DoubleQDQPairsRemover": _QDQ,
-    "DynamicQuantizeMatMulFusion": ("DynamicQuantizeLinear", "MatMulInteger"),
-    "EmbedLayerNormFusion": ("Gather", "LayerNormalization"),
-    "EnsureUniqueDQForNodeUnit": ("DequantizeLinear",),
-    "FastGeluFusion": ("Tanh", "Pow"),
-    "FreeDimensionOverrideTransformer": (),
-    "FuseFp16InitializerToFp32NodeTransformer": ("Cast",),
-    "GatherSliceToSplitFusion": ("Gather", "Slice"),
-    "GatherToSliceFusion": ("Gather", "Range"),
-    "GatherToSplitFusion": ("Gather",),
-    "GeluFusion": ("Erf",),
-    "GeluFusionL1": ("Erf",),
-    "GeluFusionL2": ("Erf",),
-    "GemmActivationFusion": ("Gemm", "Relu", "Sigmoid", "Tanh", "LeakyRelu"),
-    "GroupQueryAttentionFusion": ("GroupQueryAttention", "RotaryEmbedding"),
-    "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
-    "LayerNormFusion": ("ReduceMean", "Pow", "Sqrt", "Div"),
-    "LayerNormFusionL1": ("ReduceMean", "Pow", "Sqrt", "Div"),
-    "LayerNormFusionL2": ("ReduceMean", "Pow", "Sqrt", "Div"),
-    "MatMulActivationFusion": ("MatMul",),
-    "MatMulAddFusion": ("MatMul", "Add"),
-    "MatMulIntegerToFloatFusion": ("MatMulInteger", "Cast", "Mul"),
-    "MatMulNBitsFusion": ("MatMulNBits", "Add"),
-    "MatMulScaleFusion": ("MatMul", "Mul", "Div"),
-    "MatmulTransposeFusion": ("MatMul", "Transpose"),
-    "NchwcTransformer": ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Upsample"),
-    "NhwcTransformer": ("QLinearConv", "Conv", "MaxPool", "AveragePool"),
-    "QDQFinalCleanupTransformer": _QDQ,
-    "QDQPropagationTransformer": (*_QDQ, "MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze"),
-    "QDQS8ToU8Transformer": _QDQ,
-    "QDQSelectorActionTransformer": _QDQ,
-    "QuickGeluFusion": ("Sigmoid", "Mul"),
-    "ReshapeFusion": ("Reshape", "Concat"),
-    "RocmBlasAltImpl": (),
-    "SimplifiedLayerNormFusion": ("ReduceMean", "Pow", "Sqrt", "Div"),
-    "SkipLayerNormFusion": ("LayerNormalization", "Add"),
-    "SliceConcatToSpaceToDepthFusion": ("Slice", "Concat"),
-    "TransposeOptimizer": ("Transpose",),
-    "TransposeOptimizer_CPUExecutionProvider": ("Transpose",),
-    "WeightBiasQuantization": _QDQ,
-    "WhereDummyDq": ("Where", "DequantizeLinear"),
-}
-"""The other passes, with the operators that each is about. Releases name them in their log, from 1.17 on."""
+_PASSES = (
+    "AttentionFusion", "Avx2WeightS8ToU8Transformer", "BiasDropoutFusion", "BiasGeluFusion",
+    "BiasSkipLayerNormFusion", "BiasSoftmaxFusion", "CommonSubexpressionElimination", "ConstantFolding",
+    "ConstantSharing", "ConvActivationFusion", "ConvAddActivationFusion", "DoubleQDQPairsRemover",
+    "DynamicQuantizeMatMulFusion", "EmbedLayerNormFusion", "EnsureUniqueDQForNodeUnit", "FastGeluFusion",
+    "FreeDimensionOverrideTransformer", "FuseFp16InitializerToFp32NodeTransformer", "GatherSliceToSplitFusion",
+    "GatherToSliceFusion", "GatherToSplitFusion", "GeluFusion", "GeluFusionL1", "GeluFusionL2",
+    "GemmActivationFusion", "GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion", "LayerNormFusion",
+    "LayerNormFusionL1", "LayerNormFusionL2", "MatMulActivationFusion", "MatMulAddFusion",
+    "MatMulIntegerToFloatFusion", "MatMulNBitsFusion", "MatMulScaleFusion", "MatmulTransposeFusion",
+    "NchwcTransformer", "NhwcTransformer", "QDQFinalCleanupTransformer", "QDQPropagationTransformer",
+    "QDQS8ToU8Transformer", "QDQSelectorActionTransformer", "QuickGeluFusion", "ReshapeFusion", "RocmBlasAltImpl",
+    "SimplifiedLayerNormFusion", "SkipLayerNormFusion", "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
+    "TransposeOptimizer_CPUExecutionProvider", "WeightBiasQuantization", "WhereDummyDq",
+)  # fmt: skip
+"""The other passes, for a session that opens no log of them: one that crashes, or is older than 1.17."""
 FIXED = ("CastFloat16Transformer", "InsertCastTransformer", "MemcpyTransformer", "RemoveDuplicateCastTransformer")
 """Passes that run whatever is disabled: without them a session would have no kernels for what is in the graph."""
 _LOWER_LEVELS = ((OFF, "off"), ("ORT_ENABLE_BASIC", "basic"), ("ORT_ENABLE_EXTENDED", "extended"))
@@ -353,24 +313,15 @@ def ort_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
 
 
 def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
-    """Those that touched the model, then all others that are known."""
+    """Those that changed the model, as far as that is known."""
     trace = looked.trace or {}
-    ran, changed = list(trace.get("ran", ())), list(trace.get("changed", ()))
-    says = bool(ran)
-    rules = not says or any(_GROUP.fullmatch(name) for name in changed)
-    names = dict.fromkeys([*ran, *PASSES, *RULES])
-    for name in names:
-        if name in own.disabled_optimizers or name in FIXED or _GROUP.fullmatch(name):
-            continue
-        among = rules and RULES[name][0] in looked.operators if name in RULES else False
-        touched = among or (name not in RULES and (name in changed or not says))
-        operators = RULES.get(name) or PASSES.get(name) or ()
-        yield Switch(
-            f"{OPTIMIZER}:{name}",
-            adding("disabled_optimizers", name),
-            Tier.PASS if touched else Tier.SPARE,
-            LIKELY if _concerns(operators, looked.suspects) else 1.0,
-        )
+    changed = trace["changed"] if trace.get("ran") else _PASSES
+    rules = any(_GROUP.fullmatch(name) for name in changed) or changed is _PASSES
+    applied = [name for name, operators in RULES.items() if rules and operators[0] in looked.operators]
+    for name in dict.fromkeys([*changed, *applied]):
+        if name not in (*own.disabled_optimizers, *FIXED) and not _GROUP.fullmatch(name):
+            weight = LIKELY if _concerns(RULES.get(name, ()), looked.suspects) else 1.0
+            yield Switch(f"{OPTIMIZER}:{name}", adding("disabled_optimizers", name), Tier.PASS, weight)
 
 
 def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
