@@ -174,16 +174,6 @@ def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, he
     assert "--workers 1" in ran.error
 
 
-def test_what_a_killed_run_was_writing_is_removed_by_the_next(cli: CommandLine, here: Path) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left, alive = (here / f".r.json.{os.uname().nodename}.{pid}.tmp" for pid in (dead.pid, os.getppid()))
-    for path in (left, alive):
-        path.write_text("{")
-    assert cli("run", chain(here / "model.onnx", 2), "--onnxrt", "--json", "r.json").status == 0
-    assert (left.exists(), alive.exists()) == (False, True)
-
-
 def test_a_umask_that_takes_all_rights_is_named(here: Path) -> None:
     (here / "file").write_text("")
     before = os.umask(0o777)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-MODEL, OUT, FILE = "{model}", "{out}", "{{file{}}}"
+MODEL, OUT = "{model}", "{out}"
 
 
 def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
-    """A command that runs such a tool; there is no shell.
+    """A command that runs such a tool, with the whole paths of the files that it names; there is no shell.
 
     Raises:
         UsageError: It names no model to read or to write, its quotes do not match, or there is no such program.
@@ -42,17 +43,12 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
         raise ValueRefusedError(
             f"--through: there is no program '{words[0]}' (or it is not executable); give its path or correct PATH."
         )
-    return text
+    return shlex.join(str(Path(word).absolute()) if os.path.isfile(word) else word for word in words)  # noqa: PTH113 - of any length
 
 
 @dataclass(frozen=True)
 class ThroughSettings(OwnSettings):
-    """The settings of a tool from ONNX to ONNX.
-
-    Attributes:
-        through: The command, with ``{model}`` for what it reads, ``{out}`` for what it writes, and ``{file1}``, ... for files.
-        reads: These files: a script, a configuration.
-    """
+    """The command of a tool from ONNX to ONNX, with ``{model}`` for what it reads and ``{out}`` for what it writes."""
 
     through: Annotated[
         str | None,
@@ -62,36 +58,6 @@ class ThroughSettings(OwnSettings):
             read=command,
         ),
     ] = None
-    reads: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Find the files in the command."""
-        if self.reads or self.through is None:
-            return
-        words = shlex.split(self.through)
-        files = [str(Path(word).absolute()) if _is_file(word) else "" for word in words]
-        reads = [path for path in dict.fromkeys(files) if path]
-        names = [FILE.format(reads.index(path) + 1) if path else word for path, word in zip(files, words, strict=True)]
-        object.__setattr__(self, "through", shlex.join(names))
-        object.__setattr__(self, "reads", tuple(reads))
-
-    @property
-    def words(self) -> list[str]:
-        """The command as it was given, its files by their paths."""
-        paths = {FILE.format(number): path for number, path in enumerate(self.reads, 1)}
-        return [paths.get(word, word) for word in shlex.split(self.through or "")]
-
-
-def _is_file(word: str) -> bool:
-    """Whether a word names a file of the user's; a program with its path is one if it is a script."""
-    try:
-        path = Path(word)
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(4) != b"\x7fELF"
-    except (OSError, ValueError):  # no path at all
-        return False
 
 
 class ThroughTarget(Target):
@@ -101,18 +67,16 @@ class ThroughTarget(Target):
     precisions = ()
     needs, reads_graph = "onnxruntime", True
     sent = ("bisect_trt.targets.onnxrt.runner", "bisect_trt.targets.through.runner")
-    files = ("reads",)
+    stays = True
 
     def describe(self, settings: TargetSettings) -> str:
         """Its command, by the names of its files."""
-        own = settings.of(ThroughSettings)
-        names = {path: Path(path).name for path in own.reads}
-        words = (names.get(word, word) for word in own.words)
-        return f"the model that `{' '.join(words)}` writes"
+        words = shlex.split(settings.of(ThroughSettings).through or "")
+        return f"the model that `{' '.join(Path(word).name if '/' in word else word for word in words)}` writes"
 
     def flags(self, settings: TargetSettings) -> list[str]:
         """The option with its command."""
-        return ["--through", shlex.join(settings.of(ThroughSettings).words)]
+        return ["--through", settings.of(ThroughSettings).through or ""]
 
     def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
         """Yield nothing: a tool is named with each command."""
@@ -135,5 +99,5 @@ class ThroughTarget(Target):
     def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """Return how ``reproduce.py`` runs a model: with the tool, then ONNX Runtime."""
         script, own = super().script(settings, model), settings.of(ThroughSettings)
-        tool = Path(own.words[0]).name if own.through else self.title
+        tool = Path(shlex.split(own.through)[0]).name if own.through else self.title
         return Script(f"{tool}, {script.needs}", script.modules, script.settings, script.hints)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import shlex
@@ -41,7 +40,7 @@ class ThroughRunner:
         """
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
             try:
-                written = run_tool(path, pathlib.Path(folder), self._settings)
+                written = run_tool(path, pathlib.Path(folder), self._settings["through"])
             except OSError as error:
                 raise RuntimeMissingError(
                     f"the tool cannot be run: {error.strerror or error}; check its path."
@@ -66,13 +65,13 @@ class ThroughRunner:
 make = ThroughRunner
 
 
-def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
+def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib.Path:
     """Have the tool write its model.
 
     Args:
         model: What it reads.
         folder: Where it writes.
-        settings: The command (``through``), and what it ``reads``.
+        command: The command.
 
     Raises:
         BuildError: It fails, or writes nothing.
@@ -80,11 +79,7 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, settings: Mapping[str, A
     """
     out = folder / "out.onnx"
     named = {"model": str(model.absolute()), "out": str(out)}
-    for number, path in enumerate(settings["reads"], 1):
-        named[f"file{number}"] = str(pathlib.Path(path).absolute())
-    words = [fill(word, named) for word in shlex.split(settings["through"])]
-    if words[0] in named.values() and not os.access(words[0], os.X_OK):
-        pathlib.Path(words[0]).chmod(0o755)  # a copy, which does not keep that
+    words = [fill(word, named) for word in shlex.split(command)]
     done = subprocess.run(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
