@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import FindAll, Model, time_out, to_file
-from bisect_trt.options.spec import argument, option, switch
+from bisect_trt.options.spec import MOST, argument, counted, option, switch
 from bisect_trt.search.oracle import Mode
 
 FRESH_SAMPLES = 200
@@ -168,9 +168,9 @@ class PrecisionOptions:
             help="Hold sets against these samples, .npz, .json or a Python file, not against made-up ones.",
         ),
     ] = field(default_factory=list)
-    fresh_samples: Annotated[
-        int, option(metavar="N", min=0, help="Hold sets against N samples that the search has not seen.")
-    ] = FRESH_SAMPLES
+    fresh_samples: Annotated[int, counted("Hold sets against N samples that the search has not seen.", least=0)] = (
+        FRESH_SAMPLES
+    )
     keep_set: Annotated[
         int | None,
         option(metavar="N", min=0, help="Write the set of N nodes of the last run's curve, without a new search."),
@@ -243,9 +243,9 @@ def until(value: Any) -> str | int:  # noqa: ANN401 - whatever was given
     word = str(value).lower()
     if word in ("good", "bad", "both"):
         return word
-    if word.isdecimal() and int(word) > 0:
+    if word.isdecimal() and 0 < int(word) <= MOST:
         return int(word)
-    raise ValueError("good, bad, both, or a number from 1 up")
+    raise ValueError(f"good, bad, both, or a number from 1 to {MOST}")
 
 
 @dataclass(frozen=True)
@@ -259,10 +259,7 @@ class Repeat:
 
     model: Model
     number: Annotated[
-        int | None,
-        option(
-            "-n", "--number", metavar="N", min=1, help="Builds or runs; default 10. With --until, the largest number."
-        ),
+        int | None, counted("Builds or runs; default 10. With --until, the largest number.", "-n", "--number")
     ] = None
     until: Annotated[
         str | None,
@@ -321,10 +318,7 @@ class Sweep:
             read=swept_shape,
         ),
     ] = field(default_factory=list)
-    tries: Annotated[
-        int,
-        option(metavar="N", min=2, max=100_000, help="The largest number of sizes to probe."),
-    ] = 64
+    tries: Annotated[int, counted("The largest number of sizes to probe.", least=2)] = 64
 
 
 @dataclass(frozen=True)

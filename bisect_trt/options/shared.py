@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.errors import OutputFileError
 from bisect_trt.options.reading import regex, shape, size, value_range
-from bisect_trt.options.spec import Option, argument, option, seconds
+from bisect_trt.options.spec import Option, argument, counted, option, seconds
 
 if TYPE_CHECKING:
     from bisect_trt.commands.checks import CheckSettings
@@ -115,9 +115,9 @@ class Data:
         option(metavar="[NAME:][LO,HI]", help="Range of random values; default [0,1].", read=value_range),
     ] = field(default_factory=dict)
     seed: Annotated[int, option(help="Seed of random values.")] = 1
-    iterations: Annotated[
-        int | None, option(metavar="N", min=1, help="Samples of random values, or the largest number from the script.")
-    ] = None
+    iterations: Annotated[int | None, counted("Samples of random values, or the largest number from the script.")] = (
+        None
+    )
     load_inputs: Annotated[
         list[Path], option(metavar="FILE", help="Input values by tensor name: .npz, or Polygraphy's .json.")
     ] = field(default_factory=list)
@@ -160,14 +160,12 @@ class Search:
         int | None,
         option(metavar="N", min=1, help="Probes at a time; default one for each GPU, else one for each core."),
     ] = None
-    repeat: Annotated[
-        int | None, option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
-    ] = None
+    repeat: Annotated[int | None, counted("Run the original N times to measure how often it fails.")] = None
     confidence: Annotated[
         float, option(metavar="P", min=0.5, max=0.999999, help="Confidence for a failure that is not deterministic.")
     ] = 0.99
     shrink: Annotated[bool, option(help="Do not make the tensors of the minimal case smaller.")] = True
-    max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
+    max_probes: Annotated[int | None, counted("Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
 

@@ -77,6 +77,15 @@ def seconds(help: str) -> Option:  # noqa: A002 - as above
     return Option(help=help, metavar="SECONDS", min=0.001, max=1e8)
 
 
+MOST = 1_000_000
+"""The largest number of runs, samples or probes: one more digit too many and a command would never end."""
+
+
+def counted(help: str, *flags: str, least: int = 1) -> Option:  # noqa: A002 - as above
+    """Declare a number of runs, samples or probes."""
+    return Option(flags, help, metavar="N", min=least, max=MOST)
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
     """A field of a group, with its type taken apart.

@@ -139,8 +139,11 @@ def _evidence(
     The original failed too, and the answer will when it is read back, or there is no proof.
     """
     failures = sum(answer <= units for units in oracle.heard(Verdict.FAIL)) + 2 * flakiness.runs
-    passed = [units for units in oracle.heard(Verdict.PASS) if not answer <= units]
-    return failures, [sum(part <= units for units in passed) for part in decisive]
+    passes = [0] * len(decisive)
+    for units in oracle.heard(Verdict.PASS):  # one set at a time: each may take megabytes
+        for place, part in enumerate(decisive if not answer <= units else ()):
+            passes[place] += part <= units
+    return failures, passes
 
 
 def _ask_again(
