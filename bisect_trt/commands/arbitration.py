@@ -406,7 +406,7 @@ def _run(subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettin
     """Return the outputs of a model on a target; on the reference without one."""
     models, made = subject.models, subject.workspace.scratch("fault.made.npz")
     settings = models.reference if on is None else on
-    request = Collect(settings, models.write("fault", model), models.feed("fault.in", fed), made)
+    request = Collect(settings, models.write("fault", model), (models.feed("fault.in", fed),), (made,))
     try:
         reply = models.workers.ask(request, _EVALUATOR_SECONDS if on == _EVALUATOR else None, here=on is None)
     except BisectError as error:

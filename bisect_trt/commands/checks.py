@@ -43,7 +43,7 @@ from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import workers_within
-from bisect_trt.worker.protocol import Failed, RunEach
+from bisect_trt.worker.protocol import Collect, Failed
 
 FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 """The folders that files of probes go to, by verdict."""
@@ -272,7 +272,7 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        reply = subject.workers.ask(RunEach(runtime, model, *files), here=True)
+        reply = subject.workers.ask(Collect(runtime, model, *files), here=True)
         if isinstance(reply, Failed):
             raise ModelRefusedError(
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "

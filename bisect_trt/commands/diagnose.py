@@ -52,7 +52,7 @@ from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.worker.place import rerun_command
-from bisect_trt.worker.protocol import Compare, Compared, Failed, RunEach, Sample
+from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
 
 MANY, FEW = 16, 8
 """Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is computed and compared."""
@@ -303,7 +303,7 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console,
     golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
     reply: Any = None
     try:
-        right = RunEach(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
+        right = Collect(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
         if not isinstance(models.workers.ask(right, here=True), Failed):
             samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
             model = models.write("many", subject.network.proto)

@@ -26,7 +26,7 @@ from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import Sample, is_script, make_inputs, validate_sample
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.worker.protocol import Failed, RunEach
+from bisect_trt.worker.protocol import Collect, Failed
 from bisect_trt.worker.protocol import Sample as SampleFiles
 
 _MOST_BYTES = 1 << 30
@@ -143,7 +143,7 @@ class Fresh:
 
         def run(some: Sequence[SampleFiles]) -> bool:
             inputs, golden = tuple(each.inputs for each in some), tuple(each.golden for each in some)
-            reply = models.workers.ask(RunEach(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
+            reply = models.workers.ask(Collect(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
             return not isinstance(reply, Failed)
 
         def usable(golden: Path) -> bool:

@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import onnx
@@ -108,7 +108,7 @@ def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: P
         ) from error
 
 
-def _move_out(tensor: TensorProto, file: BinaryIO, location: str) -> None:
+def _move_out(tensor: TensorProto, file: IO[bytes], location: str) -> None:
     """Append a tensor's values to the file ``location``, and make the tensor refer to them."""
     make_raw(tensor)
     at = _align(file)
@@ -116,7 +116,7 @@ def _move_out(tensor: TensorProto, file: BinaryIO, location: str) -> None:
     refer_to(tensor, location, at, len(tensor.raw_data))
 
 
-def _align(file: BinaryIO) -> int:
+def _align(file: IO[bytes]) -> int:
     """Go to the place of the next weight in a file, and return it."""
     return file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
 
@@ -135,7 +135,7 @@ def copy_file(source: Path, target: Path) -> None:
             shutil.copyfileobj(reader, writer, _CHUNK)
 
 
-def _copy_range(source: Path, place: WeightPlace, writer: BinaryIO) -> None:
+def _copy_range(source: Path, place: WeightPlace, writer: IO[bytes]) -> None:
     """Append a range of a file to another one.
 
     Raises:

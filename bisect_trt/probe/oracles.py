@@ -308,7 +308,7 @@ class EngineCheck:
         target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
         target = target.target.recording(target, files.folder) if self.records else target
         began = time.monotonic()
-        request = BuildEngine(target, files.model, files.inputs, engine)
+        request = BuildEngine(target.with_own(save_engine=str(engine.absolute())), files.model, files.inputs)
         reply = self.workers.ask(request, self.command.timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, time.monotonic() - began)

@@ -93,7 +93,7 @@ class Models:
         """
         settings = self.reference if target is None else target
         asked = self._reference_once if target is None else target
-        reply = self.workers.ask(Collect(asked, model, inputs, to, append), here=target is None)
+        reply = self.workers.ask(Collect(asked, model, (inputs,), (to,), append), here=target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise ModelRefusedError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":
@@ -113,7 +113,8 @@ class Models:
         timeout: float | None = None,
     ) -> Failed | None:
         """Write the engine that a target makes of a model; why it is not built, if so."""
-        request = BuildEngine(target, self.write(name, model), self.feed(name, values), to.absolute())
+        target = target.with_own(save_engine=str(to.absolute()))
+        request = BuildEngine(target, self.write(name, model), self.feed(name, values))
         reply = self.workers.ask(request, timeout)
         return reply if isinstance(reply, Failed) else None
 
@@ -202,7 +203,7 @@ class InferredValues:
         computed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self._shapes.items()}
         self.infos = {**static, **computed}
 
-    def take(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> NDArray[Any]:
         """Return the value of a tensor."""
         info = self.infos[name]
         return self._shapes[name] if name in self._shapes else np.zeros(cast("Any", info.shape), info.dtype)
@@ -275,7 +276,7 @@ class Reference:
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Return the known values of the tensors, in the given order."""
         return {
-            name: self.inputs[name] if name in self.inputs else self._values.take(name)
+            name: self.inputs[name] if name in self.inputs else self._values[name]
             for name in names
             if name in self.infos
         }
@@ -284,7 +285,7 @@ class Reference:
         """The outputs of another model on the reference runtime; ``None`` if it does not run there."""
         if self._models.build_only:
             found = InferredValues(Network(model), inputs, self._models)
-            return {name: found.take(name) for name in found.network.outputs if name in found.infos}
+            return {name: found[name] for name in found.network.outputs if name in found.infos}
         made = self._models.run("piece", model, inputs)
         return None if isinstance(made, Failed) else made
 

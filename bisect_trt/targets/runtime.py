@@ -4,7 +4,7 @@ A runner is an object with
 
 - ``facts``: plain values, among them ``version``, and ``lowers_by`` where that is not ``cast``,
 - ``load(path, feed, hints)``: a :class:`RuntimeSession`,
-- ``trace(path, feed, hints)``, ``build(path, to, feed, hints)`` and ``describe_engine()``, where it has such,
+- ``trace(path, feed, hints)`` and ``describe_engine()``, where it has such,
 - ``gpu_memory()``: bytes of GPU memory in use, where it has such.
 
 A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and the modules that are sent
@@ -121,15 +121,6 @@ class Runtime:
         if not hasattr(self.runner, "trace"):
             return {}
         return dict(self.runner.trace(model, feed or {}, self._hints(model)))
-
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write the engine of a model to a file; the arguments are the same as for :meth:`load`.
-
-        Raises:
-            BuildError: The runtime refuses the model.
-            UsageError: The file cannot be written.
-        """
-        self.runner.build(model, target, feed or {}, self._hints(model))
 
     def describe_engine(self) -> dict[str, Any]:
         """Return the contents of the prebuilt engine that it was set up with, as plain values.

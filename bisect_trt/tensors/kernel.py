@@ -1,9 +1,8 @@
-"""Memory (total, free, processes over a limit) and child processes, as the kernel reports them."""
+"""Memory as the kernel reports it: total, free, processes over a limit."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import signal
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-_PDEATHSIG, _SUBREAPER = 1, 36
+_PDEATHSIG = 1
 _UNLIMITED = 1 << 60
 """A limit past this is none; control groups of version 1 have a large number instead."""
 
@@ -111,30 +110,11 @@ def prefer_to_end(pid: int) -> None:
         (_PROC / str(pid) / "oom_score_adj").write_text("500")
 
 
-def adopt_orphans() -> bool:
-    """Make this process the parent of its orphaned descendants; return whether that is possible (Linux)."""
-    return _prctl(_SUBREAPER, 1)
-
-
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it exits."""
-    _prctl(_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> bool:
-    """Set an attribute of this process. Source: prctl(2)."""
+    """Let the kernel kill this process when the thread that started it exits (Linux). Source: prctl(2)."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            return bool(ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0) == 0)
-    return False
-
-
-def children() -> list[int]:
-    """Return the processes that this one has adopted or its first thread has started; none where the kernel lists none."""
-    try:
-        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:
-        return []
+            ctypes.CDLL(None).prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _own_groups() -> Iterator[Path]:

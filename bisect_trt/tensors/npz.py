@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -177,20 +177,8 @@ class NpzFile(Mapping[str, NDArray[Any]]):
         return len(self._entries)
 
 
-class _Stream(io.FileIO):
-    """A device, FIFO or standard stream, which has no positions: ``/dev/null`` says 0 after any write."""
-
-    def seekable(self) -> bool:
-        """It is not."""
-        return False
-
-    def tell(self) -> int:
-        """Raise ``OSError``, by which ``zipfile`` knows a stream."""
-        raise io.UnsupportedOperation("tell")
-
-
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing.
 
     A regular file is replaced after the block, if there was no error; it keeps its mode, and a symbolic link stays a link.
@@ -201,9 +189,10 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     """
     stream = _standard_stream(path)
     if stream is not None or (path.exists() and not path.is_file()):
-        with io.BufferedWriter(_Stream(path if stream is None else os.dup(stream), "wb")) as file:
-            file.raw.name = str(path)  # onnx.save needs a path, and a descriptor has a number
-            yield file
+        whole = io.BytesIO()  # it has positions, which a stream has not
+        yield whole
+        with open(path if stream is None else os.dup(stream), "wb") as file:  # noqa: PTH123 - it may be a descriptor
+            file.write(whole.getbuffer())
         return
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name[:100]}.{os.uname().nodename}.{os.getpid()}.tmp")
@@ -231,7 +220,7 @@ def _standard_stream(path: Path) -> int | None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file as :func:`written_whole` does, and report errors in a sentence.
 
     Raises:

@@ -44,8 +44,6 @@ _DATA, _INDEX = "tensors.bin", "index.json"
 _SCHEMA = 3
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
-_COPIED = 1 << 20
-"""Bytes up to which :meth:`ActivationStore.take` copies values."""
 
 
 class StoreWriter:
@@ -157,7 +155,6 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
 
     Raises:
         KeyError: There is no such tensor.
-        UnavailableError: The file has been changed since it was opened.
     """
 
     def __init__(self, folder: Path, index: Mapping[str, Any], file: int) -> None:
@@ -170,10 +167,9 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         self.skipped: dict[str, str] = index["skipped"]
         known = {kind: TensorInfo("", dtype_from_name(dtype), shape) for kind, (dtype, shape) in enumerate(self.types)}
         self.infos = Infos(self.kinds, known)
-        self._seen = self._look()
         # An empty file cannot be mapped.
         with os.fdopen(os.dup(file), "rb") as stream:
-            data = np.memmap(stream, np.uint8, "r") if self._seen[0] else np.empty(0, np.uint8)
+            data = np.memmap(stream, np.uint8, "r") if os.fstat(file).st_size else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
 
     @classmethod
@@ -200,18 +196,6 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         except (ValueError, KeyError, TypeError) as err:
             raise RunFolderError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
 
-    def _look(self) -> tuple[int, int]:
-        seen = os.fstat(self._file)
-        return seen.st_size, seen.st_mtime_ns
-
-    def _check_unchanged(self) -> None:
-        """Refuse a file that was truncated: reading it would kill the process."""
-        if self._look() != self._seen:
-            raise RunFolderError(
-                f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
-                "elsewhere, and start again"
-            )
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
 
@@ -224,20 +208,10 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
         place, (_, shape) = self.places[name], self.types[self.kinds[name]]
-        self._check_unchanged()
         if isinstance(place, list):
             return np.array(place, object).reshape(shape)
         stop = place + info.dtype.itemsize * math.prod(shape)
         return self._data[place:stop].view(info.dtype).reshape(shape)
-
-    def take(self, name: str) -> NDArray[Any]:
-        """Return the values while checks run, which may truncate the file: up to 1 MiB of them are a copy."""
-        values, place = self[name], self.places[name]
-        if isinstance(place, list) or not 0 < values.nbytes <= _COPIED:
-            return values
-        content = os.pread(self._file, values.nbytes, place)
-        self._check_unchanged()
-        return np.frombuffer(content, np.uint8).view(values.dtype).reshape(values.shape)
 
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""

@@ -27,8 +27,6 @@ from typing import Any, NoReturn
 from bisect_trt.errors import BisectError, PlaceError
 from bisect_trt.targets.messages import RuntimeFailure
 from bisect_trt.tensors.kernel import (
-    adopt_orphans,
-    children,
     end_with_parent,
     forget_peak,
     free_bytes,
@@ -62,7 +60,6 @@ def main(own: str, memory_limit: int | None) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
-    adopt_orphans()
     log, child, crashed = Path(own, "output.log"), 0, True
     log.touch()
     try:
@@ -102,17 +99,11 @@ def _watch(child: int, source: int, sink: int, memory_limit: int | None) -> bool
 
 
 def _end(child: int) -> int:
-    """Kill a process with all that it has started; its exit status, or minus the signal's number."""
+    """Kill a process with its group; its exit status, or minus the signal's number."""
     for kill in (os.killpg, os.kill):  # right after the fork it has no group of its own
         with contextlib.suppress(OSError):
             kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    while strays := children():  # of those that have left its group this process is the parent now (Linux)
-        for pid in strays:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-    return code
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def printed(log: Path) -> str:
@@ -221,14 +212,6 @@ class Host:
     def layers(self, _: dict[str, Any], __: bytearray) -> Reply:
         """The layers of the engine."""
         return {"layers": self._session.layers()}, b""
-
-    def build(self, call: dict[str, Any], payload: bytearray) -> Reply:
-        """Build a model; the payload is the engine."""
-        runtime, path, made = self._runtime(call), self._written(call), self._own / "engine"
-        runtime.build(path, made, unpack(payload), call["hints"])
-        content = made.read_bytes()
-        made.unlink()
-        return {}, content
 
     def describe(self, call: dict[str, Any], _: bytearray) -> Reply:
         """The contents of the prebuilt engine."""

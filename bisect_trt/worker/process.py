@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.errors import ValueRefusedError
 from bisect_trt.tensors.kernel import free_bytes, holds_more, total_bytes
 from bisect_trt.worker.guard import guard
 
@@ -43,31 +42,12 @@ _RESERVE = 0.05
 """The share of all memory that is left alone by probes that run beside others."""
 
 
-_FILES, _FILES_OF_ONE = 48, 12
-"""Number of open files of a run, and of each of its probes."""
-
-
 def workers_within(wanted: int | None, default: int) -> int:
-    """Return the number of probes that the limit of open files allows at a time; the limit is raised where that is allowed.
-
-    Raises:
-        UsageError: The number that is wanted does not fit.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    workers = default if wanted is None else wanted
-    needed = _FILES + _FILES_OF_ONE * workers
-    if needed <= soft or soft == resource.RLIM_INFINITY:
-        return workers
-    if needed <= hard or hard == resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        return workers
-    fit = max((hard - _FILES) // _FILES_OF_ONE, 1)
-    if wanted is None:
-        return fit
-    raise ValueRefusedError(
-        f"--workers {workers} takes {needed} open files, and the limit here is {hard}; raise it (ulimit -n {needed}), or give "
-        f"--workers {fit}."
-    )
+    """Return the number of probes at a time; each has some open files, so their limit is raised as far as that is allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return default if wanted is None else wanted
 
 
 def module_command(module: str, *words: str) -> list[str]:

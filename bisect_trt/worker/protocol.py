@@ -99,49 +99,32 @@ class About(Request[Literal["cast", "layer"]]):
 
 @dataclass(frozen=True)
 class BuildEngine(Request[None]):
-    """Write the engine of a model.
+    """Build a model; the target's settings name the file of its engine.
 
     Attributes:
         model: The ONNX file.
         inputs: What it will be fed, ``.npz``.
-        to: The engine's file.
     """
 
     model: Path
     inputs: Path
-    to: Path
 
 
 @dataclass(frozen=True)
 class Collect(Request[None]):
-    """Run a model and keep every output.
+    """Run a model on one input after the other in one session, and keep every output.
 
     Attributes:
         model: The ONNX file.
-        inputs: What it is fed, ``.npz``; it may hold more than the model takes.
-        to: An ``.npz`` file, or else the folder of an ``ActivationStore``.
+        inputs: What it is fed, ``.npz``, in this order; each may hold more than the model takes.
+        to: The outputs of each: an ``.npz`` file, or else the folder of an ``ActivationStore``.
         append: Whether to feed what is in that store too, and to add to it.
-    """
-
-    model: Path
-    inputs: Path
-    to: Path
-    append: bool = False
-
-
-@dataclass(frozen=True)
-class RunEach(Request[None]):
-    """Run a model on one input after the other in one session, and keep the outputs of each.
-
-    Attributes:
-        model: The ONNX file.
-        inputs: What it is fed, ``.npz``, in this order.
-        to: The files of the outputs of each, ``.npz``.
     """
 
     model: Path
     inputs: tuple[Path, ...]
     to: tuple[Path, ...]
+    append: bool = False
 
 
 @dataclass(frozen=True)

@@ -95,17 +95,6 @@ class RemoteRunner:
         traced: dict[str, Any] = self._call("trace", path, feed, hints)[0]["trace"]
         return traced
 
-    def build(self, path: Path, to: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> None:
-        """Write the engine of a model to a file here.
-
-        Raises:
-            BuildError: The runtime refuses the model.
-            UsageError: The file cannot be written.
-        """
-        content = self._call("build", path, feed, hints)[1]
-        with replacing(to) as file:
-            file.write(content)
-
     def describe_engine(self) -> dict[str, Any]:
         """The contents of the prebuilt engine that the settings name."""
         engine: dict[str, Any] = self._connection.call("describe", self._known)[0]["engine"]

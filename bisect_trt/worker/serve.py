@@ -46,7 +46,6 @@ from bisect_trt.worker.protocol import (
     Lower,
     Order,
     Request,
-    RunEach,
     Sample,
     Score,
     Scored,
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from bisect_trt.worker.place import Place
 
 _MOST_RUNTIMES = 16
-_RUN = (BuildEngine, Collect, Compare, Score, RunEach)
+_RUN = (BuildEngine, Collect, Compare, Score)
 """The requests that run or build a model."""
 
 
@@ -218,7 +217,6 @@ class Worker:
             Look: self._look,
             Lower: self._lower,
             Score: self._measure,
-            RunEach: self._series,
             Trace: self._trace,
         }
 
@@ -280,7 +278,7 @@ class Worker:
         return Runtime(settings, RemoteRunner(settings, self._place))
 
     def _build(self, request: BuildEngine) -> None:
-        self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
+        self._runtime(request.target).load(request.model, load_npz(request.inputs))
 
     def _look(self, request: Look) -> Seen:
         """Only in a place; here ``doctor`` looks."""
@@ -300,20 +298,15 @@ class Worker:
         return {} if trace is None else trace(request.model, load_npz(request.inputs))
 
     def _collect(self, request: Collect) -> None:
-        feed: Feed = load_npz(request.inputs)
-        session = self._runtime(request.target).load(request.model, feed)
-        outputs = run(session, feed, request.to if request.append else None)
-        if request.to.suffix == ".npz":
-            save_npz(request.to, outputs)
-            return
-        with StoreWriter(request.to, append=request.append) as writer:
-            for name, value in outputs.items():
-                writer.add(name, value)
-
-    def _series(self, request: RunEach) -> None:
         session = self._runtime(request.target).load(request.model, load_npz(request.inputs[0]))
         for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
-            save_npz(to, run(session, load_npz(inputs)))
+            outputs = run(session, load_npz(inputs), to if request.append else None)
+            if to.suffix == ".npz":
+                save_npz(to, outputs)
+                continue
+            with StoreWriter(to, append=request.append) as writer:
+                for name, value in outputs.items():
+                    writer.add(name, value)
 
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)

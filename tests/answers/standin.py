@@ -27,11 +27,6 @@ class StandInTensorRt:
         """None is used."""
         return 0
 
-    def build(self, model: Path, target: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
-        """Write an engine: the model as it was lowered."""
-        lowered = self._runtime().lowered(model)
-        target.write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
-
     def lowered(self, model: Path) -> None:
         """It lowers models itself."""
 
@@ -41,7 +36,10 @@ class StandInTensorRt:
 
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:
         """A session."""
-        engine = getattr(self._settings.own, "load_engine", None)
+        engine, to = (getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine"))
+        if to is not None:  # the model as it is lowered
+            lowered = self._runtime().lowered(model)
+            Path(to).write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
         if engine is None:
             return self._runtime().load(model, feed)
         return self._runtime(fp16=False, bf16=False).load(Path(engine), feed)

@@ -64,7 +64,7 @@ class TensorRt:
             return "layer"
         own = settings.of(TrtSettings)
         if isinstance(request, BuildEngine):
-            request.to.write_text(json.dumps(set(settings.keep) >= NEEDED))
+            Path(own.save_engine).write_text(json.dumps(set(settings.keep) >= NEEDED))
             return None
         assert isinstance(request, Compare)
         self.asked.append(request)

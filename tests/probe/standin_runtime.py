@@ -82,10 +82,6 @@ class StandInRuntime:
     def gpu_memory(self) -> int:
         return self._gpu
 
-    def build(self, model: Path, target: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
-        lowered = self._onnxrt().lowered(model)  # what it keeps in fp32 is in the engine, too
-        target.write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
-
     def _onnxrt(self) -> Any:
         from dataclasses import replace
 
@@ -142,7 +138,10 @@ class StandInRuntime:
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")
         if TOGETHER in os.environ:
             return self._together(model, feed)
-        engine = getattr(self._settings.own, "load_engine", None)
+        engine, to = (getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine"))
+        if to is not None:
+            lowered = self._onnxrt().lowered(model)  # what it keeps in fp32 is in the engine, too
+            Path(to).write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
         if engine is not None:
             return make_runtime(TargetSettings()).load(Path(engine), feed)
         return self._onnxrt().load(model, feed)

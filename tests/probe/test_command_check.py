@@ -154,7 +154,7 @@ class Builder(WorkerPool):
         self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        to = request.to if isinstance(request, BuildEngine) else request.target.of(TrtSettings).save_engine
+        to = request.target.of(TrtSettings).save_engine
         if to is not None:
             Path(to).write_text(" ".join(request.target.keep))
         return self.answer or (None if isinstance(request, BuildEngine) else Compared())

@@ -54,7 +54,9 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def ask(command: str, **options: Any) -> Any:
             (tmp_path / "m.model").write_text(command)
-            return pool.ask(Collect(TRT, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "out.npz"), **options)
+            return pool.ask(
+                Collect(TRT, tmp_path / "m.model", (tmp_path / "in.npz",), (tmp_path / "out.npz",)), **options
+            )
 
         ask.pool = pool  # type: ignore[attr-defined]  # for those who end it
         yield ask

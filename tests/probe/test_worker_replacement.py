@@ -42,7 +42,7 @@ class Pool:
         number = next(self._numbers)
         model, to = self._folder / f"{number}.model", self._folder / f"{number}.npz"
         model.write_text(command)
-        return Collect(TARGET, model, self._folder / "in.npz", to)
+        return Collect(TARGET, model, (self._folder / "in.npz",), (to,))
 
     def ask(self, command: str, timeout: float | None = None) -> Failed | None:
         return self.pool.ask(self.request(command), timeout)
@@ -51,7 +51,7 @@ class Pool:
         """Which process answered."""
         request = self.request(command)
         assert self.pool.ask(request) is None
-        return int(arrays(request.to)["process"])
+        return int(arrays(request.to[0])["process"])
 
     @property
     def tried(self) -> list[int]:

@@ -376,16 +376,6 @@ def test_who_has_the_old_store_open_keeps_reading_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(new["x"], np.zeros(3))
 
 
-def test_values_outlive_a_check_that_cuts_the_file_off(tmp_path: Path) -> None:
-    """To touch what is mapped and gone would end the process."""
-    store = write(tmp_path, {"x": np.arange(1000.0)})
-    values = store.take("x")
-    (tmp_path / "tensors.bin").write_bytes(b"")
-    assert values.tolist() == list(range(1000))
-    with pytest.raises(UnavailableError, match="changed while they were in use"):
-        store.take("x")
-
-
 @pytest.mark.parametrize("damage", ["no folder", "no index", "no data", "short data", "junk", "other schema", "list"])
 def test_damage_is_told(damage: str, tmp_path: Path) -> None:
     write(tmp_path, {"x": np.zeros(100)})

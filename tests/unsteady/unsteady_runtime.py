@@ -111,17 +111,13 @@ class UnsteadyRunner:
             return unsteady_builds.load_engine(Path(own.load_engine))
         proto = onnx.load(str(model))
         kind, _, chance = own.fault.partition(":")
-        if kind != "tactic":
-            return proto, []
-        choices = unsteady_builds.build(proto, float(chance), own.pins, own.bans)
-        unsteady_builds.record(own.record, choices)
+        choices: list[Choice] = []
+        if kind == "tactic":
+            choices = unsteady_builds.build(proto, float(chance), own.pins, own.bans)
+            unsteady_builds.record(own.record, choices)
         if own.save_engine is not None:
             unsteady_builds.save_engine(Path(own.save_engine), proto, choices)
         return proto, choices
-
-    def build(self, model: Path, target: Path, feed: object, hints: object) -> None:  # noqa: ARG002 - not needed
-        """Write an engine."""
-        unsteady_builds.save_engine(target, *self._built(model))
 
     def load(self, model: Path, feed: object, hints: object) -> Session:  # noqa: ARG002 - not needed
         """Prepare a model."""

@@ -195,19 +195,6 @@ class TrtRunner:
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
-    def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-        """Write a model's engine to a file.
-
-        Raises:
-            BuildError: TensorRT refuses it.
-            UsageError: The file cannot be written.
-        """
-        built = build_engine(self._process, self._settings, path, feed, hints)
-        write_file(to, bytes(memoryview(built.plan)))
-        self._save(built)
-        if self._settings["record"] is not None and not self._settings["build_only"]:
-            self._open(built, hints)
-
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the parser refuses, the choices of a build, and the switches of this version.
 
