@@ -129,13 +129,10 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
     before = len(graph.node), len(graph.value_info)
     live = network.leading_to(network.producer[name] for name in network.outputs if name in network.producer)
     read = network.returned.union(*(network.reads[index] for index in live))
-    idle = {*network.initializers, *network.sparse_initializers} - read
+    idle = set(network.initializers) - read
     made = {name for index in live for name in network.made(index)}
     keep_only(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
     keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
-    keep_only(
-        graph.sparse_initializer, [tensor for tensor in graph.sparse_initializer if tensor.values.name not in idle]
-    )
     keep_only(graph.input, [value for value in graph.input if value.name not in idle])
     keep_only(graph.value_info, [value for value in graph.value_info if value.name in made])
     return Removed(before[0] - len(live), len(idle), before[1] - len(graph.value_info))

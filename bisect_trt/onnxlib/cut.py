@@ -162,9 +162,6 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     for name in dict.fromkeys(name for names in read for name in names):
         if name in fed or network.producer.get(name) in inside:
             continue
-        if name in network.sparse_initializers:
-            graph.sparse_initializer.append(network.sparse_initializers[name])
-            continue
         tensor = network.initializers[name] if name in network.initializers else stored(name)
         graph.initializer.append(tensor)
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
@@ -247,7 +244,7 @@ def extract(
     inputs = tuple(dict.fromkeys(inputs))
     computed = (name for name in network.outputs if name in network.producer and name not in inputs)
     outputs = tuple(dict.fromkeys(outputs)) or tuple(computed)
-    known = set(network.inputs).union(network.producer, network.initializers, network.sparse_initializers)
+    known = set(network.inputs).union(network.producer, network.initializers)
     for option, names in (("--inputs", inputs), ("--outputs", outputs)):
         for name in names:
             if name not in known:

@@ -232,7 +232,9 @@ def check_model(model: ModelProto) -> None:
         UnavailableError: A check failed.
     """
     graph = model.graph
-    weights = [tensor.name for tensor in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
+    if graph.sparse_initializer:
+        raise ModelFileError("it has sparse weights, which few runtimes read; export it with dense ones.")
+    weights = [tensor.name for tensor in graph.initializer]
     inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
     for what, names in (("a graph input", inputs), ("a weight", weights), ("a graph output", outputs)):
         if not all(names):
@@ -271,7 +273,6 @@ def _texts(model: ModelProto) -> Iterator[object]:
     graph = model.graph
     yield from (model.domain, graph.name, *(each.domain for each in model.opset_import))
     yield from (tensor.name for tensor in model_tensors(model))
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
     for value in (*graph.input, *graph.output, *graph.value_info):
         yield from (value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
     for function in model.functions:
@@ -364,7 +365,7 @@ def needed_ir_version(model: ModelProto) -> int:
     model of opset 13 with IR version 10. Before version 4 initializers have another meaning.
     """
     graph, own = model.graph, int(model.ir_version)
-    newer = model.functions or model.training_info or graph.sparse_initializer or graph.quantization_annotation
+    newer = model.functions or model.training_info or graph.quantization_annotation
     newer = newer or any(tensor.data_type > TensorProto.BFLOAT16 for tensor in model_tensors(model))
     if newer or not IR_WITHOUT_INITIALIZER_INPUTS < own <= onnx.IR_VERSION:
         return own

@@ -100,7 +100,6 @@ class Network:
         outputs: Names of the graph's outputs, in order.
         returned: The same as a set.
         initializers: Weights by name.
-        sparse_initializers: Sparse weights by name.
         constant: Whether each node depends on no graph input, and so only makes a weight.
     """
 
@@ -114,9 +113,7 @@ class Network:
         self.proto = proto
         self.nodes: Sequence[onnx.NodeProto] = graph.node
         self.initializers = Named(graph.initializer, (tensor.name for tensor in graph.initializer))
-        sparse = graph.sparse_initializer
-        self.sparse_initializers = Named(sparse, (tensor.values.name for tensor in sparse))
-        self.inputs = [value.name for value in graph.input if not self._is_stored(value.name)]
+        self.inputs = [value.name for value in graph.input if value.name not in self.initializers]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)
         # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one reader.
@@ -144,9 +141,6 @@ class Network:
             self.rank[index] = place
         self.constant = self._find_constants()
 
-    def _is_stored(self, name: str) -> bool:
-        return name in self.initializers or name in self.sparse_initializers
-
     def _number_ends(self) -> None:
         """Fill ``producer`` and ``consumers``."""
         if len(self.inputs) > len(self._fed):
@@ -161,7 +155,7 @@ class Network:
             for name in self.made(index):
                 if name in self.producer:
                     raise ModelFileError(f"the tensor '{name}' is made by two nodes, {_INVALID}")
-                if name in self._fed or self._is_stored(name):
+                if name in self._fed or name in self.initializers:
                     raise ModelFileError(
                         f"{self.describe(index)} makes '{name}', which is an input or an initializer too, {_INVALID}"
                     )
@@ -170,7 +164,7 @@ class Network:
 
     def _check_dangling(self) -> None:
         for name in (*self.consumers, *self.outputs):
-            if name not in self.producer and name not in self._fed and not self._is_stored(name):
+            if name not in self.producer and name not in self._fed and name not in self.initializers:
                 if name not in self.consumers:
                     raise ModelFileError(f"nothing makes the output '{name}', {_INVALID}")
                 raise ModelFileError(
@@ -236,7 +230,7 @@ class Network:
         graph = model.graph
         for index, node in enumerate(self.nodes):
             graph.node.add(name=str(index), op_type=node.op_type, input=self.reads[index], output=self.made(index))
-        for name in (*self.initializers, *self.sparse_initializers):
+        for name in self.initializers:
             graph.initializer.add(name=name, data_type=onnx.TensorProto.UINT8, dims=[0])
         for field, names in ((graph.input, self.inputs), (graph.output, self.outputs)):
             for name in names:
@@ -257,7 +251,7 @@ class Network:
     def names(self) -> frozenset[str]:
         """All tensor names, those in bodies too."""
         captured = (captured_names(node) for node in self.nodes)
-        return frozenset(self.inputs).union(self.initializers, self.sparse_initializers, self.producer, *captured)
+        return frozenset(self.inputs).union(self.initializers, self.producer, *captured)
 
     @cached_property
     def computed(self) -> list[str]:
@@ -268,17 +262,9 @@ class Network:
     def declared(self) -> Declarations:
         """The types that the model declares, its weights' too, by tensor name."""
         graph = self.proto.graph
-        dense = ((tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer)
-        sparse = ((t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer)
         declared = Declarations()
-        for name, kind, dims in chain(dense, sparse):
-            value = onnx.ValueInfoProto(name=name)
-            tensor = value.type.tensor_type
-            tensor.elem_type = kind
-            tensor.shape.SetInParent()
-            for dim in dims:
-                tensor.shape.dim.add(dim_value=dim)
-            declared.put(value)
+        for tensor in graph.initializer:
+            declared.put(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         for value in chain(graph.value_info, graph.input, graph.output):
             if value.HasField("type"):
                 declared.put(value)

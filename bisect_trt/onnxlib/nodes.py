@@ -104,7 +104,6 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 def _own(body: onnx.GraphProto) -> set[str]:
     """Return the tensors that a body defines."""
     own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
     return own | {name for inner in body.node for name in inner.output}
 
 
@@ -116,7 +115,6 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 def mentioned_names(graph: onnx.GraphProto) -> set[str]:
     """Return every tensor name in a graph and in the bodies within it."""
     names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
         names.update(node.input, node.output, captured_names(node))
     return names - {""}

@@ -187,8 +187,6 @@ def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> o
         weight = network.initializers.get(name)
         if weight is not None and weight.ByteSize() <= _SHAPE_BYTES:
             graph.initializer.append(weight)
-        elif name in network.sparse_initializers:
-            graph.sparse_initializer.append(network.sparse_initializers[name])
         elif name not in made and name in known:
             graph.input.append(known[name])
     graph.value_info.extend(known[name] for name in made if name in known and name not in network.returned)
@@ -247,7 +245,6 @@ def fix_input_shapes(
         UsageError: A name is no input of the model, or a shape has another rank than the input.
     """
     weights = {tensor.name for tensor in model.graph.initializer}
-    weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     inputs = {value.name: value for value in model.graph.input if value.name not in weights}
     infos = {name: info for name, value in inputs.items() if (info := to_info(value)) is not None}
     sizes: dict[int | str | None, int] = {}

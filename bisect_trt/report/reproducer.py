@@ -239,7 +239,6 @@ class Reproducer:
             case=self,
             failed=failed,
             needs=self.script.needs,
-            lines=self.target.target.building(self.target, self.target_model),
             facts=self.facts(),
             graph=describe_graph(self.model),
         )

@@ -354,10 +354,6 @@ class Target(ABC):
         """Return the settings as lines of Python, with the model's file as ``m``; ``None`` if there are none."""
         return None
 
-    def building(self, settings: TargetSettings, model: str) -> tuple[str, ...]:
-        """Return lines of Python that build a model file, for a target that only builds; none for others."""
-        return ()
-
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """Return the ways to run a model with the low precision in its graph, where the target may lower one itself."""
         return []

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.messages import BuildError, RuntimeFailure
 from bisect_trt.tensors.info import dtype_from_name
 
 THERE, GONE, UNKNOWN = 1, 0, 2
@@ -119,10 +118,10 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
     return THERE if found else GONE
 
 
-def _refused(case: Mapping[str, Any], error: Exception) -> int:
+def _refused(case: Mapping[str, Any], error: Any) -> int:
     """Return what it means that the model does not run."""
-    if isinstance(error, RuntimeFailure):
-        doing = "build" if isinstance(error, BuildError) else "run"
+    if hasattr(error, "sign"):  # a failure of a runtime; its class may be this script's, or of bisect-trt
+        doing = "build" if type(error).__name__ == "BuildError" else "run"
         said, seen = error.message, f"{doing}: {error.sign(case['names'])}"
     else:
         said, seen = f"{type(error).__name__}: {error}", f"run: {type(error).__name__}"

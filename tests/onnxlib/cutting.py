@@ -162,7 +162,7 @@ def check_definition(model: ModelProto, piece: Cut, nodes: Collection[int]) -> N
     read = {name for node in chosen for name in _reads(node)}
     needed = read - made
     assert set(piece.inputs) == needed - _constants(model)
-    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    weights = {tensor.name for tensor in graph.initializer}
     assert weights == needed & _constants(model)
     wanted = {value.name for value in model.graph.output} | {
         name for node in others for name in _reads(node) if name not in _constants(model)
@@ -198,7 +198,7 @@ def _captures(body: GraphProto) -> set[str]:
 def _constants(model: ModelProto) -> set[str]:
     """The tensors that depend on no input, by hand: to a fixed point, in whatever order the nodes stand."""
     graph = model.graph
-    weights = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    weights = {tensor.name for tensor in graph.initializer}
     fed = {value.name for value in graph.input} - weights
     while True:
         more = {name for node in graph.node if _draws(node) or _reads(node) & fed for name in node.output if name}

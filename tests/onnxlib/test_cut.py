@@ -193,17 +193,6 @@ def test_no_sequence_is_ever_an_input() -> None:
     assert piece.proto.graph.output[0].type.WhichOneof("value") == "sequence_type"
 
 
-def test_a_sparse_initializer() -> None:
-    nodes = [node("Relu", ["x"], ["a"]), node("MatMul", ["a", "sparse"], ["b"]), node("Neg", ["b"], ["y"])]
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 4])])
-    values = helper.make_tensor("sparse", FLOAT, [2], [5.0, 7.0])
-    places = helper.make_tensor("places", INT64, [2], [1, 10])
-    model.graph.sparse_initializer.add().CopyFrom(helper.make_sparse_tensor(values, places, [3, 4]))
-    whole = cutter(model, {"x": x})
-    every_unit_and_all(whole)
-    assert len(whole.check([whole.unit("b")]).proto.graph.sparse_initializer) == 1
-
-
 def test_what_is_drawn_is_no_constant() -> None:
     branch = body([node("RandomNormal", [], ["r"], shape=[2, 3])], [], [tensor_info("r", FLOAT, [2, 3])])
     draws = helper.make_function(

@@ -80,16 +80,14 @@ def network() -> Network:
         node("Mul", ["left", "half"], ["b"]),
         node("Add", ["b", "right"], ["c"]),
         node("Add", ["c", "z"], ["y"]),
-        node("MatMul", ["left", "sparse"], ["m"]),
+        node("MatMul", ["left", "dense"], ["m"]),
     ]
     inputs = [X, tensor_info("z", FLOAT, [2, 2])]
-    model = model_of(nodes, inputs, ["y", "m", "x", "w"], {"w": np.ones(1, np.float32)})
-    values = helper.make_tensor("sparse", FLOAT, [1], [5.0])
-    places = helper.make_tensor("places", TensorProto.INT64, [1], [1])
-    model.graph.sparse_initializer.add().CopyFrom(helper.make_sparse_tensor(values, places, [2, 2]))
-    return Network(model)
+    weights = {"w": np.ones(1, np.float32), "dense": DENSE}
+    return Network(model_of(nodes, inputs, ["y", "m", "x", "w"], weights))
 
 
+DENSE = np.array([[0, 5], [0, 0]], np.float32)
 VALUES = {"x": np.arange(-4, 4, dtype=np.float32).reshape(2, 4), "z": np.ones((2, 2), np.float32)}
 
 
@@ -98,7 +96,7 @@ def extracted(network: Network, inputs: list[str], outputs: list[str]) -> tuple[
     whole = cutter(network.proto, VALUES)
     piece, ends = extract(network, inputs, outputs, whole.infos)
     onnx.checker.check_model(piece)
-    weights = {"half": np.float32(0.5), "sparse": np.array([[0, 5], [0, 0]], np.float32)}
+    weights = {"half": np.float32(0.5), "dense": DENSE}
     values: dict[str, Any] = {**activations(network.proto, VALUES), **weights}
     given_values = run(piece, {name: np.asarray(values[name]) for name in ends})
     assert_same(given_values, {name: values[name] for name in given_values})
@@ -107,7 +105,7 @@ def extracted(network: Network, inputs: list[str], outputs: list[str]) -> tuple[
 
 def test_weights_can_be_inputs(network: Network) -> None:
     assert extracted(network, ["half", "left"], ["b"]) == (["half", "left"], ["Mul"], ["b"])
-    assert extracted(network, ["left", "sparse"], ["m"]) == (["left", "sparse"], ["MatMul"], ["m"])
+    assert extracted(network, ["left", "dense"], ["m"]) == (["left", "dense"], ["MatMul"], ["m"])
     assert extracted(network, ["left"], ["m"]) == (["left"], ["MatMul"], ["m"])
 
 

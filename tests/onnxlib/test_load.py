@@ -344,7 +344,6 @@ def test_whatever_is_read_can_be_taken_apart(tmp_path: Path, content: bytes) -> 
 
 NEWER: dict[str, Callable[[ModelProto], object]] = {
     "quantization": lambda model: model.graph.quantization_annotation.add(tensor_name="x"),
-    "sparse weight": lambda model: model.graph.sparse_initializer.add(),
     "training": lambda model: model.training_info.add(),
     "function": lambda model: model.functions.add(name="f", domain="mine"),
     "float8 in a body": lambda model: within(model).initializer.add(data_type=TensorProto.FLOAT8E5M2),

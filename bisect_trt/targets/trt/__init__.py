@@ -155,30 +155,6 @@ class TensorRtTarget(Target):
 
         return trt_snippet(settings)
 
-    def building(self, settings: TargetSettings, model: str) -> tuple[str, ...]:
-        """Return the script that parses and builds a model file, where models are only built."""
-        from bisect_trt.targets.trt.process import APIS  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.settings import trt_snippet  # noqa: PLC0415 - as above
-
-        if not settings.build_only:
-            return ()
-        profile = ["profile = builder.create_optimization_profile()"]
-        profile += [
-            f"profile.set_shape({name!r}, {', '.join(map(str, each))})" for name, each in self.profile(settings).items()
-        ]
-        profile += ["config.add_optimization_profile(profile)"]
-        return (
-            f"import {APIS[self.name].module} as trt",
-            "logger = trt.Logger(trt.Logger.WARNING)",
-            "builder = trt.Builder(logger)",
-            f"network = builder.create_network({0 if self.name == 'trt-rtx' else '1'})",
-            "parser, config = trt.OnnxParser(network, logger), builder.create_builder_config()",
-            *trt_snippet(settings),
-            *(profile if self.profile(settings) else []),
-            f"assert parser.parse_from_file({model!r}), [str(parser.get_error(i)) for i in range(parser.num_errors)]",
-            "assert builder.build_serialized_network(network, config) is not None",
-        )
-
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """With the given precisions, free to run each layer in another type than the graph's; and strongly typed, since 9."""
         plain = replace(settings, keep=(), held=False)
