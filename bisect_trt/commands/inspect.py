@@ -26,7 +26,7 @@ from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import print_tree
-from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension, is_string
+from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.worker.guard import scratch
 
@@ -155,8 +155,7 @@ def _describe_tensor(name: str, infos: Infos) -> dict[str, Any]:
     info = infos.get(name)
     if info is None:
         return {"name": name, "dtype": None, "shape": None}
-    dtype = "string" if info.dtype.kind == "O" else info.dtype.name
-    return {"name": name, "dtype": dtype, "shape": None if info.shape is None else list(info.shape)}
+    return {"name": name, "dtype": info.dtype.name, "shape": None if info.shape is None else list(info.shape)}
 
 
 def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool) -> list[dict[str, Any]]:
@@ -231,8 +230,8 @@ def describe_data(path: Path, values: int | None = None) -> dict[str, Any]:
 
 
 def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
-    """Return statistics of the finite elements; ``None`` if there are none. Strings have no statistics."""
-    if is_string(tensor.dtype):
+    """Return statistics of the finite elements; ``None`` if there are none. Strings, as weights may be, have no statistics."""
+    if tensor.dtype.kind == "O":
         return {"dtype": "string", "shape": list(tensor.shape)}
     real = tensor.astype(np.float32) if is_extension(tensor.dtype) else tensor
     numbers = np.abs(real) if real.dtype.kind == "c" else real.astype(np.float64)

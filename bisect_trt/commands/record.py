@@ -26,7 +26,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import tolerance_ratio
-from bisect_trt.tensors.info import is_string, tensor_stats
+from bisect_trt.tensors.info import tensor_stats
 
 if TYPE_CHECKING:
     from bisect_trt.commands.call import Call
@@ -370,7 +370,7 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]
     left, ranges = _MOST_ELEMENTS, dict[str, dict[str, Any]]()
     for name in names if "reference" in vars(subject) else ():
         info = subject.reference.infos.get(name)
-        if info is None or is_string(info.dtype) or info.dtype.kind == "c":
+        if info is None or info.dtype.kind == "c":
             continue
         size = math.prod(int(dim) for dim in info.shape or () if dim is not None)
         left -= size

@@ -31,7 +31,6 @@ from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.npz import load_npz, save_npz
 
 MOST_QUESTIONS = 400
@@ -133,10 +132,7 @@ class _Reduction:
                 parts += [(name, tuple(map(int, index))) for index in np.argwhere(used)]
 
             def build(units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts) -> Values:
-                made = {
-                    name: np.full_like(each, "") if is_string(each.dtype) else np.zeros_like(each)
-                    for name, each in values.items()
-                }
+                made = {name: np.zeros_like(each) for name, each in values.items()}
                 for name, index in (parts[unit] for unit in units):
                     made[name][index] = values[name][index]
                 return made
@@ -272,9 +268,7 @@ def _deliver(
 
 
 def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of elements that are neither zero nor an empty string; -0.0 is not zero, as kernels distinguish it."""
-    if is_string(value.dtype):
-        return np.asarray(value != "", bool)
+    """Return a mask of elements that are not zero; -0.0 is not zero, as kernels distinguish it."""
     used = value.astype(bool)
     return used | np.signbit(value) if value.dtype.kind == "f" else used
 

@@ -26,7 +26,6 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.info import value_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.worker.protocol import Failed
 
@@ -204,7 +203,7 @@ class Fed:
         """Return a file with the reference's outputs, or why there are none."""
         digest = hashlib.sha256()
         for name, value in values.items():
-            digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
+            digest.update(f"{name} {value.shape}".encode() + value.tobytes())
         key = digest.hexdigest()[:16]
         if key not in self._golden:
             made = self._session.subject.workspace.scratch(f"fed-{key}.golden.npz")

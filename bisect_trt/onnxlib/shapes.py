@@ -25,7 +25,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone
-from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_string
+from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name
 
 if TYPE_CHECKING:
     from bisect_trt.onnxlib.network import Network
@@ -49,13 +49,13 @@ _EXTENSIONS = {
 
 
 def element_dtype(element_type: int) -> np.dtype[np.generic]:
-    """Return NumPy's type for an ONNX element type; strings are ``object``.
+    """Return NumPy's type for an ONNX element type.
 
     Raises:
-        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type.
+        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type, or it is a string.
     """
     if element_type == TensorProto.STRING:
-        return np.dtype(object)
+        raise ModelFileError("the model has a tensor of strings, which bisect-trt neither feeds nor compares.")
     try:
         name = str(TensorProto.DataType.Name(element_type))
         extension = _EXTENSIONS.get(name)
@@ -71,8 +71,6 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
 @cache
 def element_type(dtype: np.dtype[np.generic]) -> int:
     """Return ONNX's element type for a NumPy type."""
-    if is_string(dtype):
-        return int(TensorProto.STRING)
     for name, extension in _EXTENSIONS.items():
         if dtype.name == extension:
             return int(TensorProto.DataType.Value(name))

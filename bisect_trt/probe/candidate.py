@@ -16,7 +16,6 @@ from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.info import value_bytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Candidate:
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.
-            digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
+            digest.update(f"{name} {value.shape}".encode() + value.tobytes())
         if self.keep is not None:
             digest.update("\0".join(("keep", *self.keep)).encode())
         if self.held:

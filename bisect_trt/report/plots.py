@@ -18,7 +18,7 @@ from bisect_trt.options.shared import Plots
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.info import is_string, to_float
+from bisect_trt.tensors.info import to_float
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def draw_plots(
 
 def can_be_drawn(target: Array, reference: Array) -> bool:
     """Return whether both are real numbers of one shape, and not empty."""
-    drawable = not any(is_string(each.dtype) or each.dtype.kind == "c" for each in (target, reference))
+    drawable = not any(each.dtype.kind == "c" for each in (target, reference))
     return drawable and target.shape == reference.shape and reference.size > 0
 
 

@@ -82,8 +82,7 @@ def kind(tensor: Json) -> str:
     """Return the type and shape of a tensor, such as ``float32[1, 64]``."""
     if "dtype" not in tensor:
         return "type unknown"
-    dtype = "string" if tensor["dtype"] == "object" else tensor["dtype"]
-    shape = tensor["shape"]
+    dtype, shape = tensor["dtype"], tensor["shape"]
     return f"{dtype}[?]" if shape is None else f"{dtype}[{', '.join(map(str, shape))}]"
 
 

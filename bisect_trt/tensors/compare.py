@@ -6,7 +6,7 @@ place of a floating-point ``r`` of 0, means accumulated in float32. An error tha
 sides, is beyond any tolerance.
 
 There are three deliberate differences: tensors without elements match whatever the statistic (in Polygraphy their mean is
-NaN), the error of distant integers never wraps around, and bfloat16, float8 and string tensors can be compared.
+NaN), the error of distant integers never wraps around, and bfloat16 and float8 tensors can be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bisect_trt.errors import ConflictError, ScriptError, quoted
 from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
 from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
-from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, is_string, tensor_stats
+from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, tensor_stats
 from bisect_trt.tensors.inputs import NamedOutputs, script_attribute, split_script, user_code
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
@@ -116,12 +116,8 @@ def compare_tensor(
     if target is None:
         return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
     known |= {"target_shape": target.shape, "target_dtype": target.dtype.name}
-    strings = is_string(reference.dtype)
-    if strings != is_string(target.dtype) or reference.shape != target.shape:
-        kind = ComparisonKind.DTYPE if strings != is_string(target.dtype) else ComparisonKind.SHAPE
-        return TensorComparison(passed=False, kind=kind, **known)
-    if strings:
-        return _compare_strings(reference, target, known)
+    if reference.shape != target.shape:
+        return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **known)
     if options.compare_as is Algorithm.INDICES and reference.size:
         comparison = compare_indices(reference, target, of_output(options.index_tolerance, name, 0), known)
     else:
@@ -157,16 +153,16 @@ def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
     Where it names all outputs, one without such an axis is unchanged too.
 
     Raises:
-        UsageError: It names this output, which has no such axis or holds strings.
+        UsageError: It names this output, which has no such axis.
     """
     wanted = options.postprocess.get(name, options.postprocess.get(""))
     if wanted is None:
         return values
-    if is_string(values.dtype) or not -values.ndim <= wanted.axis < values.ndim:
+    if not -values.ndim <= wanted.axis < values.ndim:
         if name in options.postprocess:
-            kind = "holds strings" if is_string(values.dtype) else f"of shape {list(values.shape)} has no such axis"
             raise ConflictError(
-                f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' {kind}; leave it out"
+                f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' of shape {list(values.shape)} has no such "
+                "axis; leave it out"
             )
         return values
     return top_k(values, wanted)
@@ -183,28 +179,6 @@ def top_k(values: Array, wanted: TopK) -> Array:
         rising = np.argsort(np.flip(values, wanted.axis), axis=wanted.axis, kind="stable")
         order = length - 1 - np.flip(rising, wanted.axis)
     return np.take(order, np.arange(min(wanted.k, order.shape[wanted.axis])), axis=wanted.axis)
-
-
-def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> TensorComparison:
-    """Compare strings, whatever the statistic; errors are 0 or Inf."""
-    mismatch = np.asarray(reference.astype(object) != target.astype(object), dtype=bool).reshape(-1)
-    count = int(np.count_nonzero(mismatch))
-    largest = math.inf if count else 0.0
-    worst = None
-    if reference.size:
-        index = _index(mismatch.argmax(), reference.shape)
-        worst = WorstElement(index, str(target[index]), str(reference[index]), largest)
-    return TensorComparison(
-        passed=not count,
-        kind=ComparisonKind.MISMATCH if count else ComparisonKind.MATCH,
-        **{**known, "stat": ErrorStat.ELEMWISE},
-        atol=0.0,
-        rtol=0.0,
-        max_abs=largest,
-        max_rel=largest,
-        worst=worst,
-        mismatching=count,
-    )
 
 
 def compare_indices(reference: Array, target: Array, places: int, known: dict[str, Any]) -> TensorComparison:

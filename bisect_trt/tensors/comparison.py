@@ -54,8 +54,6 @@ class ComparisonKind(str, Enum):
     INF = "inf"
     """No such NaN, but one side has Inf where the other has none."""
     SHAPE = "shape"
-    DTYPE = "dtype"
-    """Strings against numbers; numbers of different types are compared by value."""
     MISSING = "missing"
 
 
@@ -71,8 +69,8 @@ class WorstElement:
     """
 
     index: tuple[int, ...]
-    target: float | str | complex
-    reference: float | str | complex
+    target: float | complex | str
+    reference: float | complex | str
     error: float
 
 
@@ -131,7 +129,7 @@ class TensorComparison:
         step: The step of a quantized tensor, where all elements have the same.
         most_ties: The most elements that may be one step off.
         of_tolerance: The deciding error, of an element or by the statistic, over the wider of both tolerances: past 1 is a
-            mismatch except for ties, and Inf is a NaN or Inf of one side alone. ``None`` for strings.
+            mismatch except for ties, and Inf is a NaN or Inf of one side alone.
         past_tolerance: The largest error of elements beyond both tolerances, over the sum of both; ``None`` where there are no
             such elements, or a statistic decides.
     """
@@ -214,8 +212,6 @@ class TensorComparison:
             return "the target does not have this output"
         if self.kind is ComparisonKind.SHAPE:
             return f"expected shape {list(self.reference_shape or ())}, got {list(self.target_shape or ())}"
-        if self.kind is ComparisonKind.DTYPE:
-            return f"expected type {self.reference_dtype}, got {self.target_dtype}"
         if self.worst is None:
             return "no elements"
         text = f"max error {self.worst.error:.5g}"

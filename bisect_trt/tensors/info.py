@@ -1,6 +1,6 @@
 """Name, type and shape of a tensor, and statistics of its values.
 
-NumPy alone cannot name or store some element types: strings, and types of ``ml_dtypes`` (bfloat16, float8, int4). Statistics
+NumPy alone cannot name or store the types of ``ml_dtypes`` (bfloat16, float8, int4). Statistics
 are computed a block at a time, so that they need little memory; sums are in float64.
 """
 
@@ -23,16 +23,6 @@ Vector = NDArray[np.float64]
 _FP16_MAX = 65504.0
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
-
-
-def is_string(dtype: np.dtype[Any]) -> bool:
-    """Return whether elements are strings: ONNX's are Python objects, NumPy's own are of fixed width."""
-    return dtype.kind in "OUST"
-
-
-def value_bytes(value: Array) -> bytes:
-    """Return bytes that are equal for equal values of one type and shape; strings give their text, not their pointers."""
-    return repr(value.tolist()).encode() if is_string(value.dtype) else value.tobytes()
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
@@ -75,7 +65,7 @@ class TensorInfo:
 
     Attributes:
         name: The tensor's name, as in the ONNX graph.
-        dtype: NumPy type of its elements (``ml_dtypes`` ones for bfloat16 and float8; ``object`` for strings).
+        dtype: NumPy type of its elements (``ml_dtypes`` ones for bfloat16 and float8).
         shape: One entry a dimension: an int where it is known, the dimension's name or ``None`` where it is free.
             ``None`` in place of the tuple means that not even the rank is known.
     """
@@ -176,7 +166,7 @@ def tensor_stats(values: Array) -> TensorStats:
 
 
 def count_nonfinite(values: Array) -> tuple[int, int]:
-    """Return the numbers of NaN, and of Inf and -Inf; none for strings."""
+    """Return the numbers of NaN, and of Inf and -Inf."""
     nan = inf = 0
     for elements in map(_plain, blocks(values)):
         if elements.dtype.kind in "fc":

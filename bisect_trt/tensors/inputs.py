@@ -28,7 +28,7 @@ from bisect_trt.errors import (
     quoted,
 )
 from bisect_trt.options.shared import Data
-from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
+from bisect_trt.tensors.info import TensorInfo, is_extension
 from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.saved import load_runs
 
@@ -225,9 +225,8 @@ def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
 
 def _misfit(info: TensorInfo, values: NDArray[Any]) -> list[str]:
     problems = []
-    if info.dtype != values.dtype and not (is_string(info.dtype) and is_string(values.dtype)):
-        wanted = "string" if is_string(info.dtype) else info.dtype.name
-        problems.append(f"'{info.name}' is {values.dtype.name} and must be {wanted}")
+    if info.dtype != values.dtype:
+        problems.append(f"'{info.name}' is {values.dtype.name} and must be {info.dtype.name}")
     if info.shape is not None and (
         len(info.shape) != values.ndim
         or any(isinstance(dim, int) and dim != size for dim, size in zip(info.shape, values.shape, strict=True))
@@ -311,16 +310,15 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
 
 
 def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:
-    """Return uniform values within [low, high] and the type's range; strings are of whole numbers."""
+    """Return uniform values within [low, high] and the type's range."""
     shape = tuple(dim for dim in info.shape or () if isinstance(dim, int))
-    text = is_string(info.dtype)
-    if text or info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):
-        smallest, largest = (0, 1) if info.dtype.kind == "b" else _limits(np.dtype(np.int64) if text else info.dtype)
+    if info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):
+        smallest, largest = (0, 1) if info.dtype.kind == "b" else _limits(info.dtype)
         first, last = max(math.ceil(low), int(smallest)), min(math.floor(high), int(largest))
         _check_range(info, first, last)
         drawn = np.uint64 if last > np.iinfo(np.int64).max else np.int64
         whole = np.asarray(rng.integers(first, last, size=shape, dtype=drawn, endpoint=True))
-        return whole.astype(np.str_).astype(object) if text else whole.astype(info.dtype)
+        return whole.astype(info.dtype)
     smallest, largest = _limits(info.dtype)
     low, high = max(low, smallest), min(high, largest)
     _check_range(info, low, high)
@@ -331,8 +329,9 @@ def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high:
 
 def _check_range(info: TensorInfo, low: float, high: float) -> None:
     if low > high:
-        kind = "string of a whole number" if is_string(info.dtype) else f"{info.dtype.name} number"
-        raise ValueRefusedError(f"Input '{info.name}': its value range holds no {kind}; give another with --val-range")
+        raise ValueRefusedError(
+            f"Input '{info.name}': its value range holds no {info.dtype.name} number; give another with --val-range"
+        )
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Tensors in one ``.npz`` file, under any name and of any ONNX element type; and files that are replaced atomically.
 
-``numpy.savez`` takes names as keyword arguments (so none may be ``file``), pickles strings, and loses ``ml_dtypes`` types. The
-files written here are still ordinary: ``numpy.load`` opens them without pickle. Strings become fixed-width ones, bfloat16 and
-similar types unsigned integers of the same size; the comment of the zip entry has their true type.
+``numpy.savez`` takes names as keyword arguments (so none may be ``file``), and loses ``ml_dtypes`` types. The files written here
+are still ordinary: ``numpy.load`` opens them. bfloat16 and similar types become unsigned integers of the same size; the comment
+of the zip entry has their true type.
 
 Files may be a stranger's: how far a compressed file grows is checked before anything is read.
 """
@@ -24,21 +24,21 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, UsageError
-from bisect_trt.tensors.info import dtype_from_name, is_extension, is_string
+from bisect_trt.tensors.info import dtype_from_name, is_extension
 
-_KINDS = "biufcSUV"
-"""Numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
+_KINDS = "biufcV"
+"""Numbers, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
 def read_npy(stream: IO[bytes]) -> NDArray[Any]:
-    """Return an array of numbers, strings, or raw bytes.
+    """Return an array of numbers or raw bytes.
 
     Raises:
         ValueError: It holds something else.
     """
     values = np.asarray(npy_format.read_array(stream, allow_pickle=False))
     if values.dtype.kind not in _KINDS or values.dtype.names is not None or not values.dtype.itemsize:
-        raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers or strings")
+        raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers")
     return values
 
 
@@ -65,7 +65,7 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -
 
     Args:
         path: The file; one that exists is replaced.
-        arrays: Tensor name to values, of any shape; numeric, bool, ``ml_dtypes`` or string elements.
+        arrays: Tensor name to values, of any shape; numeric, bool or ``ml_dtypes`` elements.
 
     Raises:
         UsageError: If the file cannot be written, or a tensor's name or values cannot be stored.
@@ -84,9 +84,11 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
             entry = _entry(name)
             values = np.asarray(array)
-            if is_string(values.dtype):
-                values = fixed_width(name, values)
-            elif is_extension(values.dtype):
+            if values.dtype.kind not in _KINDS:
+                raise OutputFileError(
+                    f"Cannot write '{name}' to an .npz file: it holds {values.dtype}, not numbers; leave it out"
+                )
+            if is_extension(values.dtype):
                 entry.comment = values.dtype.name.encode()
                 values = values.view(f"u{values.dtype.itemsize}")
             with archive.open(entry, "w", force_zip64=True) as stream:
@@ -97,7 +99,7 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     """Return every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``.
 
     Returns:
-        Tensor name to values, in the file's order. Strings are ``object`` arrays of ``str``.
+        Tensor name to values, in the file's order.
 
     Raises:
         UsageError: If the file is missing, unreadable, no ``.npz``, damaged, or holds pickled objects.
@@ -149,7 +151,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except Exception as err:  # each compression has errors of its own, and a damaged archive can cause any
         reason = str(err) or type(err).__name__
         raise InputValuesError(
-            f"Cannot read {path}: {reason}; write it with numpy.savez, arrays of numbers or strings only"
+            f"Cannot read {path}: {reason}; write it with numpy.savez, arrays of numbers only"
         ) from err
 
 
@@ -252,25 +254,6 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return strings as an array that NumPy writes without pickle.
-
-    Raises:
-        UsageError: Not all elements are strings that it can hold.
-    """
-    texts = [
-        text.decode(errors="surrogateescape") if isinstance(text, bytes) else text for text in values.ravel().tolist()
-    ]
-    fixed = np.array(texts, dtype=np.str_)
-    # Fixed-width strings drop NULs at their end, and NumPy would call str() on any other object.
-    if fixed.tolist() != texts:
-        raise OutputFileError(
-            f"Cannot write the tensor '{name}' to an .npz file: it holds an element that is not a string, or a string "
-            "with NUL at its end; leave it out"
-        )
-    return fixed.reshape(values.shape)
-
-
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, NDArray[Any]]:
     if not entry.filename.endswith(_SUFFIX):
         raise ValueError(f"its entry '{entry.filename}' is not an array")
@@ -278,6 +261,4 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, 
         values = read_npy(stream)
     if entry.comment:
         values = viewed(values, dtype_from_name(entry.comment.decode()))
-    elif is_string(values.dtype):
-        values = values.astype(np.str_).astype(object)
     return entry.filename[: -len(_SUFFIX)], values

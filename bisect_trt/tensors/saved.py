@@ -22,8 +22,8 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, InputValuesError
-from bisect_trt.tensors.info import dtype_from_name, is_extension, is_string
-from bisect_trt.tensors.npz import NpzFile, fixed_width, read_npy, replacing, save_npz, viewed
+from bisect_trt.tensors.info import dtype_from_name, is_extension
+from bisect_trt.tensors.npz import NpzFile, read_npy, replacing, save_npz, viewed
 
 Sample = dict[str, NDArray[Any]]
 Runs = list[tuple[str, list[Sample]]]
@@ -109,7 +109,7 @@ def save_samples(path: Path, samples: Sequence[Values], runner: str | None = Non
             several = len(samples) > 1
             save_npz(path.with_name(f"{path.stem}-{number}{path.suffix}") if several else path, sample)
         return
-    content: Any = [{name: _encode(name, value) for name, value in sample.items()} for sample in samples]
+    content: Any = [{name: _encode(value) for name, value in sample.items()} for sample in samples]
     if runner is not None:
         runs = [
             {
@@ -156,10 +156,8 @@ def _runs(path: Path, content: object) -> Runs:
     return [("", [_sample(path, sample) for sample in (content if isinstance(content, list) else [content])])]
 
 
-def _encode(name: str, values: NDArray[Any]) -> dict[str, str]:
+def _encode(values: NDArray[Any]) -> dict[str, str]:
     values = np.asarray(values)
-    if is_string(values.dtype):
-        values = fixed_width(name, values)
     extension = {"dtype": values.dtype.name} if is_extension(values.dtype) else {}
     stream = io.BytesIO()
     npy_format.write_array(stream, values.view(f"V{values.itemsize}") if extension else values, allow_pickle=False)
@@ -177,7 +175,7 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
         values = read_npy(io.BytesIO(base64.b64decode(entry["array"])))
         if "dtype" in entry:
             return viewed(values, dtype_from_name(str(entry["dtype"])))
-        return values.astype(np.str_).astype(object) if is_string(values.dtype) else values
+        return values
     if kind in ("LazyArray", "LazyNumpyArray"):
         return entry["values"]
     if kind == "IterationResult":

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import RunFolderError
-from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
+from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
 from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.npz import cannot_write, replacing
 
@@ -64,7 +64,7 @@ class StoreWriter:
         self._folder = folder
         self._types: dict[tuple[str, tuple[int, ...]], int] = {}
         self._kinds: dict[str, int] = {}
-        self._places: dict[str, int | list[str]] = {}
+        self._places: dict[str, int] = {}
         self._skipped: dict[str, str] = {}
         if append:
             before = ActivationStore.open(folder)
@@ -98,7 +98,7 @@ class StoreWriter:
                 file.write(json.dumps(index).encode())
 
     def add(self, name: str, array: object) -> None:
-        """Store one tensor, of any shape; anything but numbers, bools and strings is recorded as skipped.
+        """Store one tensor, of any shape; anything but numbers and bools is recorded as skipped.
 
         Raises:
             ValueError: There is a tensor of this name already.
@@ -107,16 +107,10 @@ class StoreWriter:
             raise ValueError(f"tensor '{name}' is in the store already")
         if not isinstance(array, np.ndarray):
             self.skip(name, f"it is a {type(array).__name__}, not a tensor")
-        elif is_string(array.dtype):
-            texts = array.ravel().tolist()
-            if all(isinstance(text, str) for text in texts):
-                self._note(name, array, texts)
-            else:
-                self.skip(name, "it holds Python objects other than strings")
         elif array.dtype.kind in "biufc" or is_extension(array.dtype):
             self._write(name, array)
         else:
-            self.skip(name, f"it is of type {array.dtype.name}, which ONNX does not have")
+            self.skip(name, f"it is of type {array.dtype.name}, not of numbers")
 
     def skip(self, name: str, reason: str) -> None:
         """Record that a tensor is not in the store, and why."""
@@ -132,25 +126,21 @@ class StoreWriter:
                 self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         except OSError as err:
             raise cannot_write(self._folder / _DATA, err) from err
-        self._note(name, array, self._offset + padding)
+        self._kinds[name] = self._types.setdefault((array.dtype.name, array.shape), len(self._types))
+        self._places[name] = self._offset + padding
         self._offset += padding + values.nbytes
-
-    def _note(self, name: str, array: NDArray[Any], place: int | list[str]) -> None:
-        dtype = "object" if isinstance(place, list) else array.dtype.name
-        self._kinds[name] = self._types.setdefault((dtype, array.shape), len(self._types))
-        self._places[name] = place
 
 
 class ActivationStore(Mapping[str, NDArray[Any]]):
     """Tensors by name in the order they were added, each read from the disk on access.
 
-    Numbers are read-only views of the file, strings a copy. Open a store with :meth:`open`.
+    Values are read-only views of the file. Open a store with :meth:`open`.
 
     Attributes:
         folder: The folder.
         types: Every type and shape that tensors have.
         kinds: The place in ``types`` of each tensor, by name.
-        places: The first byte of each tensor in the file, or its elements if they are strings, by name.
+        places: The first byte of each tensor in the file, by name.
         skipped: Tensors that could not be stored, with the reason.
 
     Raises:
@@ -163,7 +153,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         weakref.finalize(self, os.close, file)
         self.types: list[tuple[str, tuple[int, ...]]] = [(dtype, tuple(dims)) for dtype, dims in index["types"]]
         self.kinds: dict[str, int] = {intern(name): kind for name, kind in index["kinds"].items()}
-        self.places: dict[str, int | list[str]] = {intern(name): place for name, place in index["places"].items()}
+        self.places: dict[str, int] = {intern(name): place for name, place in index["places"].items()}
         self.skipped: dict[str, str] = index["skipped"]
         known = {kind: TensorInfo("", dtype_from_name(dtype), shape) for kind, (dtype, shape) in enumerate(self.types)}
         self.infos = Infos(self.kinds, known)
@@ -208,8 +198,6 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
         place, (_, shape) = self.places[name], self.types[self.kinds[name]]
-        if isinstance(place, list):
-            return np.array(place, object).reshape(shape)
         stop = place + info.dtype.itemsize * math.prod(shape)
         return self._data[place:stop].view(info.dtype).reshape(shape)
 

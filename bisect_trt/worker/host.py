@@ -270,7 +270,7 @@ class Host:
 
 
 def pack(arrays: Mapping[str, Any]) -> bytes:
-    """Arrays of numbers, bools, ``ml_dtypes`` types or strings as the bytes of an ``.npz`` file."""
+    """Arrays of numbers, bools or ``ml_dtypes`` types as the bytes of an ``.npz`` file."""
     from bisect_trt.tensors.npz import write_npz  # noqa: PLC0415 - a reply reports an error of NumPy here
 
     buffer = io.BytesIO()

@@ -356,35 +356,22 @@ for _values in DOUBLES[:2]:
     _values[-1, 1] = -0.0
 
 
-WORDS = [
-    np.array(each)
-    for each in ([["a", "bc"]], [["odd", "a"], ["bc", "d"]], [["d", "e"]], [["e", "bc"], ["a", "odd"]], [["bc", ""]])
-]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "values", "failing", "index", "value"),
-    [(TensorProto.DOUBLE, DOUBLES, [1, 2], [2, 1], "-0.0"), (TensorProto.STRING, WORDS, [2, 4], [0, 0], "odd")],
-)
-def test_a_negative_zero_is_no_zero_and_strings_are_values(
-    here: Path, dtype: int, values: list[np.ndarray], failing: list[int], index: list[int], value: str
-) -> None:
+def test_a_negative_zero_is_no_zero(here: Path) -> None:
     """Both inputs have rows without a name for their number, side by side: they have to have as many."""
-    ends = [helper.make_tensor_value_info(name, dtype, [None, 2]) for name in "aby"]
+    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [None, 2]) for name in "aby"]
     node = helper.make_node("Concat", ["a", "b"], ["y"], axis=1, name="join")
     graph = helper.make_graph([node], "g", ends[:-1], ends[-1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "joined.onnx")
 
     def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
-        b = inputs["b"]
-        return "odd" in b if dtype == TensorProto.STRING else bool(np.any((b == 0) & np.signbit(b)))
+        return bool(np.any((inputs["b"] == 0) & np.signbit(inputs["b"])))
 
-    samples = [{"a": np.flip(each), "b": each} for each in values]
+    samples = [{"a": np.flip(each), "b": each} for each in DOUBLES]
     found = bisect_trt.samples("joined.onnx", fails, inputs=samples, output=here / "least.npz")
     told = found.extra["samples"]
-    assert (told["failing"], found.minimality) == (failing, "1-minimal")
+    assert (told["failing"], found.minimality) == ([1, 2], "1-minimal")
     (kept,) = told["minimal_input"]["elements_kept"]
-    assert (kept["input"], kept["index"], str(kept["value"])) == ("b", index, value)
+    assert (kept["input"], kept["index"], str(kept["value"])) == ("b", [2, 1], "-0.0")
 
 
 def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:

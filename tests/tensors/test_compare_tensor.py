@@ -222,7 +222,7 @@ def test_the_same_inf_and_nan_match_only_when_asked(shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("stat", ErrorStat)
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, object])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 def test_tensors_without_elements_match(stat: ErrorStat, dtype: type) -> None:
     values: NDArray[Any] = np.zeros((0, 3), dtype)
     result = compared("x", values, values, TIGHT, stat)
@@ -231,32 +231,16 @@ def test_tensors_without_elements_match(stat: ErrorStat, dtype: type) -> None:
 
 
 def test_what_cannot_be_compared_fails_with_its_reason() -> None:
-    numbers, strings = np.zeros((1, 3), np.float32), np.array([["a", "b", "c"]], object)
+    numbers = np.zeros((1, 3), np.float32)
     for target, kind, text in (
         (None, ComparisonKind.MISSING, "the target does not have this output"),
         (numbers[0], ComparisonKind.SHAPE, "expected shape [1, 3], got [3]"),
-        (strings, ComparisonKind.DTYPE, "expected type float32, got object"),
     ):
         result = compared("x", numbers, target, TIGHT)
         assert not result.passed
         assert result.kind is kind
         assert result.describe() == text
         json.dumps(result.to_json(), allow_nan=False)
-
-
-@given(hnp.arrays(object, SHAPES, elements=st.text(max_size=3)), st.data(), st.sampled_from(ErrorStat))
-@settings(deadline=None)
-def test_strings_match_when_equal(values: NDArray[Any], data: st.DataObject, stat: ErrorStat) -> None:
-    assert compared("x", values, values.copy(), TIGHT, stat).passed
-    changed = values.copy()
-    index = data.draw(st.integers(0, values.size - 1))
-    changed.reshape(-1)[index] += "!"
-    result = compared("x", values, changed, TIGHT, stat)
-    assert result.kind is ComparisonKind.MISMATCH
-    assert result.mismatching == 1
-    assert result.worst is not None
-    assert result.worst.index == np.unravel_index(index, values.shape)
-    assert "expected" in result.describe()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
@@ -437,16 +421,13 @@ def test_nan_in_the_reference_is_counted() -> None:
 
 
 def test_postprocessing_before_comparison() -> None:
-    reference = {"x": np.array([[1.0, 5, 3, 4]]), "s": np.array(1.0), "t": np.array(["a"], object)}
+    reference = {"x": np.array([[1.0, 5, 3, 4]]), "s": np.array(1.0)}
     target = {**reference, "x": np.array([[2.0, 50, 30, 40]])}
     options = tolerances(postprocess=["top-3"])
     assert all(result.passed for result in compare_all(reference, target, options))  # the same order
     assert not compare_all(reference, target, ToleranceOptions())[0].passed
-    for named, words in (("s:top-2", "of shape [] has no such axis"), ("t:top-1", "holds strings")):
-        options = tolerances(postprocess=[named])
-        with pytest.raises(UsageError, match="--postprocess") as raised:
-            compare_all(reference, target, options)
-        assert words in str(raised.value)
+    with pytest.raises(UsageError, match=r"--postprocess.*of shape \[\] has no such axis"):
+        compare_all(reference, target, tolerances(postprocess=["s:top-2"]))
     swapped = {**reference, "x": np.array([[1.0, 4.5, 3, 5]])}
     for places, passed in (("0", False), ("1", True)):
         options = tolerances(compare_as="indices", index_tolerance=[places], postprocess=["x:top-3"])

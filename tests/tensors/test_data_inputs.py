@@ -29,7 +29,7 @@ NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 
-DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool", "object"]
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool"]
 
 
 def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo:
@@ -182,13 +182,6 @@ def test_numbers_that_a_type_does_not_have_are_refused(values: NDArray[Any], wan
     infos = [info("x", wanted, (1,))]
     with pytest.raises(UsageError, match=f"'x' is {values.dtype} and must be {wanted}"):
         validate_sample(infos, of_width(infos, {"x": values}), "here")
-
-
-def test_strings_of_any_kind_are_strings() -> None:
-    for values in (np.array(["a"]), np.array(["a"], object), np.array([b"a"])):
-        validate_sample([info("x", object, (1,))], {"x": values}, "here")
-    with pytest.raises(UsageError, match="'x' is float64 and must be string"):
-        validate_sample([info("x", object, (1,))], {"x": np.zeros(1)}, "here")
 
 
 def test_raw_bytes_of_extension_types_are_taken(tmp_path: Path) -> None:

@@ -90,27 +90,10 @@ def test_extension_types_come_back_and_read_as_integers_elsewhere(name: str, tmp
         assert plain["matrix"].tobytes() == values.tobytes()
 
 
-@given(hnp.arrays(object, hnp.array_shapes(min_dims=0, min_side=0), elements=st.text().map(lambda s: s.rstrip("\0"))))
-@settings(deadline=None, max_examples=examples(30))
-def test_strings_come_back_as_objects(values: NDArray[Any]) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "t.npz"
-        for given_as in (values, values.astype(np.str_)):
-            save_npz(path, {"text": given_as})
-            loaded = load_npz(path)["text"]
-            assert loaded.dtype == object
-            assert loaded.shape == values.shape
-            assert loaded.tolist() == values.tolist()
-        with np.load(path, allow_pickle=False) as plain:
-            assert plain["text"].tolist() == values.tolist()
-
-
 def test_reads_what_numpy_writes(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "t.npz", x=np.eye(3), y=np.array(["a", "bc"]), z=np.array([b"a"]))
+    np.savez_compressed(tmp_path / "t.npz", x=np.eye(3))
     loaded = load_npz(tmp_path / "t.npz")
     assert_same(loaded["x"], np.eye(3))
-    assert loaded["y"].tolist() == ["a", "bc"]
-    assert loaded["z"].tolist() == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +103,11 @@ def test_reads_what_numpy_writes(tmp_path: Path) -> None:
         ("\ud800", np.zeros(1)),
         ("x" * 70_000, np.zeros(1)),
         ("x", np.array(["a", None])),
-        ("x", np.array(["a\0"], object)),
+        ("x", np.array(["a"])),
     ],
 )
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(name: str, values: NDArray[Any], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Cannot write the tensor"):
+    with pytest.raises(UsageError, match="Cannot write "):
         save_npz(tmp_path / "t.npz", {name: values})
     assert not list(tmp_path.iterdir())
 
@@ -269,9 +252,6 @@ NUMBERS = hnp.arrays(
 )
 
 
-STRINGS = hnp.arrays(object, SHAPES, elements=st.text(st.characters(exclude_characters="\0")))
-
-
 def write(folder: Path, arrays: dict[str, Any]) -> ActivationStore:
     with StoreWriter(folder) as writer:
         for name, values in arrays.items():
@@ -279,7 +259,7 @@ def write(folder: Path, arrays: dict[str, Any]) -> ActivationStore:
     return ActivationStore.open(folder)
 
 
-@given(st.dictionaries(st.text(), NUMBERS | STRINGS, max_size=4))
+@given(st.dictionaries(st.text(), NUMBERS, max_size=4))
 @settings(deadline=None, max_examples=examples(60))
 def test_everything_comes_back(arrays: dict[str, NDArray[Any]]) -> None:
     with TemporaryDirectory() as folder:
@@ -321,10 +301,10 @@ def test_extension_types_come_back(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_tensor_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    things = {"x": np.zeros(1), "none": None, "sequence": [np.zeros(1)], "objects": np.array([{}, 1], object)}
+    things = {"x": np.zeros(1), "none": None, "sequence": [np.zeros(1)], "texts": np.array(["a"], object)}
     store = write(tmp_path, {**things, "date": np.array(["2020"], "datetime64[D]")})
     assert tuple(store) == ("x",)
-    assert set(store.skipped) == {"none", "sequence", "objects", "date"}
+    assert set(store.skipped) == {"none", "sequence", "texts", "date"}
     assert "NoneType" in store.skipped["none"]
     assert "none" not in store
     for name in ("none", "unheard of"):

@@ -51,7 +51,6 @@ _ORT_TYPES = (
 """ONNX Runtime's names of element types, in the order of ONNX's numbers, which begin with 1 (onnx.proto, ``DataType``)."""
 _OTHERWISE = {
     "float": "float32",
-    "string": "object",
     "double": "float64",
     "float4e2m1": "float4_e2m1fn",
     "float8e8m0": "float8_e8m0fnu",

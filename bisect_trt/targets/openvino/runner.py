@@ -38,7 +38,7 @@ _BITS = {"bf16": "bfloat16"}
 """Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
 
 
-_OPENVINO_TYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64", "string": "object", **_BITS}
+_OPENVINO_TYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64", **_BITS}
 """NumPy's, or ml_dtypes', names of OpenVINO's element types, where they are not i and u with a number of bits."""
 _NO_DEVICE = re.compile(
     r"not registered|Cannot load library|(?i:failed to (?:create|load) plugin)|No (?:available|supported) device"
@@ -246,8 +246,6 @@ def _to_tensor(port: Any, values: Any) -> Any:
 def _to_array(tensor: Any) -> Any:
     """Return a copy of a tensor as an array."""
     kind = tensor.element_type.get_type_name()
-    if kind == "string":
-        return tensor.str_data.astype(object)
     if kind in _BITS:
         return tensor.data.view(np.uint16).copy().view(dtype_from_name(_BITS[kind]))
     return tensor.data.copy()
