@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 import onnx
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
@@ -150,9 +149,11 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
         stored: Returns the values of weights that are not the original's initializers.
     """
     source = network.proto
-    head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
-    tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
-    graph, fed, inside = onnx.GraphProto(name=source.graph.name or "graph"), set(piece.inputs), frozenset(piece.nodes)
+    model = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
+    model.opset_import.extend(source.opset_import)
+    model.functions.extend(source.functions)
+    graph, fed, inside = model.graph, set(piece.inputs), frozenset(piece.nodes)
+    graph.name = source.graph.name or "graph"
     boundary = {*piece.inputs, *piece.outputs}
     # Shape inference takes time, and finds types that a run cannot: those of sequences, and of nodes that did not run.
     types = network.declared if all(name in infos for name in boundary) else network.inferred
@@ -170,31 +171,9 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     for value in source.graph.value_info:
         if network.producer.get(value.name) in inside and value.name not in boundary:
             graph.value_info.append(value)
-    # Copies of the nodes' messages would take several times their bytes; nodes are the first field of a graph.
-    nodes = (piece.renamed.get(index, network.nodes[index]) for index in piece.nodes)
-    body = b"".join(_field(_NODE, node.SerializeToString()) for node in nodes) + _serialized(graph)
-    content = _serialized(head) + _field(_GRAPH, body) + _serialized(tail)
+    graph.node.extend(piece.renamed.get(index, network.nodes[index]) for index in piece.nodes)
+    content = bytes(model.SerializeToString(deterministic=True))
     return Cut(content, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
-
-
-_NODE, _GRAPH = (
-    kind.DESCRIPTOR.fields_by_name[name].number
-    for kind, name in ((onnx.GraphProto, "node"), (onnx.ModelProto, "graph"))
-)
-
-
-def _serialized(message: Message) -> bytes:
-    return bytes(message.SerializeToString(deterministic=True))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Return a message field of a protobuf message: tag, length as a varint, content."""
-    length, prefix = len(content), bytearray([number << 3 | 2])
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix) + content
 
 
 def cut(

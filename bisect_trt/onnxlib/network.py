@@ -6,15 +6,14 @@ It is immutable. Nodes stay the protobuf messages of the original; ``cut.py`` ex
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from graphlib import CycleError
 from itertools import chain
 from sys import intern
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import onnx
-from google.protobuf.message import Message
 
 from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.load import has_external_data
@@ -26,28 +25,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
 
-_M = TypeVar("_M", bound=Message)
 _INVALID = "so the model is not valid ONNX."
-
-
-class Named(Mapping[str, _M]):
-    """Messages of a repeated field by name, without a Python object for each, which takes half a kilobyte."""
-
-    def __init__(self, messages: Sequence[_M], names: Iterable[str]) -> None:
-        self._messages = messages
-        self._places = {intern(name): place for place, name in enumerate(names)}
-
-    def __getitem__(self, name: str) -> _M:
-        return self._messages[self._places[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
 
 
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
@@ -112,7 +90,7 @@ class Network:
         graph = proto.graph
         self.proto = proto
         self.nodes: Sequence[onnx.NodeProto] = graph.node
-        self.initializers = Named(graph.initializer, (tensor.name for tensor in graph.initializer))
+        self.initializers: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self.inputs = [value.name for value in graph.input if value.name not in self.initializers]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from bisect_trt.onnxlib.cleanup import remove_unread
 from bisect_trt.onnxlib.lower import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
@@ -27,7 +29,6 @@ from bisect_trt.onnxlib.nodes import (
     free_name,
     held,
     keep_only,
-    reads,
     rename_reads,
 )
 from bisect_trt.tensors.info import TensorInfo
@@ -179,7 +180,7 @@ class Fragment:
     Attributes:
         view: The graph.
         anchor: The node that makes the result, the last of the match.
-        matched: All nodes of the match; those with unread results are removed.
+        matched: All nodes of the match; what nothing reads any more is removed.
         nodes: The new nodes.
         constants: The new initializers.
     """
@@ -239,33 +240,14 @@ class Fragment:
 
 
 def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelProto:
-    """Return the model with fragments in place of their matches; no two may define the same tensor."""
+    """Return the model with fragments in place of their matches, without what is not read then."""
     network, chosen = view.network, {fragment.anchor: fragment for fragment in fragments}
-    maybe = {index for fragment in chosen.values() for index in fragment.matched}
-    nodes: list[onnx.NodeProto] = []
-    read = set(network.outputs)
-    for index in reversed(range(len(network.nodes)) if network.is_sorted else network.order):
-        node = network.nodes[index]
-        if index in chosen:
-            new = chosen[index].nodes
-        elif (
-            index in maybe or (node.op_type == "Constant" and node.output[0] in network.consumers)
-        ) and read.isdisjoint(node.output):
-            continue  # only replaced nodes read it
-        else:
-            new = [node]
-        for each in reversed(new):
-            read.update(reads(each))
-            nodes.append(each)
     model = clone(network.proto)
-    graph = model.graph
-    keep_only(graph.node, nodes[::-1])
-    # Without its value, an initializer that is an input too would have to be fed.
-    read.update(value.name for value in graph.input)
-    keep_only(graph.initializer, [t for t in graph.initializer if t.name in read or t.name not in network.consumers])
+    order = range(len(network.nodes)) if network.is_sorted else network.order
+    nodes = ([network.nodes[index]] if index not in chosen else chosen[index].nodes for index in order)
+    keep_only(model.graph.node, chain.from_iterable(nodes))
     add_initializers(model, (tensor for fragment in chosen.values() for tensor in fragment.constants))
-    made = {name for node in nodes for name in node.output}
-    keep_only(graph.value_info, [value for value in graph.value_info if value.name in made])
+    remove_unread(model)
     return model
 
 

@@ -14,15 +14,12 @@ from pathlib import Path
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PDEATHSIG = 1
-_UNLIMITED = 1 << 60
-"""A limit past this is none; control groups of version 1 have a large number instead."""
 
 
 def oom_kills() -> int:
     """Return how many processes of this control group, or else of the machine, the kernel ended because memory ran out.
 
-    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst
-    (memory.oom_control); /proc/vmstat counts all.
+    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events); /proc/vmstat counts all.
     """
     return _fields(_oom_counter(_PROC, _CGROUPS)).get("oom_kill", 0)
 
@@ -31,7 +28,7 @@ def oom_kills() -> int:
 def _oom_counter(proc: Path, cgroups: Path) -> Path:
     """Return the file of the innermost control group that counts; cached, because each probe reads it twice."""
     del cgroups  # the global that _own_groups reads
-    places = (folder / name for folder in _own_groups() for name in ("memory.events", "memory.oom_control"))
+    places = (folder / "memory.events" for folder in _own_groups())
     return next((path for path in places if "oom_kill" in _fields(path)), proc / "vmstat")
 
 
@@ -52,13 +49,11 @@ def _limits() -> Iterator[tuple[int, int]]:
     host = _fields(_PROC / "meminfo")
     if "MemTotal:" in host and "MemAvailable:" in host:
         yield host["MemTotal:"] << 10, host["MemAvailable:"] << 10
-    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     for folder in _own_groups():
-        for limit_name, usage_name in names:
-            limit, usage = _number(folder / limit_name), _number(folder / usage_name)
-            if limit is not None and usage is not None and limit < _UNLIMITED:
-                cached = _fields(folder / "memory.stat").get("inactive_file", 0)
-                yield limit, max(limit - usage + cached, 0)
+        limit, usage = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit is not None and usage is not None:
+            cached = _fields(folder / "memory.stat").get("inactive_file", 0)
+            yield limit, max(limit - usage + cached, 0)
 
 
 def holds_more(leader: int, limit: int) -> bool:
@@ -118,20 +113,12 @@ def end_with_parent() -> None:
 
 
 def _own_groups() -> Iterator[Path]:
-    """Yield the folders of the control groups that limit this process's memory, the innermost first."""
-    try:
-        lines = (_PROC / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = _CGROUPS / "memory" if controllers else _CGROUPS
-        inner = root / path.lstrip("/")
-        while root in (inner, *inner.parents):
-            yield inner
-            inner = inner.parent
+    """Yield the folders of the control groups that limit this process's memory, the innermost first; of version 2 alone."""
+    with suppress(OSError):
+        for line in (_PROC / "self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                inner = _CGROUPS / line[3:].lstrip("/")
+                yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(_CGROUPS))
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -209,25 +209,14 @@ V2 = {
 }
 
 
-V1 = {
-    "proc/self/cgroup": "3:cpu:/\n4:memory:/job\n0::/\n",
-    "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    "cgroup/memory/memory.usage_in_bytes": "5\n",
-    "cgroup/memory/job/memory.limit_in_bytes": "300000\n",
-    "cgroup/memory/job/memory.usage_in_bytes": "100000\n",
-    "cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
-}
-
-
 @pytest.mark.parametrize(
     ("files", "total", "free", "kills"),
     [
         ({}, None, None, 0),
         (HOST, 1_024_000, 614_400, 2),
         (HOST | V2, 512_000, 112_000, 7),
-        (HOST | V1, 300_000, 200_000, 5),
     ],
-    ids=["not said", "the machine", "a control group", "one of version 1"],
+    ids=["not said", "the machine", "a control group"],
 )
 def test_the_limit_of_memory_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], total: int | None, free: int, kills: int

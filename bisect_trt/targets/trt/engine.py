@@ -22,22 +22,15 @@ _REGION = re.compile(r"\{ForeignNode\[(.*?)\.\.\.(.*?)\]\}")
 _SINGLE = re.compile(r"\{ForeignNode\[(.*?)\]\}")
 _UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
 _PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
-_FORMATS: dict[str, str] = {
-    "FP32": "float32",
-    "Float": "float32",
-    "FP16": "float16",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "BF16": "bfloat16",
-    "Int8": "int8",
-    "INT8": "int8",
+_FORMATS = {
+    "FP32|Float": "float32",
+    "FP16|Half": "float16",
+    "BFloat16|BF16": "bfloat16",
+    "Int8|INT8": "int8",
     "FP8": "fp8",
-    "Int32": "int32",
-    "INT32": "int32",
-    "Int64": "int64",
-    "INT64": "int64",
-    "Bool": "bool",
-    "BOOL": "bool",
+    "Int32|INT32": "int32",
+    "Int64|INT64": "int64",
+    "Bool|BOOL": "bool",
 }
 """Types in the inspector's descriptions, such as ``Two wide channel vectorized row major FP16 format``."""
 DTYPES = {
@@ -159,7 +152,7 @@ def layers_of_network(parsed: ParsedNetwork) -> list[dict[str, Any]]:
 
 def _precision(text: str) -> str:
     """Return ``float32`` for ``Row major linear FP32``."""
-    return next((kind for word, kind in _FORMATS.items() if re.search(rf"\b{word}\b", text)), text)
+    return next((kind for words, kind in _FORMATS.items() if re.search(rf"\b({words})\b", text)), text)
 
 
 def inspect_engine(trt: Any, engine: Any) -> str:
