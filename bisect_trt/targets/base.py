@@ -160,7 +160,7 @@ class Target(ABC):
         precisions: The low precisions that it takes.
         selectable: Whether it can be under suspicion; if not, it only runs beside another.
         compiles: Whether it compiles a model before it runs it: a probe may take minutes, depends on the shapes that are fed,
-            chooses or lowers the precision of layers (see ``Runtime.lowers_by``), and takes after earlier builds of its process.
+            chooses or lowers the precision of layers (see ``facts`` of runners), and takes after earlier builds of its process.
         engines: Whether it writes what it compiles into files, and builds can be restricted to choices (:meth:`pinned`); its
             settings
             then have ``load_engine``, ``save_engine``, ``calibration_cache`` and ``calibration_data``.

@@ -89,12 +89,6 @@ class Runtime:
         self.runner: Any = remote or self._target.make_runner(settings)
         self.facts: Mapping[str, Any] = self.runner.facts
 
-    @property
-    def lowers_by(self) -> Lowering:
-        """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
-        by: Lowering = self.facts.get("lowers_by", "cast")
-        return by
-
     def lowered(self, model: Path) -> ModelProto | None:
         """Return the form of a model that really runs; ``None`` if that is the model itself."""
         changes = self._target.changes_model(self._settings, self.facts)
@@ -121,14 +115,6 @@ class Runtime:
         if not hasattr(self.runner, "trace"):
             return {}
         return dict(self.runner.trace(model, feed or {}, self._hints(model)))
-
-    def describe_engine(self) -> dict[str, Any]:
-        """Return the contents of the prebuilt engine that it was set up with, as plain values.
-
-        Raises:
-            UnavailableError: The engine is not for this runtime.
-        """
-        return dict(self.runner.describe_engine())
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 if the runtime does not report it."""

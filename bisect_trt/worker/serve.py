@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,12 +48,10 @@ from bisect_trt.worker.protocol import (
     Sample,
     Score,
     Scored,
-    Scoring,
     Trace,
 )
 
 if TYPE_CHECKING:
-    from bisect_trt.tensors.metrics import Metric, Outputs
     from bisect_trt.worker.connection import Connection
     from bisect_trt.worker.place import Place
 
@@ -67,8 +64,6 @@ TIMED_RUNS = 20
 """Number of runs for the median of a model's latency."""
 _TIMED_FOR = 5.0
 """Seconds of timed runs after which there is no other one."""
-Run = Callable[[dict[str, Any]], "Outputs"]
-"""The outputs of a model by the inputs of a sample."""
 Feed = dict[str, Any]
 """Values by the names of inputs, some of them left on disk till used."""
 
@@ -157,48 +152,6 @@ def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[
     return find_roundings(model, feed, value)
 
 
-@dataclass(frozen=True)
-class FedPiece:
-    """A piece of a model, of which the reference runs the rest: its inputs, and the outputs of the rest.
-
-    Attributes:
-        before: Makes what the piece is fed; ``None`` if the model's inputs are all.
-        after: Makes the model's outputs; ``None`` if the piece makes them.
-    """
-
-    before: RuntimeSession | None
-    after: RuntimeSession | None
-
-    def feed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """The values at the inputs of the piece for a sample, possibly more."""
-        return {**sample, **({} if self.before is None else run(self.before, sample))}
-
-    def run(self, session: RuntimeSession, sample: Mapping[str, Any]) -> Outputs:
-        """The model's outputs, with the piece on the target."""
-        made = run(session, self.feed(sample))
-        return {**made, **({} if self.after is None else run(self.after, {**sample, **made}))}
-
-
-def measure(run: Run, asked: Scoring) -> Scored:
-    """Score a model.
-
-    Raises:
-        UsageError: The metric does not fit the outputs or the labels, or the user's script fails.
-    """
-    from bisect_trt.tensors.metrics import Evaluation, find_metric  # noqa: PLC0415 - few workers score
-
-    data = Evaluation.open(asked.data)
-    metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
-    value = data.score(metric, lambda place: run(load_npz(data.inputs(place))))
-    return Scored(value, None if asked.bound is None else is_within(metric, value, asked.bound))
-
-
-def is_within(metric: Metric, value: float, bound: float) -> bool:
-    """Whether a value is at the bound or on its good side; NaN is not."""
-    slack = 1e-9 * max(abs(bound), 1.0)
-    return value <= bound + slack if metric.lower_is_better else value >= bound - slack
-
-
 class Worker:
     """Answers requests; runtimes stay loaded between them."""
 
@@ -209,11 +162,11 @@ class Worker:
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, RuntimeSession] | None = None
         self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
-            About: lambda request: self._runtime(request.target).lowers_by,
+            About: lambda request: self._runtime(request.target).facts.get("lowers_by", "cast"),
             BuildEngine: self._build,
             Collect: self._collect,
             Compare: self._compare,
-            Describe: lambda request: self._runtime(request.target).describe_engine(),
+            Describe: lambda request: dict(self._runtime(request.target).runner.describe_engine()),
             Look: self._look,
             Lower: self._lower,
             Score: self._measure,
@@ -294,8 +247,7 @@ class Worker:
         return model is not None
 
     def _trace(self, request: Trace) -> dict[str, Any]:
-        trace = getattr(self._runtime(request.target), "trace", None)  # plug-ins may be older than this request
-        return {} if trace is None else trace(request.model, load_npz(request.inputs))
+        return self._runtime(request.target).trace(request.model, load_npz(request.inputs))
 
     def _collect(self, request: Collect) -> None:
         session = self._runtime(request.target).load(request.model, load_npz(request.inputs[0]))
@@ -323,19 +275,32 @@ class Worker:
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
     def _measure(self, request: Score) -> Scored:
-        from bisect_trt.tensors.metrics import Evaluation  # noqa: PLC0415 - few workers score
+        """Score a model, or a piece of it of which the reference runs the rest."""
+        from bisect_trt.tensors.metrics import Evaluation, find_metric  # noqa: PLC0415 - few workers score
 
-        first = load_npz(Evaluation.open(request.scoring.data).inputs(0))
+        asked = request.scoring
+        data, metric = Evaluation.open(asked.data), find_metric(asked.metric, lower_is_better=asked.lower_is_better)
+        first = load_npz(data.inputs(0))
         rest = None if request.reference is None else make_runtime(request.reference)
         before, after = (
             None if rest is None or path is None else rest.load(path, first) for path in (request.before, request.after)
         )
-        piece = FedPiece(before, after)
-        fed = piece.feed(first)
-        session = self._runtime(request.target).load(request.model, fed)
-        measured = measure(lambda feed: piece.run(session, feed), request.scoring)
-        latency = median_ms(session, fed) if request.timed else None
-        return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
+
+        def fed(sample: Feed) -> Feed:
+            return sample if before is None else {**sample, **run(before, sample)}
+
+        def outputs(place: int) -> Feed:
+            sample = load_npz(data.inputs(place))
+            made = run(session, fed(sample))
+            return made if after is None else {**made, **run(after, {**sample, **made})}
+
+        session = self._runtime(request.target).load(request.model, fed(first))
+        value, passed = data.score(metric, outputs), None
+        if asked.bound is not None:  # NaN is not on its good side
+            slack = 1e-9 * max(abs(asked.bound), 1.0)
+            passed = value <= asked.bound + slack if metric.lower_is_better else value >= asked.bound - slack
+        latency = median_ms(session, fed(first)) if request.timed else None
+        return Scored(value, passed, tuple(session.layers()) if request.layers else (), latency)
 
     def _prepare(self, request: Compare) -> RuntimeSession:
         runtime, first = self._runtime(request.target), request.samples[0]

@@ -5,7 +5,6 @@ It takes precisions as TensorRT to 10 does: the runtime lowers the model, layers
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,7 @@ from bisect_trt.targets.base import make_runtime
 class StandInTensorRt:
     """As the runtime of ``--trt``."""
 
-    lowers_by = "layer"
-    facts: Mapping[str, Any] = {}
+    facts: Mapping[str, Any] = {"lowers_by": "layer"}
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings
@@ -30,9 +28,9 @@ class StandInTensorRt:
     def lowered(self, model: Path) -> None:
         """It lowers models itself."""
 
-    def describe_engine(self) -> dict[str, Any]:
-        """Nothing is known of it."""
-        return json.loads("{}")  # type: ignore[no-any-return]
+    def trace(self, model: Path, feed: Any = None) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
+        """It reports nothing."""
+        return {}
 
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:
         """A session."""

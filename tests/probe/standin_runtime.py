@@ -63,7 +63,7 @@ def take_over() -> None:
 
 
 class StandInRuntime:
-    lowers_by = "layer"
+    facts: Mapping[str, Any] = {"lowers_by": "layer"}
 
     def __init__(self, settings: Any) -> None:
         from bisect_trt.errors import UnavailableError

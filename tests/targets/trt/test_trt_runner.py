@@ -179,7 +179,7 @@ def test_files_of_a_build(version: str, tmp_path: Path, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(
         run(world, monkeypatch, tmp_path / "m.onnx", trt_target(load_engine=str(engine)))["y"], 2 * X
     )
-    assert make_runtime(trt_target(load_engine=str(engine))).describe_engine()["inputs"] == [
+    assert make_runtime(trt_target(load_engine=str(engine))).runner.describe_engine()["inputs"] == [
         {"name": "x", "dtype": "float32", "shape": [2, 3]}
     ]
 
