@@ -24,10 +24,8 @@ _FAULTS = {
     if hasattr(signal, name)
 }
 """Signals that a process causes itself; every other signal comes from another process."""
-_PIPE_BYTES = 1 << 16
-"""Capacity of a pipe on Linux, in bytes."""
 _POLL_SECONDS = 0.05
-"""Seconds between checks of a process that has closed its output, or passed it on."""
+"""Seconds between checks of a process and the length of its log."""
 MEMORY_LOOK_SECONDS = 0.1
 """Seconds between checks of the memory of a process with a limit."""
 LOG_BYTES = 32 << 20
@@ -135,34 +133,24 @@ class Cancel:
             os.close(fd)
 
 
-class CappedLog:
-    """The output of a process in a file: the whole output, or its beginning and end if it is too long.
+def _shorten(log: Path, *, mark: int = 0) -> int:
+    """Leave the middle of a long log out, also while it is written; returns how many bytes that is.
 
-    Attributes:
-        left_out: Bytes in between that are not kept.
+    Args:
+        log: The file.
+        mark: Bytes that were left out before; if not 0, their number is written there instead.
     """
-
-    def __init__(self, path: Path) -> None:
-        """Open the file; :data:`LOG_BYTES` of the beginning and :data:`_TAIL_BYTES` of the end are kept."""
-        self.left_out = 0
-        self._room = LOG_BYTES
-        self._file = path.open("wb", buffering=0)
-        self._tail = b""
-
-    def write(self, chunk: bytes) -> None:
-        """Add output; the beginning is in the file at once."""
-        self._file.write(chunk[: self._room])
-        tail = self._tail + chunk[self._room :]
-        self._room = max(self._room - len(chunk), 0)
-        self._tail = tail[-_TAIL_BYTES:]
-        self.left_out += len(tail) - len(self._tail)
-
-    def close(self) -> None:
-        """Write the end."""
-        if self.left_out:
-            self._file.write(f"\n[{self.left_out} bytes of output left out here]\n".encode())
-        self._file.write(self._tail)
-        self._file.close()
+    with contextlib.suppress(OSError), log.open("r+b") as file:  # a check may have removed it
+        size = file.seek(0, os.SEEK_END)
+        kept = size - LOG_BYTES if mark else _TAIL_BYTES
+        if mark or size > LOG_BYTES + _TAIL_BYTES:
+            file.seek(size - kept)
+            tail = file.read()
+            file.seek(LOG_BYTES)
+            file.write((f"\n[{mark} bytes of output left out here]\n".encode() if mark else b"") + tail)
+            file.truncate()
+            return size - LOG_BYTES - kept
+    return 0
 
 
 def run_to_end(
@@ -191,28 +179,28 @@ def run_to_end(
     Raises:
         OSError: It cannot be started, or its log cannot be written.
     """
-    began = time.monotonic()
-    output = CappedLog(log)
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
+    began, left_out = time.monotonic(), 0
+    log.write_bytes(b"")
+    with log.open("ab") as output:  # each write goes to the end of what is kept
+        process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
+    why = "interrupted"
     try:
-        try:
-            process = guard.start(argv, {**os.environ, **environment}, output=writing, cwd=cwd)
-        finally:
-            os.close(writing)
-        why = "interrupted"
-        try:
-            why = _attend(process, reading, output, Limits(began, timeout, cancel, memory_limit))
-        finally:
-            if why != "ended":  # the last output of a probe that is not needed any more is not waited for
-                end_group(process, 0 if why == "cancelled" else GRACE_SECONDS)
-            kill_group(process.pid)
-            guard.release(process.pid)
-            _drain(reading, output, _PIPE_BYTES)
+        limits, past = Limits(began, timeout, cancel, memory_limit), None
+        while past is None and process.poll() is None:
+            past = limits.passed(process.pid)
+            if past is None:
+                _wait(process, limits)
+                left_out += _shorten(log)
+        why = past or "ended"
     finally:
-        os.close(reading)
-        output.close()
-    return ProcessEnd.past(why, process.returncode, time.monotonic() - began, output.left_out)
+        if why != "ended":  # the last output of a probe that is not needed any more is not waited for
+            end_group(process, 0 if why == "cancelled" else GRACE_SECONDS)
+        kill_group(process.pid)
+        guard.release(process.pid)
+        left_out += _shorten(log)
+        if left_out:
+            _shorten(log, mark=left_out)
+    return ProcessEnd.past(why, process.returncode, time.monotonic() - began, left_out)
 
 
 class Limits:
@@ -259,34 +247,17 @@ class Limits:
         return self.past
 
 
-def _attend(process: subprocess.Popen[bytes], reading: int, output: CappedLog, limits: Limits) -> str:
-    """Keep what a process prints until it has ended or is past its limits; returns which of them."""
-    watched = [reading, *([limits.cancel.read_fd] if limits.cancel else [])]
-    while process.poll() is None:
-        why = limits.passed(process.pid)
-        if why is not None:
-            return why
-        seconds = limits.seconds_left(_POLL_SECONDS)
-        if reading not in watched:  # nothing else tells of its end
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        elif reading in select.select(watched, [], [], seconds)[0] and not _drain(reading, output, _PIPE_BYTES):
-            watched.remove(reading)
-    return "ended"
-
-
-def _drain(reading: int, output: CappedLog, most: int) -> bool:
-    """Keep what there is to read, up to so many bytes; whether more may come."""
-    while most > 0:
-        try:
-            chunk = os.read(reading, min(_PIPE_BYTES, most))
-        except BlockingIOError:
-            return True
-        if not chunk:
-            return False
-        output.write(chunk)
-        most -= len(chunk)
-    return True
+def _wait(process: subprocess.Popen[bytes], limits: Limits) -> None:
+    """Wait for the end of a process, or until its limits are to be looked at."""
+    ending = []
+    with contextlib.suppress(AttributeError, OSError):  # Linux from 5.3 on
+        ending = [os.pidfd_open(process.pid)]
+    watched = [*ending, *([limits.cancel.read_fd] if limits.cancel else [])]
+    try:
+        select.select(watched, [], [], limits.seconds_left(_POLL_SECONDS))
+    finally:
+        for fd in ending:
+            os.close(fd)
 
 
 def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
