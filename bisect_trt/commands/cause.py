@@ -125,8 +125,8 @@ def suspected_operators(session: Session) -> frozenset[str]:
     return frozenset(network.nodes[index].op_type for index in around)
 
 
-def search_switches(session: Session, panel: Panel, most: int | None = None) -> Alternatives | None:
-    """Find the fewest switches that fix the model, and alternatives.
+def search_switches(session: Session, panel: Panel, most: int | None = None) -> tuple[Alternatives, int] | None:
+    """Find the fewest switches that fix the model, and alternatives; and how often it failed with none of these changed.
 
     Passes about single nodes come first, then options, then both together; switches of a whole kind are an answer only if
     nothing smaller is.
@@ -154,11 +154,19 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
         return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
 
-    def limited(ask: Ask) -> Alternatives | None:
+    def limited(ask: Ask) -> tuple[Alternatives, int] | None:
+        failed = set[Subset]()
+
+        def heard(units: Subset) -> Verdict:
+            verdict = ask(units)
+            failed.update([units] if verdict is Verdict.FAIL else ())
+            return verdict
+
         try:
-            return story(Limited(ask, frozenset(weights), most))
+            found = story(Limited(heard, frozenset(weights), most))
         except Enough:
             return None
+        return found, sum(not any(each <= units for each in found.found) for units in failed)
 
     return Space(panel.candidate).search(session.prober, limited)
 
@@ -200,7 +208,7 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
             return []
-        details.append(_confirm(session, panel, replace(panel, base=original, target=target), found))
+        details.append(_confirm(session, panel, replace(panel, base=original, target=target), *found))
         if any(entry["whole"] for entry in details[-1]["alternatives"]):
             break
     detail = next((each for each in reversed(details) if each["alternatives"]), details[-1])
@@ -210,13 +218,17 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     return _print(session, detail)
 
 
-def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives) -> dict[str, Any]:
-    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first."""
+def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, failures: int) -> dict[str, Any]:
+    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first.
+
+    What ``panel`` is a model of failed without them ``failures`` times during the search.
+    """
     prober, entries, doubts = session.prober, list[dict[str, Any]](), list[str]()
     for units in found.found:
         passes = whole.base is panel.base or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
         on, names = whole if passes else panel, panel.names(units)
-        believed = reconfirm(prober, on.candidate(frozenset()), on.candidate(units), len(found.found))
+        known = failures if on.base is panel.base else 0
+        believed = reconfirm(prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known)
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue

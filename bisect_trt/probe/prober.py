@@ -359,7 +359,7 @@ class Confirmation:
         return self.record.verdict is Verdict.PASS
 
 
-def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int = 1) -> Confirmation:
+def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int = 1, failures: int = 0) -> Confirmation:
     """Probe a candidate that passed as often again as it takes for its passing not to be chance.
 
     Args:
@@ -368,6 +368,7 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
             in all.
         passing: What passed.
         ways: How many such answers there are; all of them are to hold with the confidence asked for.
+        failures: How often other candidates without it were probed, each of which failed.
 
     Raises:
         BudgetSpent: No more probes may be made.
@@ -378,32 +379,32 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
     if not flakiness.is_steady:  # each pass was as many passes, and so is this one
         seen = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
         return Confirmation(prober.probe(passing, again=True), seen)
-    failures, passes = _runs(check, flakiness, ways)
-    lost = bool(failures) and _passes_now(prober, failing, failures)
+    more, passes = _runs(check, flakiness, ways, failures)
+    lost = bool(more) and _passes_now(prober, failing, more)
     record = prober.probe(_repeated(passing, passes, runs=1 if lost else passes))
     if lost:
         doubt = FLAKY.format(f"'{failing.title}' failed, and did not when asked again, so that a pass may be luck")
         return Confirmation(replace(record, verdict=Verdict.UNRESOLVED, reason=doubt))
     if record.verdict is Verdict.FAIL:
         record = replace(record, reason=f"it passed, and did not when asked again: {record.reason}")
-    known = flakiness.runs + failures
+    known = flakiness.runs + failures + more
     return Confirmation(record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it")
 
 
 def passes_needed(prober: Prober) -> int:
     """Return the number of passes in a row that a run outside the search needs."""
     flakiness = prober.runner.flakiness
-    return _runs(prober.runner.check, flakiness, 1)[1] if flakiness.is_steady else flakiness.passes_needed
+    return _runs(prober.runner.check, flakiness, 1, 0)[1] if flakiness.is_steady else flakiness.passes_needed
 
 
-def _runs(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
+def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:
     """Return the runs of the failing and of the passing candidate; 0 and 1 where a probe takes minutes and no rate is known."""
     target = getattr(check, "target", None)
     costly = isinstance(check, MetricCheck) or (target is not None and target.target.compiles)
     if costly and flakiness.runs == 1:
         return 0, 1
-    failures, passes = confirmations(flakiness.runs, [0] * ways, 1 - flakiness.confidence)
-    return failures, max(passes)
+    more, passes = confirmations(flakiness.runs + failures, [0] * ways, 1 - flakiness.confidence)
+    return more, max(passes)
 
 
 def _passes_now(prober: Prober, failing: Candidate, runs: int) -> bool:

@@ -46,10 +46,13 @@ def interpreter(wanted: Environment, *, tool: bool = False) -> Path:
 
 
 def _needed() -> list[str]:
-    """What bisect-trt needs at run time, without the runtime."""
+    """What bisect-trt needs at run time and to make environments, without the runtime."""
     requirements = [Requirement(text) for text in metadata.requires("bisect-trt") or ()]
     return [
-        str(each)
-        for each in requirements
-        if not each.name.startswith("onnxruntime") and (each.marker is None or each.marker.evaluate({"extra": ""}))
+        "uv",
+        *(
+            str(each)
+            for each in requirements
+            if not each.name.startswith("onnxruntime") and (each.marker is None or each.marker.evaluate({"extra": ""}))
+        ),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,8 @@ def test_a_patched_model_passes_where_the_original_fails(
     assert result["fault"]["whose"] == "target"
     for way in result["workarounds"]:
         if way["passes"]:
-            switches = way["what"].partition(",")[0].split(" and ") if way["kind"] == "switch" else []
-            flags = [word for name in switches for word in ("--disable-optimizer", name.removeprefix("optimizer:"))]
+            switches = re.findall(r"optimizer:(\w+)", way["what"])
+            flags = [word for name in switches for word in ("--disable-optimizer", name)]
             file = way["file"] or "model.onnx"
             status, _ = bisect_trt(python, tmp_path, "run", file, *flags, *words, "--seed", "3")
             assert status == 0, way
