@@ -36,12 +36,11 @@ class ProcessDied(Exception):  # noqa: N818 - as above
 
     Attributes:
         code: Its exit status, or minus the signal's number.
-        over_memory: Whether it was ended because it used more memory than allowed.
     """
 
-    def __init__(self, code: int, over_memory: bool) -> None:
-        super().__init__(code, over_memory)
-        self.code, self.over_memory = code, over_memory
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> None:

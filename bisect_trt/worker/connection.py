@@ -68,7 +68,7 @@ with open(path, "wb") as file:
 sys.path.insert(0, path)
 for name in [name for name in sys.modules if name.partition(".")[0] == "bisect_trt"]: del sys.modules[name]
 from bisect_trt.worker.host import main
-main(own, {memory_limit})
+main(own)
 """
 """Runs after ``place.FIRST_LINE``: writes the zip file into a folder of its own and starts the program in it."""
 
@@ -119,12 +119,11 @@ class Connection:
         printed: What was printed there since this was last reset.
     """
 
-    def __init__(self, place: Place, memory_limit: int | None = None) -> None:
-        """The place is started by the first call; ``memory_limit`` is what the process there may hold, in bytes."""
+    def __init__(self, place: Place) -> None:
+        """The place is started by the first call."""
         self.place = place
         self.memory: Mapping[str, int] = {}
         self.printed = ""
-        self._memory_limit = memory_limit
         self._files: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -153,9 +152,9 @@ class Connection:
         self.memory = header.get("memory", self.memory)
         self.printed += header["printed"]
         if "died" in header:
-            if header["died"]["code"] in LAST:
+            if header["died"] in LAST:
                 self.close()
-            raise ProcessDied(**header["died"])
+            raise ProcessDied(header["died"])
         if "error" in header:
             _raise_error(**header["error"])
         return header, content
@@ -222,7 +221,7 @@ class Connection:
                 f"the place {place.said} has Python {'.'.join(map(str, version))}, and a worker needs "
                 f"{'.'.join(map(str, OLDEST))} or later; name another interpreter."
             )
-        second = _SECOND.format(size=len(program), memory_limit=self._memory_limit)
+        second = _SECOND.format(size=len(program))
         write_all(self._in, f"{second!r}\n".encode() + program)
 
     def _first_words(self) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ from bisect_trt.tensors.kernel import (
     end_with_parent,
     forget_peak,
     free_bytes,
-    holds_more,
     status_bytes,
     total_bytes,
 )
@@ -44,7 +43,7 @@ Reply = tuple[dict[str, Any], bytes]
 """A header and a payload."""
 
 
-def main(own: str, memory_limit: int | None) -> NoReturn:
+def main(own: str) -> NoReturn:
     """Answer a driver at the other end of stdin and stdout until one side is gone.
 
     This process watches another, which runs models and talks with the driver. When that crashes, this process reports how, and
@@ -52,7 +51,6 @@ def main(own: str, memory_limit: int | None) -> NoReturn:
 
     Args:
         own: A folder of this process; it is removed in the end.
-        memory_limit: Bytes that the process that runs models may hold.
     """
     source, sink = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -67,10 +65,10 @@ def main(own: str, memory_limit: int | None) -> NoReturn:
             child = os.fork()
             if child == 0:
                 _run_models(source, sink, Path(own), log)
-            over_memory = _watch(child, source, sink, memory_limit)
+            _watch(child, source, sink)
             code, child = _end(child), 0
             crashed = code not in LAST
-            send(sink, {"died": {"code": code, "over_memory": over_memory}, "printed": printed(log)})
+            send(sink, {"died": code, "printed": printed(log)})
     except (Closed, SystemExit):
         pass
     finally:
@@ -81,8 +79,8 @@ def main(own: str, memory_limit: int | None) -> NoReturn:
         os._exit(0)
 
 
-def _watch(child: int, source: int, sink: int, memory_limit: int | None) -> bool:
-    """Wait until the process that runs models has ended, or holds too much memory; returns whether it does.
+def _watch(child: int, source: int, sink: int) -> None:
+    """Wait until the process that runs models has ended.
 
     Raises:
         Closed: The driver is gone.
@@ -93,9 +91,6 @@ def _watch(child: int, source: int, sink: int, memory_limit: int | None) -> bool
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if driver.poll(1000 * _LOOK_SECONDS):
             raise Closed("the driver is gone")
-        if memory_limit is not None and holds_more(child, memory_limit):
-            return True
-    return False
 
 
 def _end(child: int) -> int:
@@ -212,10 +207,6 @@ class Host:
     def layers(self, _: dict[str, Any], __: bytearray) -> Reply:
         """The layers of the engine."""
         return {"layers": self._session.layers()}, b""
-
-    def describe(self, call: dict[str, Any], _: bytearray) -> Reply:
-        """The contents of the prebuilt engine."""
-        return {"engine": self._runtime(call).describe_engine()}, b""
 
     def trace(self, call: dict[str, Any], payload: bytearray) -> Reply:
         """Return the changes of the runtime to a model while loading it."""

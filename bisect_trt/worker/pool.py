@@ -193,7 +193,7 @@ class WorkerPool:
             local = place is None or place.local
             gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
             self._given.update(each for each in (gpu, place) if each is not None)
-            return WorkerProcess(gpu, place=place, memory_limit=self.memory_limit)
+            return WorkerProcess(gpu, place=place)
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._lock:

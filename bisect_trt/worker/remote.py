@@ -95,11 +95,6 @@ class RemoteRunner:
         traced: dict[str, Any] = self._call("trace", path, feed, hints)[0]["trace"]
         return traced
 
-    def describe_engine(self) -> dict[str, Any]:
-        """The contents of the prebuilt engine that the settings name."""
-        engine: dict[str, Any] = self._connection.call("describe", self._known)[0]["engine"]
-        return engine
-
     def _call(
         self, method: str, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], **more: object
     ) -> Message:

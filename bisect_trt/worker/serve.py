@@ -334,12 +334,12 @@ def _print_to(log: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
 
 
-def _connect(place: Place | None, memory_limit: int | None) -> Connection | None:
+def _connect(place: Place | None) -> Connection | None:
     if place is None:
         return None
     from bisect_trt.worker.connection import Connection  # noqa: PLC0415 - for a place alone
 
-    return Connection(place, memory_limit)
+    return Connection(place)
 
 
 def main() -> None:
@@ -348,11 +348,11 @@ def main() -> None:
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(Closed):
-        modules, place, memory_limit = pickle.loads(receive(requests)[1])
+        modules, place = pickle.loads(receive(requests)[1])
         for name in modules:
             with contextlib.suppress(Exception):  # the request that needs it reports the error
                 importlib.import_module(name)
-        worker = Worker(_connect(place, memory_limit), lambda: send(replies, READY))
+        worker = Worker(_connect(place), lambda: send(replies, READY))
         try:
             while True:
                 content = receive(requests)[1]

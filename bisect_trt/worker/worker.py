@@ -60,7 +60,6 @@ class WorkerProcess:
         *,
         modules: Sequence[str] = (),
         place: Place | None = None,
-        memory_limit: int | None = None,
     ) -> None:
         """Start it; it imports what it needs while the driver does other things.
 
@@ -68,7 +67,6 @@ class WorkerProcess:
             gpu: The only one that it sees.
             modules: What else its first requests are likely to need, which it imports at once too.
             place: The place that runs the models, if not the process itself.
-            memory_limit: Bytes that the process in that place may hold.
         """
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
@@ -91,7 +89,7 @@ class WorkerProcess:
         os.close(request_read)
         os.close(reply_write)
         with contextlib.suppress(Closed):  # the first request finds that it is gone
-            send(self._request_write, {}, [pickle.dumps((tuple(modules), place, memory_limit))])
+            send(self._request_write, {}, [pickle.dumps((tuple(modules), place))])
 
     def ask(self, order: Order, limits: Limits) -> Answered:
         """Send a request and wait for the answer.
@@ -124,7 +122,7 @@ class WorkerProcess:
             raise WorkerDied(ProcessEnd.past(None, self._process.returncode, seconds), str(reply))
         if isinstance(reply, ProcessDied):  # in the place, where the next request starts another process
             self.served = 0
-            end = ProcessEnd.past("over memory" if reply.over_memory else None, reply.code, seconds)
+            end = ProcessEnd.past(None, reply.code, seconds)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
         if isinstance(order.request, BuildEngine | Compare):

@@ -45,8 +45,8 @@ def place(word: str = HERE) -> Place:
     return make_place(word, lambda packages: packages)
 
 
-def connect(at: Place | None = None, memory_limit: int | None = None) -> Connection:
-    return Connection(at or place(), memory_limit)
+def connect(at: Place | None = None) -> Connection:
+    return Connection(at or place())
 
 
 def runtime(target: TargetSettings, connection: Connection) -> Runtime:
@@ -157,17 +157,9 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
         for number in (signal.SIGSEGV, signal.SIGKILL):
             with pytest.raises(ProcessDied) as death:
                 run_there(connection, f"print('last words', flush=True); {before}; os.kill(os.getpid(), {int(number)})")
-            assert (death.value.code, death.value.over_memory) == (-number, False)
+            assert death.value.code == -number
             assert "last words" in connection.printed
             assert connection.call("facts", {"packages": ["numpy"]})[0]["facts"]["packages"]["numpy"] == np.__version__
-
-
-def test_a_memory_limit_holds_there() -> None:
-    connection = connect(memory_limit=200 << 20)
-    with pytest.raises(ProcessDied) as death:
-        run_there(connection, "held = bytearray(300 << 20); time.sleep(1000)")
-    assert death.value.over_memory
-    connection.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
