@@ -110,6 +110,7 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
 
     Attributes:
         message: Why, in the runtime's words, on one line.
+        masked: The signature that the runtime gave, where it knows more of what to mask.
         poisoned: Whether whatever else this process runs would fail too.
     """
 
@@ -118,12 +119,7 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         super().__init__(message)
         self.message = clean_message(message)
         self.poisoned = poisoned
-        self._signature = signature
-
-    @property
-    def masked(self) -> str | None:
-        """The signature that the runtime gave, where it knows more of what to mask."""
-        return self._signature
+        self.masked = signature
 
     @property
     def signature(self) -> str:
@@ -136,7 +132,7 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         Args:
             names: Of the nodes and tensors of the model that failed.
         """
-        return mask_message(self.message, names) if self._signature is None else self._signature
+        return mask_message(self.message, names) if self.masked is None else self.masked
 
 
 class BuildError(RuntimeFailure):

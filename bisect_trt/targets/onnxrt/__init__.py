@@ -183,8 +183,11 @@ class OnnxRuntimeTarget(Target):
         return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
-        """Its graph optimizers one by one, options, levels."""
-        return ort_switches(settings, looked)
+        """Its graph optimizers one by one, then options, then levels and precisions."""
+        own = settings.of(OnnxRuntimeSettings)
+        found = list(_optimizers(own, looked)) if own.graph_optimization_level != OFF else []
+        found += [*_options(own), *_levels(own), *_providers(own), *precision_switches(settings)]
+        return sorted(found, key=lambda each: each.tier)
 
     def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
         """The session's opening."""
@@ -301,15 +304,6 @@ _OPTIONS = (
 Not ``session.set_denormal_as_zero``: only the first session of a process decides about it, and then for the thread that made
 it, NumPy's arithmetic there with it. In a worker its effect would depend on the earlier sessions of that worker.
 """
-
-
-def ort_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
-    """All of them: optimizers, then options, then levels and precisions."""
-    own = settings.of(OnnxRuntimeSettings)
-    found = list(_optimizers(own, looked)) if own.graph_optimization_level != OFF else []
-    found += [*_options(own), *_levels(own)]
-    found += _providers(own)
-    return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)
 
 
 def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:

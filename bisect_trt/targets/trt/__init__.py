@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import Package, ShapeRange, Target
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
-from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings
+from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings, trt_snippet, trt_switches
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -124,8 +124,6 @@ class TensorRtTarget(Target):
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""
-        from bisect_trt.targets.trt.settings import trt_switches  # noqa: PLC0415 - a command line is read without
-
         return trt_switches(settings, looked)
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
@@ -151,8 +149,6 @@ class TensorRtTarget(Target):
 
     def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
         """The builder configuration."""
-        from bisect_trt.targets.trt.settings import trt_snippet  # noqa: PLC0415 - as above
-
         return trt_snippet(settings)
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:

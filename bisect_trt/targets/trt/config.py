@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -214,18 +213,15 @@ def write_file(path: str | pathlib.Path, content: bytes) -> None:
         UsageError: It cannot be written.
     """
     to = pathlib.Path(os.path.realpath(path))
-    beside = to.with_name(f".{to.name[:100]}.{os.uname().nodename}.{os.getpid()}.tmp")  # as tensors/npz.py names them
-    beside = to if to.exists() and not to.is_file() else beside  # a device or a FIFO
+    plain = to.is_file() or not to.exists()  # and no device or FIFO
+    beside = to.with_name(f".{to.name[:100]}.{os.getpid()}.tmp") if plain else to
     try:
         beside.write_bytes(content)
-        if to.exists():
-            shutil.copymode(to, beside)
         beside.replace(to)
     except OSError as error:
-        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
-    finally:
-        if beside != to:
+        if plain:
             beside.unlink(missing_ok=True)
+        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.Path | None) -> Any:
