@@ -27,6 +27,7 @@ from bisect_trt.onnxlib.load import (
     load_inside,
     model_tensors,
     place_of,
+    tensor_bytes,
 )
 from bisect_trt.onnxlib.nodes import clone
 from bisect_trt.tensors.npz import written_whole
@@ -47,11 +48,8 @@ _FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_
 
 def inner_bytes(tensor: TensorProto) -> int:
     """Return the bytes of numbers that a tensor has inside the model; 0 for strings, which cannot be external."""
-    if tensor.HasField("raw_data"):
-        return len(tensor.raw_data)
-    width = max(1, element_bits(tensor.data_type) // 8)
-    counts = {kind: len(getattr(tensor, field)) for field, kind in _FIELDS.items()}
-    return sum(count * min(width, np.dtype(kind).itemsize) for kind, count in counts.items())
+    inside = not uses_external_data(tensor) and tensor.data_type != TensorProto.STRING
+    return tensor_bytes(tensor) if inside else 0
 
 
 def make_raw(tensor: TensorProto) -> None:

@@ -106,15 +106,11 @@ class StoreWriter:
         if name in self._kinds or name in self._skipped:
             raise ValueError(f"tensor '{name}' is in the store already")
         if not isinstance(array, np.ndarray):
-            self.skip(name, f"it is a {type(array).__name__}, not a tensor")
+            self._skipped[name] = f"it is a {type(array).__name__}, not a tensor"
         elif array.dtype.kind in "biufc" or is_extension(array.dtype):
             self._write(name, array)
         else:
-            self.skip(name, f"it is of type {array.dtype.name}, not of numbers")
-
-    def skip(self, name: str, reason: str) -> None:
-        """Record that a tensor is not in the store, and why."""
-        self._skipped[name] = reason
+            self._skipped[name] = f"it is of type {array.dtype.name}, not of numbers"
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         stored = storage_dtype(array.dtype)

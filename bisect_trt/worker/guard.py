@@ -255,7 +255,7 @@ def _locked(path: Path, taken: str) -> Iterator[None]:
         UsageError: Another process holds it: ``taken``, with that process in its braces.
     """
     with contextlib.ExitStack() as kept:
-        with contextlib.suppress(OSError):  # no locks there, or a full disk: the next write says why that is not possible
+        with contextlib.suppress(OSError):  # no locks there, or a full disk: the next write says why
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             kept.callback(os.close, file)
             try:
