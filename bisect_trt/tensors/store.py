@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
@@ -143,10 +141,9 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         KeyError: There is no such tensor.
     """
 
-    def __init__(self, folder: Path, index: Mapping[str, Any], file: int) -> None:
-        """Map an open file, which is closed with the store, by its index."""
-        self.folder, self._file = folder, file
-        weakref.finalize(self, os.close, file)
+    def __init__(self, folder: Path, index: Mapping[str, Any]) -> None:
+        """Map the file by its index."""
+        self.folder = folder
         self.types: list[tuple[str, tuple[int, ...]]] = [(dtype, tuple(dims)) for dtype, dims in index["types"]]
         self.kinds: dict[str, int] = {intern(name): kind for name, kind in index["kinds"].items()}
         self.places: dict[str, int] = {intern(name): place for name, place in index["places"].items()}
@@ -154,8 +151,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         known = {kind: TensorInfo("", dtype_from_name(dtype), shape) for kind, (dtype, shape) in enumerate(self.types)}
         self.infos = Infos(self.kinds, known)
         # An empty file cannot be mapped.
-        with os.fdopen(os.dup(file), "rb") as stream:
-            data = np.memmap(stream, np.uint8, "r") if os.fstat(file).st_size else np.empty(0, np.uint8)
+        data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
 
     @classmethod
@@ -174,7 +170,7 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
             size = (folder / _DATA).stat().st_size
             if size != index["bytes"]:
                 raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
-            return cls(folder, index, os.open(folder / _DATA, os.O_RDONLY))
+            return cls(folder, index)
         except OSError as err:
             raise RunFolderError(
                 f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"

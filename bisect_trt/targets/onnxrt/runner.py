@@ -22,7 +22,6 @@ from bisect_trt.errors import (
     RuntimeMissingError,
     UnavailableError,
     UnknownNameError,
-    UnreadableFileError,
     ValueRefusedError,
 )
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message, set_option
@@ -251,7 +250,7 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
         set_entry(options, name, value)
     for path in settings["custom_op_libraries"]:
         try:
-            options.register_custom_ops_library(existing(path))
+            options.register_custom_ops_library(str(pathlib.Path(path).absolute()))
         except Exception as error:  # its exceptions have no common base
             raise RuntimeMissingError(
                 f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
@@ -287,17 +286,6 @@ def set_entry(options: Any, name: str, value: str) -> None:
         ) from error
     except ValueError as error:
         raise ValueRefusedError(f"the session option {name} takes no '{value}'; it takes {error}.") from error
-
-
-def existing(path: str) -> str:
-    """The whole path of a file.
-
-    Raises:
-        UnavailableError: It is not there.
-    """
-    if not pathlib.Path(path).is_file():
-        raise UnreadableFileError(f"there is no file {path}.")
-    return str(pathlib.Path(path).absolute())
 
 
 def find_providers(asked: Any) -> list[str]:
