@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import onnx
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
@@ -100,8 +101,8 @@ def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None
     """
     inside = frozenset(nodes)
     ordered = network.in_file_order(inside)
-    read = dict.fromkeys(name for index in ordered for name in network.reads[index])
-    inputs = [name for name in read if network.producer.get(name) not in inside and not network.is_weight(name)]
+    read = (name for index in ordered for name in network.reads[index] if network.producer.get(name) not in inside)
+    inputs = [name for name in dict.fromkeys(read) if not network.is_weight(name)]
     if outputs is None:
         outputs = [name for index in ordered for name in given_back(network, index, inside)]
     return Selection(ordered, inputs, outputs)
@@ -149,20 +150,17 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
         stored: Returns the values of weights that are not the original's initializers.
     """
     source = network.proto
-    model = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
-    model.opset_import.extend(source.opset_import)
-    model.functions.extend(source.functions)
-    graph, fed, inside = model.graph, set(piece.inputs), frozenset(piece.nodes)
-    graph.name = source.graph.name or "graph"
+    head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
+    tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
+    graph, fed, inside = onnx.GraphProto(name=source.graph.name or "graph"), set(piece.inputs), frozenset(piece.nodes)
     boundary = {*piece.inputs, *piece.outputs}
     # Shape inference takes time, and finds types that a run cannot: those of sequences, and of nodes that did not run.
     types = network.declared if all(name in infos for name in boundary) else network.inferred
     graph.input.extend(value_info(name, infos, types) for name in piece.inputs)
     graph.output.extend(value_info(name, infos, types) for name in piece.outputs)
     read = (reads(piece.renamed[i]) if i in piece.renamed else network.reads[i] for i in piece.nodes)
-    for name in dict.fromkeys(name for names in read for name in names):
-        if name in fed or network.producer.get(name) in inside:
-            continue
+    outer = (name for names in read for name in names if network.producer.get(name) not in inside)
+    for name in dict.fromkeys(name for name in outer if name not in fed):
         tensor = network.initializers[name] if name in network.initializers else stored(name)
         graph.initializer.append(tensor)
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
@@ -171,9 +169,34 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     for value in source.graph.value_info:
         if network.producer.get(value.name) in inside and value.name not in boundary:
             graph.value_info.append(value)
-    graph.node.extend(piece.renamed.get(index, network.nodes[index]) for index in piece.nodes)
-    content = bytes(model.SerializeToString(deterministic=True))
+    # Copies of the nodes' messages would take several times their bytes; nodes are the first field of a graph.
+    body = bytearray()
+    for index in piece.nodes:
+        node = piece.renamed.get(index, network.nodes[index]).SerializeToString()
+        body += _field(_NODE, len(node)) + node
+    body += _serialized(graph)
+    content = b"".join((_serialized(head), _field(_GRAPH, len(body)), body, _serialized(tail)))
     return Cut(content, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
+
+
+_NODE, _GRAPH = (
+    kind.DESCRIPTOR.fields_by_name[name].number
+    for kind, name in ((onnx.GraphProto, "node"), (onnx.ModelProto, "graph"))
+)
+
+
+def _serialized(message: Message) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _field(number: int, length: int) -> bytes:
+    """Return what stands before a message field of a protobuf message: its tag, and its length as a varint."""
+    prefix = bytearray([number << 3 | 2])
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix)
 
 
 def cut(

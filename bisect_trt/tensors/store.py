@@ -42,6 +42,8 @@ _DATA, _INDEX = "tensors.bin", "index.json"
 _SCHEMA = 3
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
+_COPIED = 1 << 20
+"""Bytes up to which values are copied: pages of a mapped file stay in memory."""
 
 
 class StoreWriter:
@@ -128,7 +130,7 @@ class StoreWriter:
 class ActivationStore(Mapping[str, NDArray[Any]]):
     """Tensors by name in the order they were added, each read from the disk on access.
 
-    Values are read-only views of the file. Open a store with :meth:`open`.
+    Values are read-only: views of the file, up to 1 MiB copies. Open a store with :meth:`open`.
 
     Attributes:
         folder: The folder.
@@ -190,8 +192,15 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
         place, (_, shape) = self.places[name], self.types[self.kinds[name]]
-        stop = place + info.dtype.itemsize * math.prod(shape)
-        return self._data[place:stop].view(info.dtype).reshape(shape)
+        size = info.dtype.itemsize * math.prod(shape)
+        content = self._data[place : place + size]
+        if 0 < size <= _COPIED:
+            content = np.frombuffer(os.pread(self._file, size, place), np.uint8)
+            if content.size < size:
+                raise RunFolderError(
+                    f"The activations in {self.folder} were truncated while they were in use; start again"
+                )
+        return content.view(info.dtype).reshape(shape)
 
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""

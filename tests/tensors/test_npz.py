@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import math
+import os
 import resource
 import zipfile
 from pathlib import Path
@@ -277,15 +278,23 @@ def test_everything_comes_back(arrays: dict[str, NDArray[Any]]) -> None:
             assert type(loaded) is np.ndarray
 
 
-def test_numbers_are_aligned_read_only_views_of_the_file(tmp_path: Path) -> None:
-    arrays = {"byte": np.ones(3, np.int8), "wide": np.arange(5.0), "scalar": np.array(2.5)}
+def test_numbers_are_read_only_and_large_ones_views_of_the_file(tmp_path: Path) -> None:
+    arrays = {"byte": np.ones(3, np.int8), "large": np.arange(2.0**18), "scalar": np.array(2.5)}
     store = write(tmp_path, arrays)
-    for name in arrays:
+    for name, expected in arrays.items():
         values = store[name]
-        assert values.ctypes.data % 64 == 0
-        assert np.shares_memory(values, store.get(name)), "a second read must not copy"
+        np.testing.assert_array_equal(values, expected)
         with pytest.raises(ValueError, match="read-only"):
             values[...] = 0
+    assert store["large"].ctypes.data % 64 == 0
+    assert np.shares_memory(store["large"], store["large"]), "a second read must not copy"
+
+
+def test_a_store_that_a_check_truncates_is_refused(tmp_path: Path) -> None:
+    store = write(tmp_path, {"x": np.arange(8.0)})
+    os.truncate(tmp_path / "tensors.bin", 8)
+    with pytest.raises(UnavailableError, match="truncated while they were in use"):
+        store["x"]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
