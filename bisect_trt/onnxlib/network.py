@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INVALID = "so the model is not valid ONNX."
 
 
-class Weights(Mapping[str, onnx.TensorProto]):
+class Initializers(Mapping[str, onnx.TensorProto]):
     """Initializers by name, without a Python object for each, which takes half a kilobyte."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -111,7 +111,7 @@ class Network:
         graph = proto.graph
         self.proto = proto
         self.nodes: Sequence[onnx.NodeProto] = graph.node
-        self.initializers = Weights(graph)
+        self.initializers = Initializers(graph)
         self.inputs = [value.name for value in graph.input if value.name not in self.initializers]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
@@ -155,6 +157,8 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
+        self._file = os.open(folder / _DATA, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
 
     @classmethod
     def open(cls, folder: Path) -> ActivationStore:
