@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shlex
 import time
@@ -95,9 +96,10 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ResourceError(
-            f"{_file_of(error, call)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
-        ) from error
+        fix = "check its path, permissions and disk"
+        if error.errno == errno.EMFILE:
+            fix = "raise the limit (ulimit -n), or give a smaller --workers"
+        raise ResourceError(f"{_file_of(error, call)} cannot be used: {error.strerror or error}; {fix}.") from error
     except MemoryError as error:
         raise ResourceError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
     except RecursionError as error:

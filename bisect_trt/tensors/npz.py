@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -198,6 +199,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         return
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name[:100]}.{os.uname().nodename}.{os.getpid()}.tmp")
+    _remove_left(path.parent)
     try:
         with temporary.open("wb") as file:
             if path.exists():
@@ -208,6 +210,20 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         # Gone already if all went well; never made if its folder is missing.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@cache
+def _remove_left(folder: Path) -> None:
+    """Remove the temporary files that killed processes of this machine have left in a folder; once in a process."""
+    mark = f".{os.uname().nodename}."
+    with suppress(OSError):
+        for left in folder.glob(f".*{mark}*.tmp"):
+            try:
+                os.kill(int(left.name.removesuffix(".tmp").rpartition(mark)[2]), 0)
+            except ValueError:  # another program's file
+                continue
+            except ProcessLookupError:
+                left.unlink(missing_ok=True)
 
 
 def _standard_stream(path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -18,7 +19,8 @@ import pytest
 from conftest import CommandLine
 from support import assert_gone, chain, gone, has, node_names, pids, read_json, run_check, script
 
-from bisect_trt.errors import UsageError
+from bisect_trt.commands.record import system_errors
+from bisect_trt.errors import ResourceError, UsageError
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors import kernel as memory
@@ -172,6 +174,34 @@ def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, he
     ran = cli("reduce", model, "-o", "out.onnx", "--workers", "2", "--check", script(here / "check", body), "{model}")
     assert ran.status == 2
     assert "--workers 1" in ran.error
+
+
+def test_what_a_killed_run_was_writing_is_removed_by_the_next(cli: CommandLine, here: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, alive = (here / f".r.json.{os.uname().nodename}.{pid}.tmp" for pid in (dead.pid, os.getppid()))
+    for path in (left, alive):
+        path.write_text("{")
+    assert cli("run", chain(here / "model.onnx", 2), "--onnxrt", "--json", "r.json").status == 0
+    assert (left.exists(), alive.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
+def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
+    cli: CommandLine, here: Path, damage: str
+) -> None:
+    model = chain(here / "model.onnx", 8)
+    body = (
+        f'for f in "$(dirname "$1")"/../*/tensors.bin; do printf "{damage}" > "$f"; done; {has("<2>")}; test $? -ne 0'
+    )
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
+    assert ran.status == 4
+    assert "truncated while they were in use" in ran.error
+
+
+def test_too_many_open_files_name_the_limit() -> None:
+    with pytest.raises(ResourceError, match=r"Too many open files; raise the limit \(ulimit -n\)"), system_errors():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_umask_that_takes_all_rights_is_named(here: Path) -> None:
