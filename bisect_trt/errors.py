@@ -55,6 +55,12 @@ class WrongResultError(BisectError):
     code, remedy = "BT3004", "Report it, and skip the step that the message names."
 
 
+class NoisyMachineError(BisectError):
+    """Other processes disturb the measurement, or the difference is too close to the limit."""
+
+    code, remedy = "BT3005", "End other programs, allow more --measure-time, or give another limit."
+
+
 class UsageError(BisectError):
     """The options do not fit together or do not fit the model."""
 

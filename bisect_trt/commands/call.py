@@ -25,8 +25,9 @@ from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, MetricOptions
+from bisect_trt.options.limits import Limits
 from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
-from bisect_trt.options.spec import Params, changed
+from bisect_trt.options.spec import Params, changed, written
 from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
@@ -123,6 +124,22 @@ class Call:
         find_metric(own.metric, lower_is_better=own.lower_is_better)  # raises early
         return own
 
+    def limits(self) -> Limits | None:
+        """Return the limits that decide whether a candidate fails, if any do.
+
+        Raises:
+            UsageError: Options conflict.
+        """
+        limits = self[Limits].check()
+        if limits is None:
+            return None
+        if self[CompareOptions] != CompareOptions() or self[MetricOptions].metric is not None or self.has_check:
+            raise ConflictError(
+                f"{written(limits)[0]} measures a target; it conflicts with --check, --metric and the options that compare "
+                "outputs; drop one."
+            )
+        return limits
+
     def comparison(self, target: TargetSettings, timeout: float | None) -> CheckSettings:
         """Return the comparison of a target with the reference, as the check.
 
@@ -131,7 +148,8 @@ class Call:
         """
         self[CompareOptions].require_numbers()
         tolerance = tolerance_options(self[CompareOptions], target)
-        return CheckSettings(CheckOptions(timeout=timeout), target=target, tolerance=tolerance, metric=self.metric())
+        settings = CheckSettings(CheckOptions(timeout=timeout), target=target, tolerance=tolerance)
+        return replace(settings, metric=self.metric(), limits=self.limits())
 
     def check(self, target: TargetSettings | None) -> CheckSettings:
         """Return the check: a function, a command, a target or the user at a prompt.
@@ -142,7 +160,7 @@ class Call:
         Raises:
             UsageError: An option of the check is wrong, or has no effect.
         """
-        own, metric = self[CheckOptions], self.metric()
+        own, metric, limits = self[CheckOptions], self.metric(), self.limits()
         if self.source is not None and not self.has_check and target is None:
             raise MissingOptionError("no check: give check (a function or a command) or target.")
         if self.function is not None and target is not None:
@@ -151,11 +169,14 @@ class Call:
             raise ConflictError(
                 "--metric scores the outputs of a target, so it needs a target and conflicts with --check."
             )
+        if limits is not None and target is None:
+            raise MissingOptionError(f"{written(limits)[0]} measures a target; add one, such as --onnxrt.")
         if own.candidate is not None:
             check_output(own.candidate, overwrite=True)  # the workspace refuses to replace files of other programs
         argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
-        return CheckSettings(own, argv, target, tolerance, metric=metric, function=self.function, oracle=self.oracle)
+        settings = CheckSettings(own, argv, target, tolerance, metric=metric, limits=limits)
+        return replace(settings, function=self.function, oracle=self.oracle)
 
     def open(
         self,

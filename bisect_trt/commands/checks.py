@@ -26,9 +26,11 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.compare import CompareOptions, MetricOptions
+from bisect_trt.options.limits import Limits
 from bisect_trt.options.shared import CheckOptions, Oracle, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
+from bisect_trt.probe.limit_check import LimitCheck, baseline_target
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -41,6 +43,8 @@ from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.worker.environments import Environment, interpreter
+from bisect_trt.worker.place import make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import workers_within
 from bisect_trt.worker.protocol import Collect, Failed
@@ -66,6 +70,7 @@ class CheckSettings:
         by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
         timed: Whether the built-in comparison measures the latency of a candidate.
         metric: The metric that replaces the tolerances, if one does.
+        limits: The limits of time, memory and size that replace them, if any do.
         function: A Python function that decides; see ``FunctionCheck``.
         oracle: The oracle of another package that decides, if one does.
     """
@@ -77,6 +82,7 @@ class CheckSettings:
     by_layer: bool = False
     timed: bool = False
     metric: MetricOptions | None = None
+    limits: Limits | None = None
     function: Callable[..., object] | None = None
     oracle: Oracle | None = None
 
@@ -84,6 +90,11 @@ class CheckSettings:
     def timeout(self) -> float | None:
         """Seconds a candidate may take."""
         return self.options.timeout
+
+    @property
+    def words(self) -> list[str]:
+        """The tolerances or the limits as words of a command line."""
+        return written(self.tolerance if self.limits is None else self.limits)
 
     def without_target(self, console: Console) -> CheckSettings:
         """Return the check without a target that a check command makes useless; prints that."""
@@ -164,12 +175,38 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     if target is not None:
         cache = EngineCache() if settings.by_layer else None
         known = settings.tolerance, settings.timeout
+        if settings.limits is not None:
+            return limit_check(workers, target, settings.limits, *known)
         return BuiltinCheck(workers, target, *known, timed=settings.timed, engine_cache=cache)
     if not is_interactive():
         raise MissingOptionError(
             "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
         )
     return PromptCheck()
+
+
+def limit_check(
+    workers: WorkerPool, target: TargetSettings, limits: Limits, tolerance: ToleranceOptions, timeout: float | None
+) -> LimitCheck:
+    """Return the check by limits.
+
+    Raises:
+        UnavailableError: The environment of the baseline cannot be made.
+        UsageError: The target has no engines, or models are not run, or the baseline is not known.
+    """
+    if limits.engine_size_limit is not None and not target.target.engines:
+        raise ConflictError(f"--engine-size-limit: {target.target.title} writes no engines; use --memory-limit-of.")
+    if limits.times and target.build_only:
+        raise ConflictError("--slower-than and --latency-limit time runs, and --build-only runs nothing; drop one.")
+    # A process that has run other models has memory to spare.
+    workers.fresh_process = workers.fresh_process or bool(limits.memory_limit_of)
+    what, beside = limits.baseline, None
+    baseline = baseline_target(what, target)
+    if what is not None and "==" in what:
+        beside = make_place(f"env={what}", lambda text: str(interpreter(Environment.parse(text))))
+    elif what is not None and workers.places:
+        beside = workers.places[0]
+    return LimitCheck(workers, target, tolerance, timeout, limits=limits, baseline=baseline, beside=beside)
 
 
 class _Nothing:
@@ -242,11 +279,13 @@ def make_prober(
     elif subject.workers.places:
         raise ConflictError("--on runs a target elsewhere, and a check runs here; drop --on, or use a target.")
     workers = workers_within(search.workers, subject.workers.width)
+    watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
+    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
+    if isinstance(check, LimitCheck):
+        check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # a fixed path holds one candidate at a time
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
-    watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
-    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, and probed again if needed: {title}")
     return Prober(runner, ledger, workers)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions, MetricOptions
+from bisect_trt.options.limits import Limits
 from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Oracle, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
@@ -67,19 +68,20 @@ _TESTED = (Target, Places, CompareOptions)
 _RUN = (Data, Search, General)
 _METRIC = (*_TESTED, MetricOptions, *_RUN)
 _SEARCH = (*_CHECKS, *_TESTED, *_RUN)
-_COMPARE = (Run, Target, Places, RunOptions, CompareOptions, MetricOptions, Plots, Data, General)
+_LIMITED = (*_CHECKS, *_TESTED, Limits, *_RUN)
+_COMPARE = (Run, Target, Places, RunOptions, CompareOptions, MetricOptions, Limits, Plots, Data, General)
 _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     "Find": {
-        "diagnose": ((searches.Diagnose, *_METRIC), "diagnose:run", "reproducer"),
-        "reduce": ((searches.Reduce, *_CHECKS, *_METRIC), "reduce:run", "reduced.onnx"),
+        "diagnose": ((searches.Diagnose, *_METRIC, Limits), "diagnose:run", "reproducer"),
+        "reduce": ((searches.Reduce, *_CHECKS, *_METRIC, Limits), "reduce:run", "reduced.onnx"),
         "layerwise": ((searches.Layerwise, *_TESTED, Data, General), "layerwise:run", None),
         "run": (_COMPARE, "run:run", None),
     },
     "Explain": {
-        "cause": ((searches.Cause, *_SEARCH), "cause:run", None),
-        "releases": ((searches.Releases, *_CHECKS, Target, CompareOptions, *_RUN), "releases:run", None),
-        "repeat": ((searches.Repeat, *_SEARCH), "repeat:run", None),
-        "sweep": ((searches.Sweep, *_SEARCH), "sweep:run", None),
+        "cause": ((searches.Cause, *_LIMITED), "cause:run", None),
+        "releases": ((searches.Releases, *_CHECKS, Target, CompareOptions, Limits, *_RUN), "releases:run", None),
+        "repeat": ((searches.Repeat, *_LIMITED), "repeat:run", None),
+        "sweep": ((searches.Sweep, *_LIMITED), "sweep:run", None),
         "samples": ((searches.Samples, *_SEARCH), "samples:run", "minimal-input.npz"),
     },
     "Fix": {

@@ -17,7 +17,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.layerwise import LayerComparison, tell, to_json
-from bisect_trt.commands.metric import diagnose_metric
+from bisect_trt.commands.metric import diagnose_whole
 from bisect_trt.commands.minimal_case import (
     HELD,
     Answer,
@@ -341,13 +341,14 @@ def run(call: Call) -> Result:
     check_folder(folder, archive_of(folder) if own.archive else None, overwrite=own.overwrite or call.resumed)
     call.open()
     # The latency of the original is measured here, so that a fix is compared with it without another build.
-    check = replace(check, timed=target.target.compiles and check.metric is None)
+    compares = check.metric is None and check.limits is None
+    check = replace(check, timed=target.target.compiles and compares)
     with call.subject(check.timeout, target, older=own.releases) as subject:
-        if check.metric is None:
+        if compares:
             keep_worst_samples(subject, check, call.console, call.result)
         with call.investigated(subject, check) as session:
             diagnosis = Diagnosis(session, check, call[Search], own, folder)
-            return diagnosis.run() if check.metric is None else diagnose_metric(diagnosis)
+            return diagnosis.run() if compares else diagnose_whole(diagnosis)
 
 
 def workaround(call: Call) -> Result:

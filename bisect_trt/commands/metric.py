@@ -1,6 +1,6 @@
-"""``run`` and ``diagnose`` with ``--metric``: score the whole set, and find the layers that lower the metric.
+"""``run`` and ``diagnose`` with ``--metric`` or limits: measure the whole model, and find the layers that are the reason.
 
-A piece of a model has no metric, so ``diagnose`` prints the command that scores the whole model instead of a script.
+``reproduce.py`` compares outputs, so ``diagnose`` prints the command that measures the model instead of a script.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
-from bisect_trt.commands.checks import make_scale
+from bisect_trt.commands.cause import name_cause
+from bisect_trt.commands.checks import CheckSettings, make_scale
 from bisect_trt.commands.minimal_case import find_minimum
 from bisect_trt.commands.reduce import deliver, smallest
 from bisect_trt.commands.reproducer import make_folder
@@ -19,9 +20,11 @@ from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.compare import MetricOptions
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.spec import written
+from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, pack
 from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.protocol import Failed, Score
 
@@ -53,37 +56,71 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
     return result
 
 
-def diagnose_metric(diagnosis: Diagnosis) -> Result:
-    """Find the layers that lower the metric on the target, and write them.
+def measure(session: Session, check: CheckSettings) -> Result:
+    """Measure the target beside its limits.
 
     Raises:
-        DoesNotReproduce: The metric does not drop past its bound.
+        UnavailableError: The target cannot run the model.
+    """
+    console, result = session.console, session.result
+    assert check.target is not None, "the options require one"
+    console.step(f"{check.target.describe()}, measured beside its limits")
+    record = session.prober.probe(session.subject.original)
+    outcome = session.outcome(record)
+    if outcome.ending is Ending.BROKEN:
+        raise ModelRefusedError(f"the target cannot run {session.subject.settings.path}: {outcome.reason}.")
+    result.extra |= {"comparisons": []}
+    result.status, result.minimality = _STATUS[record.verdict], "1-minimal"
+    if record.verdict is Verdict.UNRESOLVED:
+        result.minimality, result.why = "unproven", record.reason
+    console.answer(f"{_SAID[record.verdict]}: {record.reason}.")
+    return result
+
+
+_STATUS = {Verdict.PASS: "found", Verdict.FAIL: "not_reproduced", Verdict.UNRESOLVED: "inconclusive"}
+_SAID = {
+    Verdict.PASS: "Within the limits",
+    Verdict.FAIL: "Past a limit",
+    Verdict.UNRESOLVED: "Unknown, because the machine is too noisy or the limit too close",
+}
+
+
+def diagnose_whole(diagnosis: Diagnosis) -> Result:
+    """Find the layers that lower the metric on the target, or take it past a limit, and write them.
+
+    Raises:
+        DoesNotReproduce: The metric does not drop past its bound, or no limit is exceeded.
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     session, check, output = diagnosis.session, diagnosis.check, diagnosis.output
     console, subject, result = session.console, session.subject, session.result
-    console.step(f"Does the metric drop on the target ({len(subject.network.nodes)} nodes)?")
+    limited = check.limits is not None
+    wrong = "past its limits" if limited else "below the bound of the metric"
+    console.step(f"Is the target {wrong} ({len(subject.network.nodes)} nodes)?")
     try:
         record = session.probe_original(diagnosis.search)
     except DoesNotReproduce as error:
-        raise diagnosis.advised(error) from error
+        raise (error if limited else diagnosis.advised(error)) from error
     console.say(f"  yes: {record.reason}")
     make_folder(output)
     reduced = Reduce(subject.settings.path, output / MODEL, overwrite=True)
     with saving_best(lambda: session.save_best(reduced.output)):
-        console.step(f"Which of {len(subject.units)} units lower the metric? The reference computes the others")
+        console.step(f"Which of {len(subject.units)} units take it there?")
         case = Case(find_minimum(session, reduced.mode))
         answer = smallest(session, reduced, diagnosis.search, case)
         console.step(f"Write them to {output}")
         deliver(session, reduced, answer, case.minimum)
-    measured = result.extra["metric"]
-    find_fix(session, check, diagnosis.search, answer, output)
-    fixed = result.extra["metric"]
-    result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
-    assert check.metric is not None
     assert check.target is not None
-    options = [*check.target.flags(), *session.place_words, *written(subject.settings.data), *written(check.metric)]
+    if limited:
+        name_cause(session, check, answer)
+    else:
+        measured = result.extra["metric"]
+        find_fix(session, check, diagnosis.search, answer, output)
+        fixed = result.extra["metric"]
+        result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
+    options = [*check.target.flags(), *session.place_words, *written(subject.settings.data)]
+    options += check.words if check.metric is None else written(check.metric)
     result.suggest(shlex.join(["bisect-trt", "run", str(subject.settings.path), *options]))
     if diagnosis.archive is not None:
         files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})

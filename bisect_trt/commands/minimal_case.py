@@ -233,7 +233,7 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
 def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
     """Return the severity of each node's own error, if it has one; infinite for NaN or Inf."""
     check, subject = session.prober.runner.check, session.subject
-    if not isinstance(check, BuiltinCheck) or session.prober.ledger.is_broken:
+    if not (isinstance(check, BuiltinCheck) and check.compares) or session.prober.ledger.is_broken:
         return {}
     from bisect_trt.commands.layerwise import Marking, compare_own  # noqa: PLC0415 - as the module says
 

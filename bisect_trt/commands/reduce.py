@@ -31,6 +31,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.limit_check import LimitCheck
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -106,7 +107,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     if search.repeat is not None or looks:
         session.probe_original(search)
     suspects: list[int] = []
-    if looks and isinstance(check, BuiltinCheck):
+    if looks and isinstance(check, BuiltinCheck) and check.compares:
         console.step("Find the first wrong tensor")
         suspects = find_suspects(session, check, lambda _: None)
         if (case := extract_suspect(session, target, suspects)) is not None:
@@ -121,8 +122,8 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
 def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk unless the user does not want that."""
     settled = session.settle(case)
-    if isinstance(session.prober.runner.check, MetricCheck):
-        return settled  # the rest of the model could not run on other tensors
+    if isinstance(session.prober.runner.check, MetricCheck | LimitCheck):
+        return settled  # the rest of the model could not run on other tensors, and small ones are not slow
     answer = needed_dimensions(session, settled)
     if not (search.shrink and settings.both_ends):
         return answer
@@ -187,7 +188,7 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         console.answer(line)
     if result.why:
         console.answer(f"  {result.why}")
-    if isinstance(check, BuiltinCheck):
+    if isinstance(check, BuiltinCheck) and check.compares:
         from bisect_trt.commands.arbitration import arbitrate  # noqa: PLC0415 - as the module says
 
         fault = arbitrate(session, answer.target or check.target, check.tolerance, answer)

@@ -35,7 +35,6 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
-from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent, Record
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -344,7 +343,7 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
-    command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *written(check.tolerance)])
+    command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *check.words])
     if not asked:
         if not target.low_precisions:  # else precision is a likelier reason than the release
             console.answer(f"The first failing release was not searched, because that installs releases: {command}")

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import onnx
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import tolerance_options
-from bisect_trt.commands.metric import score
+from bisect_trt.commands.checks import CheckSettings, tolerance_options
+from bisect_trt.commands.metric import measure, score
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import (
     ConflictError,
@@ -30,7 +30,7 @@ from bisect_trt.onnxlib.save import check_output, save_model
 from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
-from bisect_trt.options.shared import Data, Plots
+from bisect_trt.options.shared import CheckOptions, Data, Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.report.console import Console
 from bisect_trt.report.plots import check_plots, draw_plots
@@ -81,8 +81,13 @@ def run(call: Call) -> Result:
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
     if options.save_onnx is not None:
         check_output(options.save_onnx, overwrite=True)
-    metric = call.metric(bounded=False)
+    metric, limits = call.metric(bounded=False), call.limits()
     call.open(None, options.load_outputs)
+    if limits is not None:
+        refuse_options(options, _SINGLE_OUTPUTS, "does not apply to limits, which measure the whole model; drop it.")
+        check = CheckSettings(CheckOptions(timeout=options.timeout), target=target, limits=limits)
+        with call.searching(check) as session:
+            return measure(session, check)
     with call.examined(options.timeout, target) as session:
         if target.build_only:
             return build(session, target, tolerance, options.timeout)

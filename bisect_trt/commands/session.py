@@ -102,7 +102,7 @@ class Session:
         """Return the command line that runs the command ``name`` with the same model, target and data."""
         settings, target = self.subject.settings, check.target
         words = ["bisect-trt", name, str(settings.path), *(target.flags() if target is not None else ())]
-        return shlex.join([*words, *self.place_words, *written(settings.data), *written(check.tolerance)])
+        return shlex.join([*words, *self.place_words, *written(settings.data), *check.words])
 
     @property
     def unreferenced(self) -> bool:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
-from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
@@ -232,4 +231,4 @@ def command_on(
     if target is None:
         return check.how_to(command, model, inputs, session.place_words)
     words = ["bisect-trt", command, str(model), *target.flags(), *session.place_words, "--load-inputs", str(inputs)]
-    return shlex.join([*words, *written(check.tolerance)])
+    return shlex.join([*words, *check.words])

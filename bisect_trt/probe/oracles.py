@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bisect_trt.errors import OutputFileError
 from bisect_trt.options.spec import written
@@ -76,8 +76,10 @@ class BuiltinCheck:
         same: Whether one session runs whatever is alike, candidate after candidate.
         finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
         records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
+        compares: Whether outputs are compared with the reference's.
     """
 
+    compares: ClassVar[bool] = True
     workers: WorkerPool
     target: TargetSettings
     tolerance: ToleranceOptions

@@ -53,6 +53,7 @@ class Outcome:
         place: Where it ran, as it was asked for, if not here.
         errors: Of each fresh sample, the largest error over its tolerance, where errors decide the verdict.
         metric: What it scores, where a metric is the check; see ``Scale.to_json``.
+        measured: Its times and memory, where limits are the check.
     """
 
     ending: Ending
@@ -71,6 +72,7 @@ class Outcome:
     place: str | None = None
     errors: tuple[float, ...] = ()
     metric: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
 
     @property
     def cancelled(self) -> bool:

@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, ResourceError
+from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, NoisyMachineError, ResourceError
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
+from bisect_trt.probe.limit_check import UNDECIDED, LimitCheck
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.speculation import Speculation
@@ -329,9 +330,12 @@ class Prober:
         Raises:
             CheckCommandError: Its model was changed while it was checked.
             DoesNotReproduce: It did not fail.
+            NoisyMachineError: It could not be measured.
         """
         if record.verdict is Verdict.FAIL:
             return record
+        if record.signature == UNDECIDED:
+            raise NoisyMachineError(f"the original model cannot be judged here: {record.reason}.")
         changed = self.runner.changed(original)
         if changed is not None:
             raise CheckCommandError(
@@ -400,7 +404,7 @@ def passes_needed(prober: Prober) -> int:
 def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:
     """Return the runs of the failing and of the passing candidate; 0 and 1 where a probe takes minutes and no rate is known."""
     target = getattr(check, "target", None)
-    costly = isinstance(check, MetricCheck) or (target is not None and target.target.compiles)
+    costly = isinstance(check, MetricCheck | LimitCheck) or (target is not None and target.target.compiles)
     if costly and flakiness.runs == 1:
         return 0, 1
     more, passes = confirmations(flakiness.runs + failures, [0] * ways, 1 - flakiness.confidence)

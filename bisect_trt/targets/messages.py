@@ -45,6 +45,8 @@ _GENERATED = re.compile(r"[\w/.]+_token_\d+(?!\w)")
 _LIST = re.compile(r"(['\"]?)#\1(?:, ?\1#\1)+")
 """Names in a row, masked; how many there are is the model's matter."""
 _MOST_PASSES = 8
+OUT_OF_MEMORY = "out of memory"
+"""The signature of a model that does not fit, whatever the runtime's words."""
 
 
 def clean_message(message: str) -> str:
@@ -105,6 +107,13 @@ def error_class(signature: str) -> str:
         text = masked
 
 
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|out of memory|OutOfMemory|cudaErrorMemoryAllocation|CUDA failure 2:|"
+    r"Failed to allocate memory|not enough memory",
+    re.IGNORECASE,
+)
+
+
 class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not an error of ours
     """A runtime fails to build or run a model.
 
@@ -132,6 +141,8 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         Args:
             names: Of the nodes and tensors of the model that failed.
         """
+        if self.masked is None and _OUT_OF_MEMORY.search(self.message):
+            return OUT_OF_MEMORY
         return mask_message(self.message, names) if self.masked is None else self.masked
 
 

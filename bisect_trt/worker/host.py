@@ -194,13 +194,8 @@ class Host:
 
     def run(self, call: dict[str, Any], payload: bytearray) -> Reply:
         """Run the model; timed, as often as the call says."""
-        feed, seconds = unpack(payload), []
-        if call["timed"]:
-            self._session.run(feed)
-        for _ in range(call["timed"]):
-            began = time.perf_counter()
-            self._session.run(feed)
-            seconds.append(time.perf_counter() - began)
+        feed = unpack(payload)
+        seconds = run_times(self._session, feed, call["timed"])
         made = b"" if seconds else pack(self._session.run(feed))
         return {"seconds": seconds, "skipped": dict(self._session.skipped)}, made
 
@@ -258,6 +253,16 @@ class Host:
         for name, digest in call["beside"].items():
             self._link(digest, folder / name)
         return self._link(call["model"], folder / "model.onnx")
+
+
+def run_times(session: Any, feed: Mapping[str, Any], runs: int) -> list[float]:  # noqa: ANN401 - of a runner module
+    """Seconds of each of several runs of a loaded model."""
+    seconds = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        session.run(feed)
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def pack(arrays: Mapping[str, Any]) -> bytes:

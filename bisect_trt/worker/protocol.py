@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bisect_trt.worker.place import Seen
+from bisect_trt.worker.place import Place, Seen
 
 if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.targets.settings import TargetSettings
@@ -79,6 +79,30 @@ class Scored:
     passed: bool | None = None
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The time and memory that a model takes.
+
+    Attributes:
+        build_s: Seconds that it takes to build or load, the fastest time.
+        memory: Bytes that it takes beyond those of the process before, by the kind: ``build`` and ``run`` are peaks of the host's
+            memory, ``device`` is the GPU's in use.
+        seconds: Of each timed block, the seconds of its fastest run.
+        baseline: The same of the baseline.
+        over: The number of blocks that were too long.
+        slow: Whether most are; ``None`` if that was not known in the time given, or nothing was timed.
+        refused: Why the baseline does not run it, if so.
+    """
+
+    build_s: float
+    memory: Mapping[str, int]
+    seconds: tuple[float, ...] = ()
+    baseline: tuple[float, ...] = ()
+    over: int = 0
+    slow: bool | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +233,45 @@ class Score(Request[Scored]):
     after: Path | None = None
     layers: bool = False
     timed: bool = False
+
+
+@dataclass(frozen=True)
+class Measure(Request[Measured]):
+    """Build a model, run it, and time it beside a baseline until it is known whether it takes too long.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it is fed, ``.npz``.
+        budget_s: Seconds that the timing may take; ``None`` for no timing.
+        baseline: The runtime that it is compared with, if any.
+        beside: The place of the baseline, if it is not the worker itself.
+        ratio: The ratio to the baseline past which a block is too long.
+        lost_s: Instead of the ratio: the seconds lost to the baseline past which a block is too long, and those up to which it is
+            not. What lies between may be called either, so that no time is spent on it.
+        limit_s: Seconds past which a block is too long.
+        build_limit_s: Seconds past which a build is timed again, three times at most.
+    """
+
+    model: Path
+    inputs: Path
+    budget_s: float | None = None
+    baseline: TargetSettings | None = None
+    beside: Place | None = None
+    ratio: float | None = None
+    lost_s: tuple[float, float] | None = None
+    limit_s: float | None = None
+    build_limit_s: float | None = None
+
+    def judge(self, seconds: float, baseline: float) -> tuple[bool, bool]:
+        """Return whether a block is too long beside the baseline's, and whether it is not; with ``lost_s`` it may be both."""
+        if self.limit_s is not None and (seconds > self.limit_s or self.ratio is None):
+            return seconds > self.limit_s, seconds <= self.limit_s
+        if self.ratio is None:
+            return False, True
+        if self.lost_s is None:
+            return seconds > self.ratio * baseline, seconds <= self.ratio * baseline
+        lost = seconds - min(self.ratio, 1) * baseline
+        return lost > self.lost_s[0], lost <= self.lost_s[1]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +44,8 @@ from bisect_trt.worker.protocol import (
     Failed,
     Look,
     Lower,
+    Measure,
+    Measured,
     Order,
     Request,
     Sample,
@@ -56,10 +59,12 @@ if TYPE_CHECKING:
     from bisect_trt.worker.place import Place
 
 _MOST_RUNTIMES = 16
-_RUN = (BuildEngine, Collect, Compare, Score)
+_RUN = (BuildEngine, Collect, Compare, Measure, Score)
 """The requests that run or build a model."""
 
 
+_BUILDS = 3
+"""The number of times that a slow build is timed."""
 TIMED_RUNS = 20
 """Number of runs for the median of a model's latency."""
 _TIMED_FOR = 5.0
@@ -105,9 +110,9 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
     """
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in feed.items() if name in names}
-    there = getattr(session, "median_ms", None)
+    there = getattr(session, "times", None)
     if there is not None:
-        return float(there(feed, TIMED_RUNS))
+        return 1000 * float(statistics.median(there(feed, TIMED_RUNS + 1)[1:]))
     seconds: list[float] = []
     try:
         session.run(feed)
@@ -161,6 +166,7 @@ class Worker:
         self._ready = ready
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, RuntimeSession] | None = None
+        self._beside: dict[Place, Connection] = {}
         self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
             About: lambda request: self._runtime(request.target).facts.get("lowers_by", "cast"),
             BuildEngine: self._build,
@@ -169,7 +175,8 @@ class Worker:
             Describe: lambda request: dict(self._runtime(request.target).runner.describe_engine()),
             Look: self._look,
             Lower: self._lower,
-            Score: self._measure,
+            Measure: self._measure,
+            Score: self._score,
             Trace: self._trace,
         }
 
@@ -212,9 +219,10 @@ class Worker:
         return Answered(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
 
     def close(self) -> None:
-        """Leave the place."""
-        if self._place is not None:
-            self._place.close()
+        """Leave the places."""
+        for place in (self._place, *self._beside.values()):
+            if place is not None:
+                place.close()
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
@@ -274,7 +282,7 @@ class Worker:
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
-    def _measure(self, request: Score) -> Scored:
+    def _score(self, request: Score) -> Scored:
         """Score a model, or a piece of it of which the reference runs the rest."""
         from bisect_trt.tensors.metrics import Evaluation, find_metric  # noqa: PLC0415 - few workers score
 
@@ -302,6 +310,50 @@ class Worker:
         latency = median_ms(session, fed(first)) if request.timed else None
         return Scored(value, passed, tuple(session.layers()) if request.layers else (), latency)
 
+    def _measure(self, request: Measure) -> Measured:
+        feed, runtime = load_npz(request.inputs), self._runtime(request.target)
+        before, _, device = self._memory(runtime)
+        build_s, session = _timed_load(runtime, request.model, feed)
+        peaks = {"build": self._memory(runtime)[1]}
+        if not request.target.build_only:
+            run(session, feed)
+        _, peaks["run"], loaded = self._memory(runtime)
+        for _ in range(_BUILDS - 1):
+            if request.build_limit_s is not None and build_s > request.build_limit_s:
+                build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
+        memory = {name: max(peak - before, 0) for name, peak in peaks.items()}
+        measured = Measured(build_s, {**memory, "device": max(loaded - device, 0)})
+        if request.budget_s is None:
+            return measured
+        from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure
+
+        beside = None
+        if request.baseline is not None:
+            try:
+                beside = Timed.of(self._baseline(request.baseline, request.beside).load(request.model, feed), feed)
+            except (BuildError, RunError, ConnectionLost, ProcessDied, BisectError) as error:
+                return replace(measured, refused=str(error))
+        seen = compare_blocks(Timed.of(session, feed), beside, request.judge, request.budget_s)
+        return replace(measured, **vars(seen))
+
+    def _baseline(self, settings: TargetSettings, place: Place | None) -> Runtime:
+        """The runtime of a baseline, in a connection of its own where it runs in a place."""
+        if place is None:
+            return make_runtime(settings)
+        from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
+
+        if place not in self._beside and (connection := _connect(place, None)) is not None:
+            self._beside[place] = connection
+        return Runtime(settings, RemoteRunner(settings, self._beside[place]))
+
+    def _memory(self, runtime: Runtime) -> tuple[int, int, int]:
+        """Bytes of the process that runs models: now, at the peak since this was last asked, and of the GPU in use."""
+        if self._place is not None:
+            return tuple(self._place.memory.get(name, 0) for name in ("host", "peak", "gpu"))  # type: ignore[return-value]  # three
+        seen = status_bytes("VmRSS:"), status_bytes("VmHWM:"), runtime.gpu_memory()
+        forget_peak()
+        return seen
+
     def _prepare(self, request: Compare) -> RuntimeSession:
         runtime, first = self._runtime(request.target), request.samples[0]
         feed = feed_of(request, first)
@@ -312,6 +364,13 @@ class Worker:
             self._last = None  # it goes before the next one comes
             self._last = known, runtime.load(request.model, feed)
         return self._last[1]
+
+
+def _timed_load(runtime: Runtime, model: Path, feed: Feed) -> tuple[float, RuntimeSession]:
+    """Load a model; returns the seconds that it takes, and the session."""
+    began = time.perf_counter()
+    session = runtime.load(model, feed)
+    return time.perf_counter() - began, session
 
 
 def _names(model: Path | None) -> list[str]:

@@ -1,0 +1,198 @@
+"""The check by limits: speed beside a baseline, latency, build time, memory and the size of the engine.
+
+A piece fails like a slow original if it loses enough of the time that the original loses to the baseline: up to :data:`ENOUGH`
+of it passes, more than :data:`LITTLE` fails, and in between it may be called either. What a piece loses, every larger piece
+loses too. That is not so of the ratio: nodes that are not slow bring it down.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, ClassVar
+
+from bisect_trt.errors import UnknownNameError
+from bisect_trt.options.limits import Limits
+from bisect_trt.options.spec import entries
+from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, outcome_of_failure
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.targets import names
+from bisect_trt.targets.messages import OUT_OF_MEMORY
+from bisect_trt.targets.settings import PRECISIONS, TargetSettings, reference_settings
+from bisect_trt.worker.place import Place
+from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import OVER_MEMORY, BuildEngine, Failed, Measure, Measured
+
+LITTLE, ENOUGH = 0.2, 0.35
+"""Shares of the original's lost time."""
+SLOW, LARGE, UNDECIDED = "slow", "large", "undecided"
+"""The signatures."""
+_MB = 1e6
+
+
+def baseline_target(what: str | None, target: TargetSettings) -> TargetSettings:
+    """Return the target that a baseline names: a precision, another target, or an option; by default the reference.
+
+    Raises:
+        UsageError: It names none of them.
+    """
+    if what is None:
+        return reference_settings(target)
+    name, equals, value = what.partition("=")
+    options = {entry.keyword: entry for entry in entries(target.target.own)}
+    entry = options.get(name.lstrip("-").replace("-", "_"))
+    if equals and value.startswith("="):  # a release
+        return target
+    if equals and entry is not None:
+        given = entry.read(value, f"--baseline {name}") if value else entry.default
+        return target.with_own(**{entry.name: given})
+    if not equals and name in (*PRECISIONS, "fp32"):
+        return replace(target, **{each: each == name for each in PRECISIONS})  # type: ignore[arg-type]  # flags
+    if not equals and name in names():
+        return TargetSettings(name)
+    known = ", ".join(each.replace("_", "-") for each in options)
+    raise UnknownNameError(
+        f"--baseline {what}: give a release (PACKAGE==VERSION), a precision ({', '.join(PRECISIONS)} or fp32), a target "
+        f"({', '.join(names())}), or NAME=VALUE with an option of {target.target.title}: {known}."
+    )
+
+
+@dataclass(frozen=True)
+class LimitCheck(BuiltinCheck):
+    """Decides by limits whether a candidate fails.
+
+    Attributes:
+        limits: The limits.
+        baseline: The runtime that speed is compared with.
+        beside: The place of the baseline; ``None`` for this machine's own interpreter.
+        lost: Returns the milliseconds that the original loses to the baseline, once they are known.
+    """
+
+    compares: ClassVar[bool] = False
+    limits: Limits = field(default_factory=Limits)
+    baseline: TargetSettings | None = None
+    beside: Place | None = None
+    lost: Callable[[], float | None] = lambda: None
+    parallel: bool = False
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate."""
+        began = time.monotonic()
+        outcome = self._measure(files, cancel) if self.limits.others else Outcome(Ending.PASSED, "match", "")
+        if outcome.ending is Ending.PASSED and self.limits.engine_size_limit is not None:
+            sized = self._weigh(files, self.limits.engine_size_limit, cancel)
+            outcome = replace(sized, reason="; ".join(filter(None, (outcome.reason, sized.reason))))
+        with files.log.open("a", encoding="utf-8") as log:
+            log.write(outcome.reason + "\n")
+        return replace(outcome, seconds=time.monotonic() - began)
+
+    def _measure(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        limits, required = self.limits, None
+        if files.target is None and (lost := self.lost()) is not None:  # with a switch turned, less of it is no pass
+            required = LITTLE * lost / 1e3, ENOUGH * lost / 1e3
+        request = Measure(
+            self.built(files),
+            files.model,
+            files.inputs,
+            limits.measure_time if limits.times else None,
+            self.baseline if limits.slower_than is not None else None,
+            self.beside,
+            limits.slower_than,
+            required,
+            None if limits.latency_limit is None else limits.latency_limit / 1e3,
+            limits.build_time_limit,
+        )
+        reply = self.workers.ask(request, self.timeout, cancel, log=files.log, confirm=self.confirm)
+        if isinstance(reply, Failed):
+            return self._failed(reply)
+        if reply.refused is not None:
+            return Outcome(Ending.SKIPPED, "no baseline", f"the baseline does not run it: {reply.refused}")
+        return self._judge(request, reply)
+
+    def _failed(self, reply: Failed) -> Outcome:
+        """A model that does not fit is too large where memory is limited."""
+        outcome = outcome_of_failure(reply, 0.0)
+        if self.limits.memory_limit_of and reply.signature.endswith((OUT_OF_MEMORY, OVER_MEMORY)):
+            return replace(outcome, ending=Ending.MISMATCHED, signature=LARGE)
+        return outcome
+
+    def _judge(self, request: Measure, seen: Measured) -> Outcome:
+        """Return the first limit that is exceeded, else one that could not be decided, else a pass."""
+        limits, found = self.limits, list[tuple[bool | None, str, str]]()
+        for kind, most in limits.memory_limit_of.items():
+            size = seen.memory[kind] / _MB
+            where = "GPU memory" if kind == "device" else f"host memory at the peak of the {kind}"
+            found.append((size > most, LARGE, f"{size:.1f} MB of {where} (limit {most:g})"))
+        if limits.build_time_limit is not None:
+            said = f"{seen.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
+            found.append((seen.build_s > limits.build_time_limit, SLOW, said))
+        if request.budget_s is not None:
+            found.append(
+                (seen.slow, SLOW, f"{_said(request, seen)}, too slow in {seen.over} of {len(seen.seconds)} blocks")
+            )
+        failed = next((each for each in found if each[0]), None)
+        undecided = next((each for each in found if each[0] is None), None)
+        known: dict[str, Any] = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
+        if failed is not None:
+            severity = None
+            if failed[1] == SLOW and request.lost_s is None and seen.baseline:
+                severity = 1e3 * median(_lost(request, seen))
+            return Outcome(Ending.MISMATCHED, failed[1], failed[2], severity=severity, **known)
+        if undecided is not None:
+            why = f"{undecided[2]}: not decided in {request.budget_s:g} s (--measure-time)"
+            return Outcome(Ending.SKIPPED, UNDECIDED, why, **known)
+        return Outcome(Ending.PASSED, "match", "; ".join(said for _, _, said in found), **known)
+
+    def _weigh(self, files: CandidateFiles, most: float, cancel: Cancel | None) -> Outcome:
+        """Build the engine, and compare its size."""
+        engine = files.folder / ENGINE
+        request = BuildEngine(self.built(files), files.model, files.inputs, engine)
+        reply = self.workers.ask(request, self.timeout, cancel, log=files.log)
+        if isinstance(reply, Failed):
+            return self._failed(reply)
+        size = engine.stat().st_size / _MB
+        engine.unlink()
+        ending, signature = (Ending.MISMATCHED, LARGE) if size > most else (Ending.PASSED, "match")
+        return Outcome(
+            ending, signature, f"the engine has {size:.2f} MB (limit {most:g})", measured={"engine_mb": size}
+        )
+
+
+def _lost(request: Measure, seen: Measured) -> Iterator[float]:
+    """Seconds that each block takes longer than the baseline's; than what is allowed of it, if that is less."""
+    part = min(request.ratio or 0.0, 1.0)
+    return (mine - part * other for mine, other in zip(seen.seconds, seen.baseline, strict=True))
+
+
+def _ms(seconds: tuple[float, ...]) -> float | None:
+    return 1e3 * median(seconds) if seconds else None
+
+
+def _said(request: Measure, seen: Measured) -> str:
+    mine, other = _ms(seen.seconds) or 0.0, _ms(seen.baseline)
+    if other is None:
+        return f"{mine:.4g} ms"
+    limit = f"limit {request.ratio:g}"
+    if request.lost_s is not None:
+        lost = 1e3 * median(_lost(request, seen))
+        return f"{mine:.4g} ms, the baseline {other:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
+    return f"{mine:.4g} ms, the baseline {other:.4g} ms: ratio {mine / max(other, 1e-9):.3g} ({limit})"
+
+
+def _plain(seen: Measured) -> dict[str, Any]:
+    """Plain values for the journal and the result."""
+    mine, other = _ms(seen.seconds), _ms(seen.baseline)
+    return {
+        "latency_ms": mine,
+        "fastest_ms": min(seen.seconds, default=math.nan) * 1e3 if seen.seconds else None,
+        "baseline_ms": other,
+        "ratio": None if mine is None or not other else mine / other,
+        "blocks": len(seen.seconds),
+        "blocks_too_slow": seen.over,
+        "build_s": seen.build_s,
+        "memory_mb": {name: size / _MB for name, size in seen.memory.items()},
+    }

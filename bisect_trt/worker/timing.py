@@ -1,0 +1,102 @@
+"""Times a model beside a baseline, in blocks that alternate, so that what slows the machine down slows both.
+
+A block is some runs of about 20 ms together. Its fastest run counts: other processes only add time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bisect_trt.search.sequential import SignTest
+from bisect_trt.worker.host import run_times
+
+_BLOCK_SECONDS = 0.02
+_WARM_SECONDS, _WARM_RUNS = 0.1, 50
+_MOST_RUNS, _LEAST_RUNS = 200, 3
+_LONG_SECONDS = 0.2
+"""A run that takes longer is a block of its own."""
+_PAUSE_SECONDS = 0.002
+"""Threads of a runtime spin for a moment after a run, and would slow the other side down."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A loaded model that is timed.
+
+    Attributes:
+        session: The model.
+        feed: Its inputs.
+        runs: The number of runs in a block.
+    """
+
+    session: Any
+    feed: Mapping[str, Any]
+    runs: int = 1
+
+    @classmethod
+    def of(cls, session: Any, feed: Mapping[str, Any]) -> Timed:  # noqa: ANN401 - of a target
+        """Warm a model up; returns it with blocks of about 20 ms."""
+        names = {info.name for info in session.inputs}
+        timed = cls(session, {name: value for name, value in feed.items() if name in names})
+        seconds, began = timed.times(1), time.monotonic()
+        while len(seconds) < _WARM_RUNS and time.monotonic() - began < _WARM_SECONDS:
+            seconds += timed.times(max(1, round(_BLOCK_SECONDS / 2 / seconds[-1])))
+        fastest = max(min(seconds), 1e-7)
+        least = 1 if fastest > _LONG_SECONDS else _LEAST_RUNS
+        return cls(session, timed.feed, min(max(round(_BLOCK_SECONDS / fastest), least), _MOST_RUNS))
+
+    def times(self, runs: int) -> list[float]:
+        """Seconds of each of several runs, where the model is."""
+        there = getattr(self.session, "times", None)
+        return list(run_times(self.session, self.feed, runs) if there is None else there(self.feed, runs))
+
+    def block(self) -> float:
+        """Seconds of the fastest run of a block."""
+        time.sleep(_PAUSE_SECONDS)
+        return min(self.times(self.runs))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The timed blocks of a model and its baseline.
+
+    Attributes:
+        seconds: Of each block of the model, its fastest run.
+        baseline: Of each block of the baseline; empty without one.
+        over: The number of blocks in which the model took too long.
+        slow: Whether it takes too long; ``None`` if that was not known in the time given.
+    """
+
+    seconds: tuple[float, ...]
+    baseline: tuple[float, ...]
+    over: int
+    slow: bool | None
+
+
+def compare_blocks(
+    model: Timed, baseline: Timed | None, judge: Callable[[float, float], tuple[bool, bool]], budget: float
+) -> Blocks:
+    """Time blocks until it is known whether most are too long or most are not, or the time is over.
+
+    Args:
+        model: The model.
+        baseline: What it is compared with, if anything.
+        judge: Returns of the seconds of a block and of the baseline's beside it whether they are too long, and whether not.
+        budget: Seconds that this may take.
+    """
+    slow, fine, mine, other, began = SignTest(), SignTest(), list[float](), list[float](), time.monotonic()
+    while not (slow.known or fine.known) and (not mine or time.monotonic() - began < budget):
+        first = len(mine) % 2 == 0  # each side comes first as often
+        if baseline is not None and not first:
+            other.append(baseline.block())
+        mine.append(model.block())
+        if baseline is not None and first:
+            other.append(baseline.block())
+        too_long, short = judge(mine[-1], other[-1] if other else 0.0)
+        slow.add(holds=too_long)
+        fine.add(holds=short)
+    known = True if slow.known else False if fine.known else None
+    return Blocks(tuple(mine), tuple(other), slow.holds, known)
