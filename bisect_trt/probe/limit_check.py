@@ -149,8 +149,9 @@ class LimitCheck(BuiltinCheck):
 
     def _weigh(self, files: CandidateFiles, most: float, cancel: Cancel | None) -> Outcome:
         """Build the engine, and compare its size."""
-        engine = files.folder / ENGINE
-        request = BuildEngine(self.built(files), files.model, files.inputs, engine)
+        engine = (files.folder / ENGINE).absolute()
+        target = self.built(files).with_own(save_engine=str(engine))
+        request = BuildEngine(target, files.model, files.inputs)
         reply = self.workers.ask(request, self.timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
             return self._failed(reply)

@@ -37,6 +37,11 @@ class SignTest:
         self.holds += holds
 
     @property
+    def leads(self) -> bool:
+        """Whether it has held in more than half of the cases."""
+        return 2 * self.holds > self.cases
+
+    @property
     def known(self) -> bool:
         """Whether it is known that it holds in most cases."""
         return evidence(self.cases, self.holds) >= 1 / ERROR

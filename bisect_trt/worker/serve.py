@@ -342,7 +342,7 @@ class Worker:
             return make_runtime(settings)
         from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
 
-        if place not in self._beside and (connection := _connect(place, None)) is not None:
+        if place not in self._beside and (connection := _connect(place)) is not None:
             self._beside[place] = connection
         return Runtime(settings, RemoteRunner(settings, self._beside[place]))
 

@@ -88,7 +88,7 @@ def compare_blocks(
         budget: Seconds that this may take.
     """
     slow, fine, mine, other, began = SignTest(), SignTest(), list[float](), list[float](), time.monotonic()
-    while not (slow.known or fine.known) and (not mine or time.monotonic() - began < budget):
+    while not (slow.known or (fine.known and not slow.leads)) and (not mine or time.monotonic() - began < budget):
         first = len(mine) % 2 == 0  # each side comes first as often
         if baseline is not None and not first:
             other.append(baseline.block())
@@ -98,5 +98,5 @@ def compare_blocks(
         too_long, short = judge(mine[-1], other[-1] if other else 0.0)
         slow.add(holds=too_long)
         fine.add(holds=short)
-    known = True if slow.known else False if fine.known else None
+    known = True if slow.known else False if fine.known and not slow.leads else None
     return Blocks(tuple(mine), tuple(other), slow.holds, known)

@@ -117,7 +117,7 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
     np.testing.assert_array_equal(session.run(feed)["y"], expected.run(feed)["y"])
     assert session.inputs == list(expected.inputs)
     assert there.facts["version"]
-    assert session.median_ms(feed, 3) > 0
+    assert len(session.times(feed, 3)) == 3
 
 
 def test_a_file_goes_over_once(connection: Connection, tmp_path: Path) -> None:
