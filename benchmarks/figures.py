@@ -27,6 +27,7 @@ BENCHMARKS = {
     "graphs": "benchmarks.large:figures",
     "weights": "benchmarks.large:weights",
     "zoo": "benchmarks.zoo:figures",
+    "latency": "benchmarks.latency:figures",
     "gpu": "benchmarks.tensorrt:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""

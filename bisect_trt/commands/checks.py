@@ -279,13 +279,13 @@ def make_prober(
     elif subject.workers.places:
         raise ConflictError("--on runs a target elsewhere, and a check runs here; drop --on, or use a target.")
     workers = workers_within(search.workers, subject.workers.width)
-    watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
-    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
-    if isinstance(check, LimitCheck):
-        check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # a fixed path holds one candidate at a time
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
+    watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
+    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
+    if isinstance(check, LimitCheck):
+        runner.check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, and probed again if needed: {title}")
     return Prober(runner, ledger, workers)

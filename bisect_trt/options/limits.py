@@ -9,19 +9,7 @@ from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import changed, option, seconds
 
 MEASURE_SECONDS = 20.0
-MEMORY_KINDS = ("run", "build", "device")
-
-
-def _kinds(limits: dict[str, float]) -> dict[str, float]:
-    """Memory limits, each of a known kind.
-
-    Raises:
-        UsageError: One is not.
-    """
-    for name in limits:
-        if name not in MEMORY_KINDS:
-            raise ValueRefusedError(f"--memory-limit-of {name}: give one of {', '.join(MEMORY_KINDS)}.")
-    return limits
+_KINDS = ("run", "build", "device")
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,6 @@ class Limits:
             need_name=True,
             min=0,
             max=1e9,
-            check=_kinds,
             help="Fail if a run or the build takes more host memory at its peak, or a loaded model more of the GPU's (device).",
         ),
     ] = field(default_factory=dict)
@@ -78,9 +65,12 @@ class Limits:
         """Return the limits; ``None`` if there are none.
 
         Raises:
-            UsageError: An option has no effect.
+            UsageError: An option has no effect, or memory of an unknown kind is limited.
         """
         given = changed(self)
+        for name in self.memory_limit_of:
+            if name not in _KINDS:
+                raise ValueRefusedError(f"--memory-limit-of {name}: give one of {', '.join(_KINDS)}.")
         if self.baseline is not None and self.slower_than is None:
             raise MissingOptionError("--baseline needs --slower-than RATIO; add it.")
         if "measure_time" in given and not self.times:

@@ -1,0 +1,144 @@
+"""Limits of time, memory and size as the verdict, on ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import read_json
+
+from bisect_trt.errors import UnknownNameError
+from bisect_trt.probe.limit_check import baseline_target
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.worker.protocol import Measure
+from bisect_trt.worker.timing import Timed, compare_blocks
+
+SLOW = ["--onnxrt", "--session-option", "session.disable_prepacking:1", "--slower-than", "1.3", "--baseline", "onnxrt"]
+"""Packing the weights of a MatMul of one row takes many times as long as the product."""
+
+
+def write_model(path: Path) -> None:
+    """Twenty cheap nodes, and in their middle a MatMul that is slow without packed weights."""
+    weights = np.random.default_rng(0).standard_normal((256, 4096)).astype(np.float32) / 16
+    nodes, current = [], "x"
+    for number in range(20):
+        if number == 10:
+            nodes.append(helper.make_node("MatMul", [current, "w"], ["wide"], name="slow"))
+            nodes.append(helper.make_node("Slice", ["wide", "zero", "end", "one"], ["narrow"], name="cut"))
+            current = "narrow"
+        nodes.append(helper.make_node("Tanh", [current], [f"t{number}"], name=f"tanh{number}"))
+        current = f"t{number}"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 256]) for name in ("x", current)]
+    ints = [
+        numpy_helper.from_array(np.array([value], np.int64), name)
+        for name, value in (("zero", 0), ("end", 256), ("one", 1))
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w"), *ints])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+
+
+def test_a_slow_node_is_named_and_so_is_the_option_that_makes_it_slow(here: Path, cli: CommandLine) -> None:
+    write_model(here / "m.onnx")
+    ran = cli("reduce", "m.onnx", *SLOW, "-o", "small.onnx", "--json", "r.json")
+    assert [each["name"] for each in read_json(here / "r.json")["culprits"]] == ["slow"]
+    assert ran.status == 0
+    cli("cause", "m.onnx", *SLOW, "--json", "c.json")
+    assert ["option:session.disable_prepacking"] in read_json(here / "c.json")["cause"]
+
+
+def test_equal_sides_are_not_slower(here: Path, cli: CommandLine) -> None:
+    write_model(here / "m.onnx")
+    cli("run", "m.onnx", "--onnxrt", "--slower-than", "2", "--baseline", "onnxrt", "--json", "r.json")
+    assert read_json(here / "r.json")["status"] != "not_reproduced"
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [
+        (("--memory-limit-of", "run:0.5"), 1),
+        (("--memory-limit-of", "build:4000", "run:4000"), 0),
+        (("--build-time-limit", "0.001"), 1),
+        (("--build-time-limit", "500"), 0),
+        (("--latency-limit", "0.000001"), 1),
+    ],
+)
+def test_a_model_past_a_limit_has_status_1(here: Path, cli: CommandLine, limit: tuple[str, ...], status: int) -> None:
+    write_model(here / "m.onnx")
+    assert cli("run", "m.onnx", "--onnxrt", *limit).status == status
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--baseline", "onnxrt"), "--baseline needs --slower-than"),
+        (("--measure-time", "3"), "--measure-time needs"),
+        (("--slower-than", "2", "--atol", "1"), "conflicts"),
+        (("--memory-limit-of", "ran:3"), "give one of run, build, device"),
+        (("--engine-size-limit", "3"), "writes no engines"),
+        (("--slower-than", "2", "--baseline", "nothing"), "--baseline nothing"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    here: Path, cli: CommandLine, words: tuple[str, ...], said: str
+) -> None:
+    write_model(here / "m.onnx")
+    ran = cli("run", "m.onnx", "--onnxrt", *words)
+    assert ran.status == 2
+    assert said in " ".join(ran.err.split())
+
+
+def test_a_baseline_is_a_precision_a_target_an_option_or_the_reference() -> None:
+    target = TargetSettings("onnxrt", fp16=True)
+    assert baseline_target("fp32", target) == TargetSettings("onnxrt")
+    assert baseline_target("openvino", target) == TargetSettings("openvino")
+    assert baseline_target("onnxruntime==1.20.1", target) == target
+    assert baseline_target("graph-optimization-level=basic", target) == target.with_own(
+        graph_optimization_level="ORT_ENABLE_BASIC"
+    )
+    assert baseline_target(None, target) == reference_settings(target)
+    with pytest.raises(UnknownNameError):
+        baseline_target("graph-level=basic", target)
+
+
+class Model:
+    """A session whose runs take as long as they are told."""
+
+    inputs = ()
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.place = seconds, 0
+
+    def times(self, feed: object, runs: int) -> list[float]:  # noqa: ARG002 - of the session's kind
+        self.place += 1
+        return [self.seconds[self.place % len(self.seconds)]] * runs
+
+
+def blocks(seconds: tuple[float, ...], baseline: float, budget: float = 1.0, **rule: Any) -> bool | None:
+    request = Measure(TargetSettings("onnxrt"), Path(), Path(), **{"ratio": 1.3, **rule})
+    return compare_blocks(Timed(Model(*seconds), {}), Timed(Model(baseline), {}), request.judge, budget).slow
+
+
+def test_noise_around_the_ratio_is_not_decided_and_clear_differences_are() -> None:
+    assert blocks((1.0, 2.0), 1.0, 0.3) is None
+    assert blocks((1.4,), 1.0) is True
+    assert blocks((1.2,), 1.0) is False
+
+
+def test_a_piece_is_judged_by_the_time_that_it_loses() -> None:
+    assert blocks((1.1,), 1.0, lost_s=(0.05, 0.08)) is True
+    assert blocks((1.02,), 1.0, lost_s=(0.05, 0.08)) is False
+    assert blocks((1.06,), 1.0, lost_s=(0.05, 0.08)) is True  # in between: quickly, and the same each time
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["std::bad_alloc", "CUDA failure 2: out of memory", "Failed to allocate memory for requested buffer of size 9"],
+)
+def test_no_memory_is_one_signature(message: str) -> None:
+    assert {kind(message).signature for kind in (BuildError, RunError)} == {"out of memory"}
