@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
-from sys import intern
+from itertools import accumulate
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.search.oracle import Subset
@@ -24,32 +23,22 @@ LARGEST_PATTERN = 24
 class Patterns:
     """The patterns of a network, as windows of its searched units.
 
-    There are two kinds of window: a module scope, neighbours with a common prefix of their names up to a slash
-    (``/blocks.6/norm1/Pow``, from PyTorch's exporter); and a region between two places of the order that fewer live tensors cross
-    than any place between them, such as a residual branch, a decomposed norm, softmax or GELU.
+    A window is a region between two places of the order that fewer live tensors cross than any place between them, such as a
+    residual branch, a decomposed norm, softmax or GELU.
     """
 
     def __init__(self, network: Network, searched: Sequence[int]) -> None:
         """Prepare the units of a search, ``searched``, in topological order."""
         self._searched = list(searched)
-        self._scopes = [intern(network.nodes[network.order[unit]].name.rpartition("/")[0]) for unit in self._searched]
         self._widths = _crossing_widths(network, self._searched)
 
     def around(self, unit: int) -> Subset:
         """Return the largest pattern around a unit up to the limit; the unit alone if there is none."""
         place = bisect_left(self._searched, unit)
-        windows = [*self._scope_windows(place), *self._narrow_windows(place)]
+        windows = self._narrow_windows(place)
         fitting = [(start, stop) for start, stop in windows if 1 < stop - start <= LARGEST_PATTERN]
         start, stop = max(fitting, key=lambda window: window[1] - window[0], default=(place, place + 1))
         return frozenset(self._searched[start:stop])
-
-    def _scope_windows(self, place: int) -> Iterator[tuple[int, int]]:
-        """Yield the neighbours in the same module, in its parent, and so on."""
-        scope = self._scopes[place]
-        while scope:
-            inside = [name == scope or name.startswith(scope + "/") for name in self._scopes]
-            yield _stretch(place, [one and other for one, other in pairwise([False, *inside])])
-            scope = scope.rpartition("/")[0]
 
     def _narrow_windows(self, place: int) -> Iterator[tuple[int, int]]:
         """Yield the stretches around a place up to places that fewer and fewer tensors cross."""
