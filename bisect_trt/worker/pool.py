@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError
-from bisect_trt.worker.process import MOST_LOST, Cancel, Limits, gate
+from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
 from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, Order, R_co, Request
 from bisect_trt.worker.worker import WorkerDied, WorkerProcess, keep, take_spare
 
@@ -162,7 +162,7 @@ class WorkerPool:
 
     def _exchange(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Any:  # noqa: ANN401 - of the request's type
         try:
-            limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
+            limits = ProcessLimits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
             answer = worker.ask(order, limits)
         except WorkerDied as death:
             if death.outside is not None and worker.place is not None:

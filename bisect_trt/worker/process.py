@@ -81,7 +81,7 @@ class ProcessEnd:
 
     @classmethod
     def past(cls, limit: str | None, code: int | None, seconds: float, left_out: int = 0) -> ProcessEnd:
-        """The end of a process that was past a limit, as :attr:`Limits.past` names it, or past none."""
+        """The end of a process that was past a limit, as :attr:`ProcessLimits.past` names it, or past none."""
         killed = -signal.SIGKILL if code is None else code
         return cls(killed, limit == "timed out", limit == "cancelled", seconds, limit == "over memory", left_out)
 
@@ -185,7 +185,7 @@ def run_to_end(
         process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
     why = "interrupted"
     try:
-        limits, past = Limits(began, timeout, cancel, memory_limit), None
+        limits, past = ProcessLimits(began, timeout, cancel, memory_limit), None
         while past is None and process.poll() is None:
             past = limits.passed(process.pid)
             if past is None:
@@ -203,7 +203,7 @@ def run_to_end(
     return ProcessEnd.past(why, process.returncode, time.monotonic() - began, left_out)
 
 
-class Limits:
+class ProcessLimits:
     """The limits of a process; see :func:`run_to_end`.
 
     Attributes:
@@ -247,7 +247,7 @@ class Limits:
         return self.past
 
 
-def _wait(process: subprocess.Popen[bytes], limits: Limits) -> None:
+def _wait(process: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
     """Wait for the end of a process, or until its limits are to be looked at."""
     ending = []
     with contextlib.suppress(AttributeError, OSError):  # Linux from 5.3 on

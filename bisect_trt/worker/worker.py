@@ -16,7 +16,7 @@ from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place
-from bisect_trt.worker.process import Limits, ProcessEnd, gate, kill_group, module_command
+from bisect_trt.worker.process import ProcessEnd, ProcessLimits, gate, kill_group, module_command
 from bisect_trt.worker.protocol import READY, Answered, BuildEngine, Compare, Failed, Order
 
 _LAST_WORDS_SECONDS = 60.0
@@ -91,7 +91,7 @@ class WorkerProcess:
         with contextlib.suppress(Closed):  # the first request finds that it is gone
             send(self._request_write, {}, [pickle.dumps((tuple(modules), place))])
 
-    def ask(self, order: Order, limits: Limits) -> Answered:
+    def ask(self, order: Order, limits: ProcessLimits) -> Answered:
         """Send a request and wait for the answer.
 
         Raises:
@@ -139,7 +139,7 @@ class WorkerProcess:
         grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
-    def _receive(self, limits: Limits) -> Message:
+    def _receive(self, limits: ProcessLimits) -> Message:
         """A message from the worker.
 
         Raises:
