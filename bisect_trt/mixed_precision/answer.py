@@ -17,7 +17,7 @@ from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_toleranc
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, marked, with_metadata
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import Low, PrecisionSettings, Task
-from bisect_trt.mixed_precision.suspicion import LOSES
+from bisect_trt.mixed_precision.suspicion import INSIDE
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
@@ -127,7 +127,7 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[dict[str, An
         broken = task.breaks(minimum.units - {unit}) if minimal else None
         if broken is not None:  # the model is not run, so there is no number that is wrong
             rule, reason = "not run", f"without it: {broken}"
-        elif entry is not None and (entry.score >= LOSES or minimal):
+        elif entry is not None and (entry.score >= INSIDE or minimal):
             rule, reason = entry.rule, entry.reason
         elif minimal:
             proven = "needed: without it the check fails"

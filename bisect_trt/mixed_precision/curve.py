@@ -19,7 +19,7 @@ from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import SEVERE, BuiltinCheck
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.keep import first_question, grow_and_shrink
+from bisect_trt.search.keep import grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.inputs import Sample
@@ -29,9 +29,9 @@ ENDED = "the search did not come to its end"
 _ROUNDS = 8
 _LEAST_PROBES, _LEAST_COSTLY_PROBES, _ROUND_PROBES = 110, 16, 12
 """Growing and shrinking may take as many probes as the search for the minimal set took, and at least so many."""
-_MOST_FAILING, _LOOKED_AT = 24, 4
+_MOST_FAILING, _LOOKED_AT = 24, 8
 """The number of failing samples of a round that later sets run on, and of those that nodes are ordered by."""
-_MARGIN = 0.8
+_MARGIN = 0.6
 """The share of the tolerance that failing samples may use afterwards, so that samples like them hold too."""
 _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
@@ -150,7 +150,6 @@ class Fix(Watcher):
         self.everywhere = False
         self.bf16_passes: bool | None = None
         self._fresh = Fresh.of(task)
-        self._samples: Round | None = None
         self._start: Subset = frozenset()  # part of each set that is recommended
         self._failing, self._worst = Round(), list[Sample]()
         self._learned: set[int] = set()  # of the user's samples, which are the same in each round
@@ -211,27 +210,15 @@ class Fix(Watcher):
         """
         task = self.task
         nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
-        if nothing is None and task.cheap and task.settings.most is None:
-            self._begin()
         self.minimum = nothing or search_keep(task)
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
         task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
-        if not self.curve:
-            self.keep(self.minimum.units)
+        self.keep(self.minimum.units)
         task.space.measure(task)
         self._run_rounds()
         if self.curve:
-            self._look_at_small()
-
-    def _begin(self) -> None:
-        """Before the minimal set is searched: the units that the search starts with, if they are enough."""
-        task, certain = self.task, self.task.space.certain
-        first = first_question(task.lowering.units, [each.unit for each in task.space.suspects])
-        if self._why_none() is None and first < task.everything and self._passes_on_given(first):
-            self._start, self._samples = first, self._fresh.round(0)
-            if self._samples is not None:
-                self._run_on(first, self._samples if first == certain else self._fewer(self._samples))
+            self._try_bf16()
 
     def _why_none(self) -> str | None:
         """Why no set is run on fresh samples, if so."""
@@ -239,13 +226,12 @@ class Fix(Watcher):
 
     def _run_rounds(self) -> None:
         """Run sets on fresh samples until one holds, or the probes for that are spent."""
-        task, minimal, certain = self.task, self.minimum.units, self.task.space.certain
-        known = minimal | certain
-        began = next((point for point in self.curve if point.units == known == certain), None)
-        enough = began or known == minimal or (_why_not_judged(task) is None and self._passes_on_given(known))
-        self._start = known if enough else minimal
+        task, minimal = self.task, self.minimum.units
+        known = minimal | task.space.certain
         self.why = self._why_none()
-        samples = self._samples or (None if self.why else self._fresh.round(0))
+        enough = known == minimal or (_why_not_judged(task) is None and self._passes_on_given(known))
+        self._start = known if enough else minimal
+        samples = None if self.why else self._fresh.round(0)
         if samples is None:
             self.why = self.why or "the reference does not run on other inputs"
             self.keep(self._start)
@@ -256,7 +242,7 @@ class Fix(Watcher):
             self._run_on(minimal, self._fewer(samples))
         asked = len(task.prober.ledger.records)
         left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
-        units, point = self._start, began or self._run_on(self._start, samples)
+        units, point = self._start, self._run_on(self._start, samples)
         for number in range(1, _ROUNDS):
             if point is None or point.holds or left <= 0:
                 break
@@ -270,18 +256,14 @@ class Fix(Watcher):
             units, point = grown, self._run_on(grown, samples)
         self._keep_best()
 
-    def _look_at_small(self) -> None:
-        """Run the units that are known to break alone, and the whole model in bf16, where most of it must stay in floats."""
-        task, small = self.task, self.task.space.certain
-        self.everywhere = 2 * max(len(small), 1) < len(self.kept) > len(task.everything) / 2
-        if not self.everywhere or not task.cheap:
-            return
-        samples = self._fresh.round(_ROUNDS) if small < self._start else None
-        if samples is not None:
-            self._run_on(small, self._fewer(samples))
-        if isinstance(task.lowering, CastLowering) and task.settings.precision == "fp16":
+    def _try_bf16(self) -> None:
+        """Probe the whole model in bf16, where most of it must stay in floats because each node rounds a little."""
+        task, lowering = self.task, self.task.lowering
+        self.everywhere = 2 * max(len(self.minimum.units), 1) < len(self.kept) > len(task.everything) / 2
+        wanted = self.everywhere and task.cheap and task.settings.precision == "fp16"
+        if wanted and isinstance(lowering, CastLowering):
             with suppress(UsageError):  # its opset may be too old for bf16
-                candidate = task.lowering.in_bf16().candidate(frozenset())
+                candidate = lowering.in_bf16().candidate(frozenset())
                 self.bf16_passes = task.prober.probe(candidate).verdict is Verdict.PASS
 
     def _fewer(self, samples: Round) -> Round:

@@ -17,7 +17,7 @@ from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit
 from bisect_trt.mixed_precision.plain import make_plain
 from bisect_trt.mixed_precision.search import PrecisionSettings, PrecisionSpace, Task
-from bisect_trt.mixed_precision.suspicion import LOSES, Suspect
+from bisect_trt.mixed_precision.suspicion import BREAKS, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import Algorithm, ErrorStat
@@ -91,7 +91,7 @@ class GroupSpace(PrecisionSpace):
         """The errors with each group alone in floats (``removed``), and alone quantized (``quantized``), if measured."""
         self._lost = [max((each.bits_lost for each in found if each.bad), default=0.0) for found in self.misfits]
         self.suspects = [
-            Suspect(unit, LOSES + min(self._lost[unit], 32.0) / 33, *self._reason(unit))
+            Suspect(unit, BREAKS + min(self._lost[unit], 32.0) / 33, *self._reason(unit))
             for unit in sorted(lowering.units, key=lambda unit: (-self._lost[unit], unit))
             if self._lost[unit] > _BAD
         ]

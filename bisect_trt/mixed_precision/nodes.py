@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.commands.binding import require_target
 from bisect_trt.commands.checks import CheckSettings
@@ -22,18 +21,15 @@ from bisect_trt.mixed_precision.lowering import (
     refuse_lowered,
 )
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Low, Lowering, PrecisionSettings, PrecisionSpace
-from bisect_trt.mixed_precision.suspicion import FP16_MAX, INSIDE, LOSES, Facts, Sensitivity, suspect
+from bisect_trt.mixed_precision.suspicion import INSIDE, Errors, Sensitivity, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
-from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
-_FRESH_REFERENCE = 2001
-"""The number of the first reference run on a fresh sample; its files lie beside the files of the given samples."""
-_NEAR, _CLOSE, _MOST_MEASURED = 1 / 64, 1 / 4, 12
-"""A node is added first from this share of fp16's largest number on."""
+_MOST_GIVEN, _MOST_MEASURED = 4, 12
+"""The numbers of given and of failing fresh samples on which the error of each node is measured."""
 
 
 class NodeSpace(PrecisionSpace):
@@ -44,72 +40,40 @@ class NodeSpace(PrecisionSpace):
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
         """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks."""
         super().__init__(subject, lowering, ())
-        self._facts: Facts | None = None
-        self._settings = settings
         self._sensitivity: Sensitivity | None = None
-        self._errors = list[NDArray[np.float64] | None]()
-        if not (settings.calibrated or subject.models.build_only):
-            facts, units = Facts(subject, settings.precision), frozenset(lowering.units)
-            self.suspects = [each for each in suspect(subject, settings.precision, facts) if each.unit in units]
-            self._facts = facts if settings.precision == "fp16" else None
+        self._errors, self._measured = list[Errors](), 0
+        if settings.calibrated or subject.models.build_only:
+            return
+        tolerance = replace(settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision))
+        allowed = {}
+        for name, value in subject.reference.select(subject.network.outputs).items():
+            if value.dtype == np.float32 and np.isfinite(value).all():
+                resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
+                allowed[name] = resolved.atol, resolved.rtol
+        nodes = [subject.network.order[unit] for unit in lowering.units]
+        self._sensitivity = Sensitivity(subject, nodes, settings.precision, allowed)
+        self._errors = self._sensitivity.errors(subject.samples[:_MOST_GIVEN])
+        alone = np.max(self._errors, axis=0) if self._errors else None
+        self.suspects = suspect(subject, lowering.units, settings.precision, alone)
 
     @property
     def certain(self) -> Subset:
-        """The nodes that are known to break."""
+        """The nodes that break the outputs alone, or would if they read twice as large values."""
         return frozenset(each.unit for each in self.suspects if each.score >= INSIDE)
 
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.
 
-        A node that breaks the tolerance alone counts as one; one near fp16's largest number by how near it is.
+        A node that breaks the tolerance alone counts as one. Errors of roundings add up as independent ones, so squares are
+        added.
         """
-        units, near, used = self.lowering.units, self._near(failing), self._used(failing)
-        if used is not None:
-            used = {unit: used[unit] + min(near.get(unit, 0.0) / _CLOSE, 1.0) ** 2 for unit in units}
-            return sorted(units, key=lambda unit: (-used[unit], unit))
-        scores = {each.unit: each.score for each in self.suspects if each.score >= LOSES}
-        scores |= {unit: max(scores.get(unit, 0.0), INSIDE + share) for unit, share in near.items() if share > _NEAR}
-        weak = frozenset(each.unit for each in self.suspects)
-        return sorted(units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
-
-    def _near(self, failing: Sequence[Sample]) -> dict[int, float]:
-        """The largest value that each node reads or makes on any sample, as a share of fp16's largest number."""
-        subject, facts = self.subject, self._facts
-        if facts is None:
-            return {}
-        for reference in subject.reference.more:
-            facts.look(reference)
-        for number, sample in enumerate(failing, _FRESH_REFERENCE):
-            facts.look(
-                Reference(subject.network, sample, subject.workspace, subject.models, number, subject.swap_limit)
-            )
-        near = {}
-        for unit in self.lowering.units:
-            index = subject.network.order[unit]
-            near[unit] = max(map(facts.peak, (*facts.reads(index), *facts.makes(index))), default=0.0) / FP16_MAX
-        return near
-
-    def _used(self, failing: Sequence[Sample]) -> dict[int, float] | None:
-        """The share of the tolerance that each node uses alone, squared and summed over samples; ``None`` if not measured.
-
-        Errors of roundings add up as independent ones, so squares are added.
-        """
-        settings, network, units = self._settings, self.subject.network, self.lowering.units
-        target = settings.target
-        if settings.calibrated or (target is not None and target.target.compiles):
-            return None
-        if self._sensitivity is None:
-            tolerance = replace(settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision))
-            allowed = {}
-            for name, value in self.subject.reference.select(network.outputs).items():
-                if value.dtype == np.float32:
-                    resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
-                    allowed[name] = resolved.atol, resolved.rtol
-            nodes = [network.order[unit] for unit in units]
-            self._sensitivity = Sensitivity(self.subject, nodes, settings.precision, allowed)
-        self._errors += [self._sensitivity.errors(sample) for sample in failing[len(self._errors) : _MOST_MEASURED]]
-        measured = [np.square(np.minimum(errors, 1.0)) for errors in self._errors if errors is not None]
-        return dict(zip(units, np.sum(measured, axis=0).tolist(), strict=True)) if measured else None
+        units, used = self.lowering.units, {each.unit: each.score for each in self.suspects}
+        if self._errors and self._sensitivity is not None:
+            self._errors += self._sensitivity.errors(failing[self._measured : _MOST_MEASURED])
+            self._measured = len(failing)
+            shares = np.square(np.minimum(self._errors, 1.0)).sum(axis=0)
+            used = dict(zip(units, shares.tolist(), strict=True))
+        return sorted(units, key=lambda unit: (-used.get(unit, 0.0), unit))
 
     def describe(self, units: Subset) -> list[dict[str, Any]]:
         """Names, operators and outputs of the nodes."""

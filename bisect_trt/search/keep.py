@@ -21,7 +21,7 @@ from bisect_trt.search.groups import Kept, Singles, partition
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
 from bisect_trt.search.strategy import find_culprits, make_minimal, reduce_by_counters, worth_counting
 
-_SHORT = 1 / 4
+_SHORT = 1 / 2
 """A list of suspects of up to this share of all units is tried as a whole."""
 _TIER = 1 / 20
 """The share of a longer ranking that is tried."""
@@ -52,12 +52,6 @@ def find_keep(
         return _find(units, limited, suspects, groups)
     except Enough:
         return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
-
-
-def first_question(units: Sequence[int], suspects: Sequence[int]) -> Subset:
-    """The set that :func:`find_keep` asks about first: the suspects, or the first of many; all units where none is known."""
-    whole = frozenset(units)
-    return _tiers(whole, [unit for unit in dict.fromkeys(suspects) if unit in whole], ())[0]
 
 
 def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Sequence[Subset]) -> Minimum:
