@@ -164,7 +164,7 @@ class LimitCheck(BuiltinCheck):
 
 
 def _lost(request: Measure, seen: Measured) -> Iterator[float]:
-    """Seconds that each block takes longer than the baseline's; than what is allowed of it, if that is less."""
+    """Seconds that each block takes longer than the baseline's block, or than the allowed part of that, if it is less."""
     part = min(request.ratio or 0.0, 1.0)
     return (mine - part * other for mine, other in zip(seen.seconds, seen.baseline, strict=True))
 

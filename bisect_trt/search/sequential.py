@@ -2,8 +2,8 @@
 
 The evidence against "in at most half of the cases" is the likelihood of what was seen, averaged over all larger shares, by its
 likelihood at one half. While that hypothesis is true the evidence is a supermartingale of at most 1 in the mean, so the
-probability that it ever reaches 1/error is at most ``error`` (Ville's inequality). Source: H. Robbins, "Statistical methods
-related to the law of the iterated logarithm", Annals of Mathematical Statistics 41, 1970.
+probability that it ever reaches 1/error is at most ``error`` (Ville's inequality). Source: H. Robbins, Annals of Mathematical
+Statistics 41, 1970, p. 1397.
 """
 
 from __future__ import annotations

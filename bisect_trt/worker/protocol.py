@@ -87,7 +87,7 @@ class Measured:
 
     Attributes:
         build_s: Seconds that it takes to build or load, the fastest time.
-        memory: Bytes that it takes beyond those of the process before, by the kind: ``build`` and ``run`` are peaks of the host's
+        memory: Bytes that it takes beyond what the process had before, by the kind: ``build`` and ``run`` are peaks of the host's
             memory, ``device`` is the GPU's in use.
         seconds: Of each timed block, the seconds of its fastest run.
         baseline: The same of the baseline.
