@@ -164,7 +164,7 @@ class LimitCheck(BuiltinCheck):
 
 
 def _lost(request: Measure, seen: Measured) -> Iterator[float]:
-    """Seconds that each block takes longer than the baseline's block, or than the allowed part of that, if it is less."""
+    """Seconds that each block takes longer than the baseline's block, or than the ratio allows if that is less than 1."""
     part = min(request.ratio or 0.0, 1.0)
     return (mine - part * other for mine, other in zip(seen.seconds, seen.baseline, strict=True))
 
