@@ -73,7 +73,7 @@ def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_prope
     mended = None
     if case.pattern.mended is not None:
         mended = script_status(script, interpreter(onnxruntime(case.pattern.mended)))
-        record_property("script, mended", f"{mended} ({case.pattern.mended})")
+        record_property("script, fixed", f"{mended} ({case.pattern.mended})")
     assert failing == 1
     assert mended in (0, None)
 

@@ -15,7 +15,7 @@ _COLUMNS = (
     "minimal",
     "probes",
     "script, failing",
-    "script, mended",
+    "script, fixed",
     "boundaries",
 )
 
