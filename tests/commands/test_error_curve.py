@@ -58,7 +58,7 @@ def test_a_ratio_over_1_is_what_does_not_pass(
 
 def test_other_mismatches_are_beyond_any_tolerance() -> None:
     one = np.ones(3, np.float32)
-    for target in (None, np.ones(4, np.float32), np.array([1, np.nan, 1], np.float32), np.array(["a", "b", "c"])):
+    for target in (None, np.ones(4, np.float32), np.array([1, np.nan, 1], np.float32)):
         assert tolerance_ratio(compared("t", one, target, Tolerance(1.0, 1.0)).to_json()) == math.inf
 
 

@@ -58,13 +58,11 @@ def moments(path: Path) -> Path:
 
 @pytest.mark.slow
 def test_what_diagnose_calls_minimal_was_proven(cli: CommandLine) -> None:
-    """The answer to what fails is proven, and the one to what mends it, whose search is short, need not be."""
+    """Also where few of the needed nodes are suspected."""
     ran = cli("diagnose", moments(Path("model.onnx")), "--onnxrt", "--fp16", "--json", "r.json")
     result = read_json(Path("r.json"))
     assert result["minimality"] == "1-minimal", ran.out
-    assert not result["minimal_proven"]
-    assert "the search was ended after" in ran.out
-    assert "of these nodes (unproven)" in " ".join(ran.out.split())
+    assert result["minimal_proven"]
     asked = cli(
         "precision", "model.onnx", "-o", "m.onnx", "--onnxrt", "--fp16", "--json", "r.json", "--fresh-samples", "0"
     )
