@@ -240,29 +240,45 @@ def claimed_path(path: Path | None) -> Iterator[None]:
                 f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
                 "another with --candidate, or put {model} into the check command."
             )
-            folder = path.with_name(".bisect-trt")
-            with contextlib.suppress(OSError):
-                folder.mkdir(exist_ok=True)
-            kept.enter_context(_locked(folder / f"{path.name}.lock", taken))
+            kept.enter_context(_locked(path.with_name(path.name + ".lock"), taken))
         yield
 
 
 @contextlib.contextmanager
 def _locked(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock of a file, which names the process and stays.
+    """A file that exists while the lock is held, and names the process.
 
     Raises:
         UsageError: Another process holds it: ``taken``, with that process in its braces.
     """
-    with contextlib.ExitStack() as kept:
-        with contextlib.suppress(OSError):  # no locks there, or a full disk: the next write says why
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            kept.callback(os.close, file)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(file, 100, 0).decode(errors="replace")
-                raise RunStateError(taken.replace("{}", holder or "unknown", 1)) from None
-            os.truncate(file, 0)
-            os.write(file, f"{os.getpid()} of {os.uname().nodename}".encode())
+    file = _lock(path, taken)
+    try:
         yield
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(file)
+
+
+def _lock(path: Path, taken: str) -> int | None:
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError:  # the next write there says why that is not possible
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.lstat()):
+                os.truncate(file, 0)
+                os.write(file, f"{os.getpid()} of {os.uname().nodename}".encode())
+                return file
+        except BlockingIOError:
+            holder = os.pread(file, 100, 0).decode(errors="replace")
+            os.close(file)
+            raise RunStateError(taken.replace("{}", holder or "unknown", 1)) from None
+        except FileNotFoundError:  # its holder removed it just now
+            pass
+        except OSError:  # no locks there, or a full disk
+            return file
+        os.close(file)

@@ -294,12 +294,12 @@ def test_polygraphys_files_load_here_and_ours_there(
 
 
 @pytest.mark.filterwarnings("ignore")  # Polygraphy's own
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float64", "str", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float64", "bfloat16"])
 def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
     if dtype == "bfloat16":
         values: Any = np.arange(4).astype(pytest.importorskip("ml_dtypes").bfloat16)
     else:
-        values = np.array(["a", "bc", "", "d"], object) if dtype == "str" else np.arange(4).astype(dtype)
+        values = np.arange(4).astype(dtype)
     for shape in ((4,), (2, 2), (1, 4, 1)):
         path = tmp_path / "v.json"
         for runner in (None, "me"):
@@ -422,15 +422,13 @@ def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
 def test_saved_results_are_drawn(cli: CommandLine) -> None:
     a: dict[str, Any] = {
         "y/$x_1$:0": np.zeros((2, 3, 4)),
-        "s": np.array("text"),
         "z": np.ones(3),
         "e": np.zeros((0, 2)),
-        "k": np.array(["t"]),
     }
     np.savez("a.npz", **a)
     np.savez("b.npz", **{**a, "y/$x_1$:0": np.full((2, 3, 4), np.nan), "z": np.ones(4)})
     ran = cli("run", "--load-outputs", "a.npz", "b.npz", *FLAGS, "--json", "r.json").ended(1)
-    assert all(f"no plot of '{name}'" in ran.out for name in ("s", "z", "e"))
+    assert all(f"no plot of '{name}'" in ran.out for name in "ze")
     assert all(is_picture(Path(path)) for path in read_json(Path("r.json"))["pictures"])
     assert len(list(Path("metrics").iterdir())) == 1
 

@@ -481,6 +481,7 @@ ENDINGS = {
     "BT2004": "run unknown.onnx --onnxrt",
     "BT2005": "run model.onnx --onnxrt --on python=nowhere",
     "BT3001": "reduce model.onnx -o r.onnx --check true",
+    "BT3005": "reduce model.onnx -o r.onnx --onnxrt --slower-than 1.3 --baseline onnxrt --measure-time 0.01",
     "BT3002": "reduce model.onnx -o r.onnx --max-probes 1 --workers 1 --check ./check {model}",
 }
 """Command lines by the code that each ends with."""

@@ -97,7 +97,7 @@ def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, bod
 def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> None:
     check = script(here / "check", f"{has('<2>')} && {HOLD.format(300, 100)}; exit 0")
     model = chain(here / "model.onnx", 4)
-    ran = cli("reduce", model, "-o", "out.onnx", "--memory-limit", "150M", "--check", check, "{model}")
+    ran = cli("reduce", model, "-o", "out.onnx", "--memory-limit", "220M", "--check", check, "{model}")
     assert ran.status == 0, ran.err
     assert node_names(Path("out.onnx")) == ["<2>"]
     ran = cli("run", model, "--onnxrt", "--memory-limit", "1M")

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bisect_trt.errors import RuntimeMissingError, UnavailableError
-from bisect_trt.targets.messages import RunError, RuntimeFailure, clean_message, mask_names, mask_values
+from bisect_trt.targets.messages import OUT_OF_MEMORY, RunError, RuntimeFailure, clean_message, mask_names, mask_values
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,6 @@ def describe(trt: Any) -> str:
     return f"{title} {trt.__version__}"
 
 
-OUT_OF_MEMORY = "out of memory"
 _PLACE = re.compile(r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))?")
 """``[optimizer.cpp::computeCosts::3869]``, maybe after the error's number; since 10 the method that was called
 (``IBuilder::buildSerializedNetwork: ``)."""

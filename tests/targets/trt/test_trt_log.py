@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.trt.process import OUT_OF_MEMORY, Log, clean, reason, signature
+from bisect_trt.targets.messages import OUT_OF_MEMORY, RunError
+from bisect_trt.targets.trt.process import Log, clean, reason, signature
 
 NO_TACTIC = (
     "[optimizer.cpp::computeCosts::3869] Error Code 10: Internal Error (Could not find any implementation for node "
