@@ -24,8 +24,7 @@ from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.compare import CompareOptions, MetricOptions
-from bisect_trt.options.limits import Limits
+from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
 from bisect_trt.options.spec import Params, changed, written
 from bisect_trt.plugins import conflicting_builds

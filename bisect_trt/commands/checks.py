@@ -25,12 +25,10 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
-from bisect_trt.options.compare import CompareOptions, MetricOptions
-from bisect_trt.options.limits import Limits
+from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Oracle, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
-from bisect_trt.probe.limit_check import LimitCheck, baseline_target
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
 from bisect_trt.probe.prober import Check, Prober, Runner
@@ -187,13 +185,15 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
 
 def limit_check(
     workers: WorkerPool, target: TargetSettings, limits: Limits, tolerance: ToleranceOptions, timeout: float | None
-) -> LimitCheck:
+) -> BuiltinCheck:
     """Return the check by limits.
 
     Raises:
         UnavailableError: The environment of the baseline cannot be made.
         UsageError: The target has no engines, or models are not run, or the baseline is not known.
     """
+    from bisect_trt.probe.limit_check import LimitCheck, baseline_target  # noqa: PLC0415 - of such checks alone
+
     if limits.engine_size_limit is not None and not target.target.engines:
         raise ConflictError(f"--engine-size-limit: {target.target.title} writes no engines; use --memory-limit-of.")
     if limits.times and target.build_only:
@@ -284,7 +284,10 @@ def make_prober(
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
-    if isinstance(check, LimitCheck):
+    if settings.limits is not None:
+        from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - as above
+
+        assert isinstance(check, LimitCheck), "limits were given"
         runner.check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, and probed again if needed: {title}")

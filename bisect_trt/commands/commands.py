@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bisect_trt.options import commands, searches
-from bisect_trt.options.compare import CompareOptions, MetricOptions
-from bisect_trt.options.limits import Limits
+from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Oracle, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP

@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any, ClassVar
 
 from bisect_trt.errors import UnknownNameError
-from bisect_trt.options.limits import Limits
+from bisect_trt.options.compare import Limits
 from bisect_trt.options.spec import entries
 from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, outcome_of_failure
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets import names
 from bisect_trt.targets.messages import OUT_OF_MEMORY
@@ -29,7 +29,7 @@ from bisect_trt.worker.protocol import OVER_MEMORY, BuildEngine, Failed, Measure
 
 LITTLE, ENOUGH = 0.2, 0.35
 """Shares of the original's lost time."""
-SLOW, LARGE, UNDECIDED = "slow", "large", "undecided"
+SLOW, LARGE = "slow", "large"
 """The signatures."""
 _MB = 1e6
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 
@@ -87,11 +87,13 @@ class MetricCheck:
         runs: Runs candidates on the target.
         scale: The metric and its bound.
         rest: Returns the parts of the model around a piece.
+        compares: Whether outputs are compared with the reference's, element by element.
     """
 
     runs: BuiltinCheck
     scale: Scale
     rest: Rest
+    compares: ClassVar[bool] = False
     parallel: bool = True
 
     @property

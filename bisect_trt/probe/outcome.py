@@ -12,6 +12,9 @@ from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
+UNDECIDED = "undecided"
+"""The signature where noise hides which side of a limit a measurement lies on."""
+
 
 class Ending(str, Enum):
     """The end of a check, before the verdict."""

@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, NoisyMachineError, ResourceError
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
-from bisect_trt.probe.limit_check import UNDECIDED, LimitCheck
-from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
 from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -404,7 +402,7 @@ def passes_needed(prober: Prober) -> int:
 def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:
     """Return the runs of the failing and of the passing candidate; 0 and 1 where a probe takes minutes and no rate is known."""
     target = getattr(check, "target", None)
-    costly = isinstance(check, MetricCheck | LimitCheck) or (target is not None and target.target.compiles)
+    costly = not getattr(check, "compares", True) or (target is not None and target.target.compiles)
     if costly and flakiness.runs == 1:
         return 0, 1
     more, passes = confirmations(flakiness.runs + failures, [0] * ways, 1 - flakiness.confidence)
