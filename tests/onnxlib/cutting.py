@@ -19,14 +19,8 @@ from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.tensors.info import TensorInfo
 
 Values = dict[str, Any]
-
-
 tensor_info = helper.make_tensor_value_info
-
-
 BARE = ValueInfoProto
-
-
 ONNXRUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 
@@ -215,11 +209,7 @@ def _draws(node: NodeProto) -> bool:
 
 
 SHAPE = (2, 3)
-
-
 UNARY = ("Relu", "Neg", "Abs", "Identity", "Sigmoid", "Floor")
-
-
 BINARY = ("Add", "Mul", "Sub", "Max")
 
 

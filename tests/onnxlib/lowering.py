@@ -19,23 +19,11 @@ from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.lower import lower_fp16
 
 Array = npt.NDArray[Any]
-
-
 Lowering = Callable[..., ModelProto]
-
-
 FLOAT, FLOAT16, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
-
-
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
-
-
 SEQUENCE = ("x", FLOAT, (2, 1, 3))
-
-
 HALF_EPSILON = float(np.finfo(np.float16).eps)
-
-
 both = pytest.mark.parametrize("lower", [lower_roundtrip, lower_fp16])
 
 
@@ -138,11 +126,7 @@ def computed(source: ModelProto) -> list[str]:
 
 
 UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Softmax", "Softplus", "Abs")
-
-
 BINARY = ("Add", "Sub", "Mul", "Max", "Min")
-
-
 COMPOSED = ("MatMul", "Norm", "Mean", "ConcatSplit", "Transpose")
 
 

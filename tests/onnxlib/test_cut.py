@@ -21,14 +21,8 @@ from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
 from bisect_trt.tensors.info import TensorInfo
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-
-
 X = tensor_info("x", FLOAT, [2, 3])
-
-
 x = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
-
-
 node = helper.make_node
 
 

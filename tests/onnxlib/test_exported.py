@@ -116,8 +116,6 @@ def test_weights_that_cannot_be_replaced_are_named() -> None:
 
 
 NAMES = st.from_regex(r"[a-z_][a-z_0-9]{0,6}|[0-9]{1,2}", fullmatch=True)
-
-
 PATHS = st.lists(NAMES, max_size=4)
 
 

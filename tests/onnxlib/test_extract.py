@@ -26,11 +26,7 @@ from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.worker.pool import WorkerPool
 
 FLOAT = TensorProto.FLOAT
-
-
 X = tensor_info("x", FLOAT, [2, 4])
-
-
 node = helper.make_node
 
 

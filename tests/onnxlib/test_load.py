@@ -148,11 +148,7 @@ def test_weights_at_no_file_that_can_be(tmp_path: Path, location: str) -> None:
 
 
 X = tensor_info("x", TensorProto.FLOAT, [2, 3])
-
-
 node = helper.make_node
-
-
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
 
 

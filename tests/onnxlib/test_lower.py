@@ -347,8 +347,6 @@ def test_marking_tensors_changes_no_value(source: ModelProto) -> None:
 
 
 BFLOAT16 = TensorProto.BFLOAT16
-
-
 LOW = (FLOAT16, BFLOAT16)
 
 

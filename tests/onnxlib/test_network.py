@@ -26,11 +26,7 @@ from bisect_trt.onnxlib.shapes import (
 from bisect_trt.tensors.info import TensorInfo
 
 X = tensor_info("x", TensorProto.FLOAT, [2])
-
-
 node = helper.make_node
-
-
 Graph = list[list[int]]
 
 
@@ -131,8 +127,6 @@ def test_a_function_that_calls_itself_is_no_endless_question() -> None:
 
 
 FLOAT = TensorProto.FLOAT
-
-
 Shape = Sequence[int | str | None] | None
 
 

@@ -25,8 +25,6 @@ from bisect_trt.probe.workspace import Workspace
 from bisect_trt.worker.pool import WorkerPool
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-
-
 X = tensor_info("x", FLOAT, [2, 3])
 
 
@@ -70,8 +68,6 @@ def crashing(reads: str, makes: str) -> list[NodeProto]:
 
 
 x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 raises a signal")
-
-
 KINDS = [custom, unknown, failing, pytest.param(crashing, marks=x86)]
 
 

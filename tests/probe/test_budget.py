@@ -11,7 +11,6 @@ from conftest import CommandLine
 from support import chain, gone, has, node_names, pids, read_json, script
 
 pytestmark = pytest.mark.any_version
-
 REQUIRED = ("<11>", "<30>")
 
 

@@ -32,8 +32,6 @@ IN_FOLDER = settings(
 
 
 NAMES = ("model", "inputs", "golden", "dir")
-
-
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 
 

@@ -39,8 +39,6 @@ from bisect_trt.worker.serve import Worker, median_ms
 from bisect_trt.worker.worker import end_spare
 
 TRT = TargetSettings("trt")
-
-
 FROM_OUTSIDE = ["SIGKILL", "SIGTERM"]
 
 

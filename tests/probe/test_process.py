@@ -28,8 +28,6 @@ from bisect_trt.worker import process as module
 from bisect_trt.worker.process import Cancel, MemoryGate, ProcessEnd, run_to_end
 
 MB = 1 << 20
-
-
 PYTHON = sys.executable
 
 
@@ -223,8 +221,6 @@ def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, st
 
 
 HOST = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n", "proc/vmstat": "oom_kill 2\n"}
-
-
 ROOM = f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n"
 
 

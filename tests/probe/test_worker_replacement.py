@@ -24,7 +24,6 @@ from bisect_trt.worker.protocol import Collect, Failed
 from bisect_trt.worker.worker import end_spare
 
 pytestmark = pytest.mark.any_version
-
 TARGET = TargetSettings("trt")
 
 

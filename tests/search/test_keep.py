@@ -14,7 +14,6 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
 
 pytestmark = pytest.mark.any_version
-
 Predicate = Callable[[Subset], Verdict]
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fakes import scratch
+from fakes import Case, Listening, cases, scratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
-from support import node_names
+from onnx import helper, numpy_helper
+from support import node_names, save
 
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.ledger import Ledger, Record, Watcher
+from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -31,8 +31,6 @@ from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.worker.process import Cancel
 
 pytestmark = pytest.mark.any_version
-
-
 Predicate = Callable[[Subset], Verdict]
 
 
@@ -106,34 +104,13 @@ def test_a_suspect_changes_the_cost_and_not_the_answer(case: tuple[int, frozense
         assert len(guided.asked) <= 3
 
 
-@st.composite
-def any_predicate(draw: st.DrawFn) -> tuple[int, Predicate]:
-    """Not monotone: fails if one of several sets is in and another is not; some sets break in other ways."""
-    count = draw(st.integers(1, 40))
-    units = st.integers(0, count - 1)
-    causes = draw(st.lists(st.frozensets(units, min_size=1, max_size=4), min_size=1, max_size=3))
-    cures = draw(st.lists(st.frozensets(units, min_size=1, max_size=4), max_size=3))
-    breaks = draw(st.lists(st.tuples(units, units), max_size=4))
-    whole = frozenset(range(count))
-
-    def predicate(chosen: Subset) -> Verdict:
-        if chosen == whole:
-            return Verdict.FAIL
-        if any((one in chosen) != (other in chosen) for one, other in breaks):
-            return Verdict.UNRESOLVED
-        caused = any(cause <= chosen for cause in causes)
-        return Verdict.FAIL if caused and not any(cure <= chosen for cure in cures) else Verdict.PASS
-
-    return count, predicate
-
-
-@given(any_predicate(), st.sampled_from(Mode), st.data())
-def test_any_failure_ends_one_minimal(case: tuple[int, Predicate], mode: Mode, data: st.DataObject) -> None:
+@given(cases(), st.sampled_from(Mode), st.data())
+def test_any_failure_ends_one_minimal(case: Case, mode: Mode, data: st.DataObject) -> None:
     """Sets that broke in another way are named.
 
     What is wrongly thought to pass is no wrong answer.
     """
-    count, predicate = case
+    count, predicate = case.count, case.predicate
     oracle, again, passing = Oracle(predicate), Oracle(predicate), data.draw(st.integers(0, count - 1))
     minimum = minimise(range(count), oracle, mode, passing=passing)
     assert predicate(minimum.units) is Verdict.FAIL
@@ -197,45 +174,23 @@ def test_what_is_known_to_pass_is_not_searched_again(case: tuple[int, frozenset[
 # Culprits in parallel branches: exactly those nodes, where "all before one node" holds neither or everything.
 
 
-SHAPE = [1, 4]
+def residual_blocks(path: Path) -> tuple[Path, list[list[str]]]:
+    """Residual blocks: two branches of three nodes and of one, a join, a Relu; each node is named like what it makes."""
+    nodes: list[onnx.NodeProto] = []
+    last, branches = "x", []
 
-
-class Graph:
-    """Collects nodes, each named like the one tensor that it makes."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-
-    def add(self, name: str, *inputs: str) -> str:
-        self.nodes.append(helper.make_node("Add" if len(inputs) == 2 else "Relu", list(inputs), [name], name=name))
+    def add(name: str, *reads: str) -> str:
+        nodes.append(helper.make_node("Add" if len(reads) == 2 else "Relu", reads, [name], name=name))
         return name
 
-    def chain(self, name: str, start: str, length: int) -> str:
-        """Adds of a weight, ``name0``, ``name1``, ...; the last one's tensor."""
-        for place in range(length):
-            start = self.add(f"{name}{place}", start, "one")
-        return start
-
-    def save(self, path: Path, *outputs: str) -> Path:
-        def value(name: str) -> onnx.ValueInfoProto:
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)
-
-        weights = [numpy_helper.from_array(np.ones(SHAPE, np.float32), "one")]
-        graph = helper.make_graph(self.nodes, "branches", [value("x")], [value(name) for name in outputs], weights)
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-        return path
-
-
-def residual_blocks(path: Path) -> tuple[Path, list[list[str]]]:
-    """16 residual blocks: two branches of three nodes and of one, a join, a Relu."""
-    graph, last, branches = Graph(), "x", []
-    for block in range(16):
-        name = f"block{block:02}."
-        ends = graph.chain(f"{name}conv", last, 3), graph.chain(f"{name}skip", last, 1)
-        branches += [[f"{name}conv{place}" for place in range(3)], [f"{name}skip0"]]
-        last = graph.add(f"{name}relu", graph.add(f"{name}join", *ends))
-    graph.save(path, last)
-    return path, branches
+    for block in range(8):
+        name = f"block{block}."
+        branch, skip = last, add(f"{name}skip", last, "one")
+        for place in range(3):
+            branch = add(f"{name}conv{place}", branch, "one")
+        branches += [[f"{name}conv{place}" for place in range(3)], [skip]]
+        last = add(f"{name}relu", add(f"{name}join", branch, skip))
+    return save(path, nodes, [numpy_helper.from_array(np.array(1, np.float32), "one")]), branches
 
 
 class ProducesAll:
@@ -253,16 +208,6 @@ class ProducesAll:
         return Outcome(Ending.PASSED, "pass", "one is missing")
 
 
-class Keeping(Watcher):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def probed(self, record: Record) -> None:
-        self.records.append(record)
-
-
 class Model:
     """A model that is read and run once, and reduced many times."""
 
@@ -274,7 +219,7 @@ class Model:
     def reduce(self, culprits: Sequence[str], workers: int) -> tuple[Result, list[str], list[tuple[str, str]]]:
         """The result, the nodes that are left, and all decisions."""
         with scratch() as folder:
-            told = Keeping()
+            told = Listening()
             ledger = Ledger(Path(folder), [told])
             runner = Runner(ProducesAll(culprits), self.subject.workspace, self.subject.reference)
             prober = Prober(runner, ledger, workers)

@@ -24,14 +24,8 @@ from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions
 
 TIGHT = Tolerance(1e-5, 1e-5)
-
-
 TOLERANCES = st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 0.5, 1.0, 3.0, 1e4, math.inf])
-
-
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=5)
-
-
 FLOATS = [np.float16, np.float32, np.float64]
 
 
@@ -297,8 +291,6 @@ def test_options_reach_the_comparison() -> None:
 
 
 SMALL_SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
-
-
 Array = NDArray[Any]
 
 

@@ -24,11 +24,7 @@ from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.npz import save_npz
 
 NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
-
-
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-
-
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool"]
 
 
@@ -305,17 +301,9 @@ def test_random_values_that_no_memory_holds(shape: tuple[int, ...], samples: int
 
 
 IDS = np.array([[5, 17, 3, 3, 99, 0, 1, 2]], np.int64)
-
-
 RNG = np.random.default_rng(3)
-
-
 IMAGE = RNG.random((1, 3, 16, 16), np.float32)
-
-
 NORMAL = RNG.standard_normal((1, 3, 16, 16)).astype(np.float32)
-
-
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0, 0]], np.int64)
 
 

@@ -38,8 +38,6 @@ from bisect_trt.tensors.tolerance import (
 from bisect_trt.worker.protocol import Compared
 
 NAMES = st.text(min_size=1)
-
-
 TOLERANCES = st.floats(0, allow_nan=False)
 
 
@@ -246,8 +244,6 @@ def test_what_is_milder_than_the_original_in_half_precision_is_not_in_fp32() -> 
 
 
 SIZE = 8192
-
-
 make = helper.make_node
 
 

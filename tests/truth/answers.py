@@ -20,7 +20,6 @@ from truth.cases import Case, healthy_cases, onnxruntime_cases, openvino_cases
 from truth.releases import TOOL, interpreter, onnxruntime
 
 Record = Callable[[str, object], None]
-
 pytestmark = pytest.mark.timeout(1800)
 
 

@@ -17,7 +17,6 @@ from truth.patterns import TRANSPOSED_GEMM
 from truth.releases import interpreter, onnxruntime
 
 NEWEST = "1.31.1"
-
 pytestmark = pytest.mark.timeout(1800)
 
 

@@ -1,0 +1,56 @@
+"""Exact statistics and the sequential sign test: what it takes to decide, and how often it is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.search.sequential import ERROR, SignTest, evidence
+from bisect_trt.search.statistics import rate_interval
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
+def test_an_interval_ends_where_what_was_seen_becomes_unlikely(counts: tuple[int, int], confidence: float) -> None:
+    events, trials = counts
+    low, high = rate_interval(events, trials, confidence)
+
+    def chance(numbers: range, rate: float) -> float:
+        return sum(comb(trials, number) * rate**number * (1 - rate) ** (trials - number) for number in numbers)
+
+    assert 0 <= low <= events / trials <= high <= 1
+    share = (1 - confidence) / 2
+    assert low == 0 if events == 0 else chance(range(events, trials + 1), low) == pytest.approx(share, rel=1e-6)
+    assert high == 1 if events == trials else chance(range(events + 1), high) == pytest.approx(share, rel=1e-6)
+
+
+def test_thirteen_cases_that_agree_are_enough_and_twelve_are_not() -> None:
+    assert evidence(12, 12) < 1 / ERROR <= evidence(13, 13)
+
+
+def test_a_fair_coin_is_almost_never_called_unfair_however_often_one_looks() -> None:
+    """Exactly: of all sequences of 300 tosses, looked at after each, not one in a thousand."""
+    open_cases, called, enough = {0: 1.0}, 0.0, 0
+    for cases in range(1, 301):
+        tossed: defaultdict[int, float] = defaultdict(float)
+        for holds, chance in open_cases.items():
+            tossed[holds] += chance / 2
+            tossed[holds + 1] += chance / 2
+        while enough <= cases and evidence(cases, enough) < 1 / ERROR:
+            enough += 1
+        called += sum(chance for holds, chance in tossed.items() if holds >= enough)
+        open_cases = {holds: chance for holds, chance in tossed.items() if holds < enough}
+    assert 0 < called <= ERROR
+
+
+def test_a_clear_majority_is_found() -> None:
+    source = random.Random(2)
+    for _ in range(200):
+        test = SignTest()
+        while not test.known:
+            test.add(holds=source.random() < 0.9)
+            assert test.cases < 300
