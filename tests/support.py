@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.commands.commands import COMMANDS as COMMAND_TABLE
-from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
+from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome
@@ -96,9 +96,7 @@ def tolerances(**words: Any) -> ToleranceOptions:
 def compared(
     name: str, reference: Any, target: Any, tolerance: Tolerance, stat: ErrorStat = ErrorStat.ELEMWISE, **more: Any
 ) -> TensorComparison:
-    """The comparison of one tensor; ``details`` and ``precision`` as for it, ``places`` of indices, others of the options."""
-    if "places" in more:
-        more |= {"compare_as": Algorithm.INDICES, "index_tolerance": {"": more.pop("places")}}
+    """The comparison of one tensor; ``details`` and ``precision`` as for it, others of the options."""
     given = {key: more.pop(key) for key in ("details", "precision") if key in more}
     if "quantile" in more:
         more["error_quantile"] = {"": more.pop("quantile")}

@@ -132,7 +132,6 @@ def tolerance_options(
     Raises:
         UsageError: Options conflict, or the comparison script does not exist.
     """
-    compare.check()
     if compare.compare_func_script is not None:
         check_script(compare.compare_func_script)
     return ToleranceOptions(**vars(compare), precision=_coarsest(target), nonfinite_equal=nonfinite_equal)

@@ -20,7 +20,7 @@ from bisect_trt.mixed_precision.search import PrecisionSettings, PrecisionSpace,
 from bisect_trt.mixed_precision.suspicion import BREAKS, Suspect
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
-from bisect_trt.options.compare import Algorithm, ErrorStat
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
@@ -290,7 +290,7 @@ def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str])
 
 def is_default(given: ToleranceOptions) -> bool:
     """Return whether the user gives no tolerance and no other comparison."""
-    own = given.compare_as is Algorithm.SIMPLE and given.compare_func_script is None
+    own = given.compare_func_script is None
     return own and not (given.atol or given.rtol or given.check_error_stat)
 
 

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError, MissingOptionError, UnsuitableModelError, ValueRefusedError
-from bisect_trt.options.reading import TopK, top_k
 from bisect_trt.options.spec import Option, changed, option, seconds, switch
 
 
@@ -23,15 +22,6 @@ class ErrorStat(str, Enum):
     MEDIAN = "median"
     QUANTILE = "quantile"
     """As ``max``, but of the errors without the largest few: their quantile, 0.99 by default."""
-
-
-class Algorithm(str, Enum):
-    """Method of comparing two tensors (Polygraphy's ``--compare``)."""
-
-    SIMPLE = "simple"
-    """By the error of each element."""
-    INDICES = "indices"
-    """As lists of indices, such as the outputs of TopK: by the distance of each to its expected position."""
 
 
 PerOutput = dict[str, float]
@@ -68,43 +58,9 @@ class CompareOptions:
     )
     infinities_compare_equal: Annotated[bool, switch("Equal infinities on both sides match.")] = False
     validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
-    compare_as: Annotated[
-        Algorithm,
-        option("--compare", help="As numbers, or as indices."),
-    ] = Algorithm.SIMPLE
-    index_tolerance: Annotated[
-        dict[str, int],
-        threshold("N", "For --compare indices: the largest distance of an index."),
-    ] = field(default_factory=dict)
-    postprocess: Annotated[
-        dict[str, TopK],
-        option(
-            metavar="[OUT:]top-K[,axis=N]",
-            help="Compare the indices of the K largest values instead.",
-            read=top_k,
-        ),
-    ] = field(default_factory=dict)
     compare_func_script: Annotated[
         str | None, option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict.")
     ] = None
-
-    def check(self) -> None:
-        """Check that the options fit each other.
-
-        Raises:
-            UsageError: ``--index-tolerance`` is given without ``--compare indices``.
-        """
-        if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
-            raise MissingOptionError("--index-tolerance needs --compare indices; add it.")
-
-    def other_ways(self) -> list[str]:
-        """The given options by which outputs are not compared number by number."""
-        given = {
-            f"--compare {self.compare_as.value}": self.compare_as is not Algorithm.SIMPLE,
-            "--postprocess": bool(self.postprocess),
-            "--compare-func-script": self.compare_func_script is not None,
-        }
-        return [flag for flag, wanted in given.items() if wanted]
 
     def require_numbers(self) -> None:
         """Check that outputs are compared number by number.
@@ -112,9 +68,9 @@ class CompareOptions:
         Raises:
             UsageError: They are not.
         """
-        for flag in self.other_ways():
+        if self.compare_func_script is not None:
             raise ConflictError(
-                f"{flag} applies to outputs, and `diagnose` compares all inner tensors; use `run` or `reduce`."
+                "--compare-func-script applies to outputs, and `diagnose` compares all inner tensors; use `run` or `reduce`."
             )
 
 

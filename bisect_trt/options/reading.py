@@ -20,22 +20,6 @@ _MOST_SIZES = 1_000_000
 
 
 @dataclass(frozen=True)
-class TopK:
-    """Take the indices of the largest values instead of the values.
-
-    Attributes:
-        k: How many; all, where the axis is shorter.
-        axis: Along which axis; negative from the last one.
-    """
-
-    k: int
-    axis: int = -1
-
-    def __str__(self) -> str:
-        return f"top-{self.k},axis={self.axis}"
-
-
-@dataclass(frozen=True)
 class Sizes:
     """The sizes of one swept dimension.
 
@@ -55,16 +39,6 @@ def regex(value: Any) -> str:  # noqa: ANN401 - whatever was given
     except (re.error, TypeError) as error:
         raise ValueError(f"a regular expression ({error})") from None
     return str(value)
-
-
-def top_k(value: Any) -> TopK:  # noqa: ANN401 - whatever was given
-    """``top-5`` or ``top-5,axis=1``."""
-    if isinstance(value, TopK):
-        return value
-    match = re.fullmatch(r"top-(\d{1,18})(?:,axis=(-?\d{1,18}))?", str(value), re.ASCII)
-    if match is None or int(match[1]) == 0:
-        raise ValueError("top-K or top-K,axis=N with K from 1 up")
-    return TopK(int(match[1]), int(match[2] or -1))
 
 
 def shape(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - whatever was given

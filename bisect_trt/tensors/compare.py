@@ -1,4 +1,4 @@
-"""The comparison of a target's outputs with the reference's: element by element, as indices, or by a user's script.
+"""The comparison of a target's outputs with the reference's: element by element, or by a user's script.
 
 Numbers and verdict are the same as in Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the reference second
 (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error ``|t - r| / |r|`` with 2**-52 in
@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import ConflictError, ScriptError, quoted
-from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
-from bisect_trt.options.reading import TopK
+from bisect_trt.errors import ScriptError, quoted
+from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
 from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, tensor_stats
 from bisect_trt.tensors.inputs import NamedOutputs, script_attribute, split_script, user_code
@@ -67,7 +66,7 @@ def compare_all(
         One comparison a tensor, in order.
 
     Raises:
-        UsageError: A postprocessing does not fit an output, or the user's script fails.
+        UsageError: The user's script fails.
     """
     names = reference if names is None else list(names)
     if options.compare_func_script is not None:
@@ -102,14 +101,8 @@ def compare_tensor(
         details: Whether to compute :class:`Details` too.
         step: The step of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
         precision: The precision of the computation, if not the options'.
-
-    Raises:
-        UsageError: A postprocessing does not fit this output.
     """
-    invalid = ""
-    if target is not None:
-        invalid = _describe_nonfinite(reference, target) if options.validate else ""
-        reference, target = (postprocess(name, values, options) for values in (reference, target))
+    invalid = _describe_nonfinite(reference, target) if options.validate and target is not None else ""
     tolerance, stat = options.for_output(name)
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
@@ -118,19 +111,16 @@ def compare_tensor(
     known |= {"target_shape": target.shape, "target_dtype": target.dtype.name}
     if reference.shape != target.shape:
         return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **known)
-    if options.compare_as is Algorithm.INDICES and reference.size:
-        comparison = compare_indices(reference, target, of_output(options.index_tolerance, name, 0), known)
+    resolved = tolerance.resolve(reference, precision or options.precision)
+    step = None if tolerance != Tolerance() or options.validate else step
+    if step is not None and step.size is None and reference.dtype.kind == "f":
+        ripple = max(resolved.atol, RIPPLE * finite_rms(reference))
+        resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
+    known |= {"atol": resolved.atol, "rtol": resolved.rtol}
+    if reference.size:
+        comparison = _compare_numbers(reference, target, resolved, known, options, details=details, step=step)
     else:
-        resolved = tolerance.resolve(reference, precision or options.precision)
-        step = None if tolerance != Tolerance() or options.validate or options.other_ways() else step
-        if step is not None and step.size is None and reference.dtype.kind == "f":
-            ripple = max(resolved.atol, RIPPLE * finite_rms(reference))
-            resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
-        known |= {"atol": resolved.atol, "rtol": resolved.rtol}
-        if reference.size:
-            comparison = _compare_numbers(reference, target, resolved, known, options, details=details, step=step)
-        else:
-            comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
+        comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
     if not invalid:
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
@@ -145,77 +135,6 @@ def _describe_nonfinite(reference: Array, target: Array) -> str:
         if said := " and ".join(f"{count} {word}" for word, count in counts if count):
             found.append(f"the {side} has {said} among {values.size} elements")
     return ", ".join(found)
-
-
-def postprocess(name: str, values: Array, options: CompareOptions) -> Array:
-    """Return the top K of an output that ``--postprocess`` names, other outputs unchanged.
-
-    Where it names all outputs, one without such an axis is unchanged too.
-
-    Raises:
-        UsageError: It names this output, which has no such axis.
-    """
-    wanted = options.postprocess.get(name, options.postprocess.get(""))
-    if wanted is None:
-        return values
-    if not -values.ndim <= wanted.axis < values.ndim:
-        if name in options.postprocess:
-            raise ConflictError(
-                f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' of shape {list(values.shape)} has no such "
-                "axis; leave it out"
-            )
-        return values
-    return top_k(values, wanted)
-
-
-def top_k(values: Array, wanted: TopK) -> Array:
-    """Return the indices of the largest elements, largest first; of equal ones the first comes first, NaN comes last."""
-    if is_extension(values.dtype):
-        values = values.astype(np.float32)
-    if values.dtype.kind == "f":
-        order = np.argsort(-values, axis=wanted.axis, kind="stable")
-    else:  # the negative of an unsigned number is none
-        length = values.shape[wanted.axis]
-        rising = np.argsort(np.flip(values, wanted.axis), axis=wanted.axis, kind="stable")
-        order = length - 1 - np.flip(rising, wanted.axis)
-    return np.take(order, np.arange(min(wanted.k, order.shape[wanted.axis])), axis=wanted.axis)
-
-
-def compare_indices(reference: Array, target: Array, places: int, known: dict[str, Any]) -> TensorComparison:
-    """Compare lists of indices by the distance of each from its place.
-
-    The verdict is the one of Polygraphy 0.53.6's ``IndicesCompareFunc`` (``polygraphy/comparator/compare.py``, Apache-2.0):
-    lists lie along the last axis; each element of the target must be in the reference's list, at most ``places`` away; the
-    last ``places`` elements of the target are not compared.
-
-    Args:
-        reference: The expected tensor.
-        target: The actual one, of the same shape.
-        places: The largest distance allowed, in places.
-        known: Fields of the result that are known already.
-    """
-    rows = reference.reshape(-1, reference.shape[-1] if reference.ndim else 1)
-    seen = target.reshape(rows.shape)
-    compared = max(rows.shape[1] - places, 0)
-    failed: list[tuple[int, int, float]] = []
-    for row in np.unique(np.nonzero(seen[:, :compared] != rows[:, :compared])[0]).tolist():
-        where: dict[Any, int] = {}
-        for place, value in enumerate(rows[row].tolist()):
-            where.setdefault(value, place)
-        for place, value in enumerate(seen[row, :compared].tolist()):
-            away = abs(where[value] - place) if value in where else np.inf
-            if value != rows[row, place] and away > places:
-                failed.append((row, place, float(away)))
-    if not failed:
-        return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
-    row, place, away = max(failed, key=lambda entry: entry[2])
-    index = _index(row * rows.shape[1] + place, reference.shape)
-    worst = WorstElement(index, seen[row, place].item(), rows[row, place].item(), away)
-    moved = "is missing from the reference's list" if away == np.inf else f"is {away:.0f} places away"
-    reason = f"{worst.target} at {index} {moved} (index tolerance {places}; {len(failed)} of {seen.size} elements)"
-    return TensorComparison(
-        passed=False, kind=ComparisonKind.MISMATCH, worst=worst, mismatching=len(failed), reason=reason, **known
-    )
 
 
 @np.errstate(all="ignore")  # Inf - Inf, 0 / 0 and float32 overflow are results here

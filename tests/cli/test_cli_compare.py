@@ -253,9 +253,6 @@ def test_other_comparisons(cli: CommandLine) -> None:
     np.savez("b.npz", y=np.array([[0.2, 0.6, 0.7]]), e=np.zeros((0, 4)))
     common = ["run", "--load-outputs", "a.npz", "b.npz"]
     assert cli(*common).status == 1
-    assert cli(*common, "--postprocess", "y:top-3").status == 1
-    assert cli(*common, "--postprocess", "y:top-3", "--compare", "indices", "--index-tolerance", "1").status == 0
-    assert cli(*common, "--postprocess", "y:top-3", "--compare", "indices").status == 1
     assert cli(*common, "--check-error-stat", "quantile", "--error-quantile", "y:0", "--atol", "0.11").status == 0
     assert cli(*common, "--check-error-stat", "quantile", "--atol", "0.11").status == 1
     np.savez("c.npz", y=np.array([0.2, 0.6, 0.7]), e=np.zeros((4, 0)))

@@ -139,7 +139,7 @@ REFUSALS = """
 1003 --until | repeat m.onnx -n 3 --until 4
 1002 --until | repeat m.onnx --until soon
 1003 -n | repeat m.onnx --repeat 3
-1003 `diagnose` | diagnose m.onnx T --postprocess top-1
+1003 `diagnose` | diagnose m.onnx T --compare-func-script c.py
 
 # names of tensors, nodes and samples
 1005 't22' 't2' | extract chain.onnx -o o.onnx --inputs t22
@@ -227,7 +227,6 @@ REFUSALS = """
 1007 empty | run --load-outputs a.npz empty
 1005 'q' | run --load-outputs a.npz a.npz --atol q:1
 1007 'q' | run --load-outputs a.npz a.npz --onnx-outputs q
-1004 --compare | run --load-outputs a.npz a.npz --index-tolerance 1
 1008 no.py | run --load-outputs a.npz a.npz --compare-func-script no.py
 1003 --save-onnx | run --load-outputs a.npz a.npz --save-onnx o.onnx
 

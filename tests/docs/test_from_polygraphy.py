@@ -30,7 +30,6 @@ COMMANDS = {
     "run --load-outputs a.npz b.npz --check-error-stat quantile --error-quantile 0.5 t1:0": 0,
     "run --load-outputs a.npz b.npz --check-error-stat max t1:median": 1,
     "run --load-outputs inf.npz inf.npz --infinities-compare-equal --validate": 1,
-    "run --load-outputs a.npz b.npz --postprocess top-5 --compare indices --index-tolerance 2": 0,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
     "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp16": 0,
     "run model.onnx --onnxrt --onnx-outputs mark all --onnx-exclude-outputs t1": 0,

@@ -55,7 +55,6 @@ _WORDS: dict[object, tuple[str, ...]] = {
         "x:[" + "1," * 70 + "1]",
     ),
     values.value_range: ("[0,1]", "x:[-1,1]", "[1,0]", "[nan,1]", "[1e308,1e308]", "x:[0]", "[-1e308,1e308]"),
-    values.top_k: ("top-1", "y:top-2,axis=0", "top-0", "top-99999999,axis=9", "top"),
     values.size: ("0", "1K", "16M", "9" * 40 + "G", "-1", "lots"),
 }
 _FILES = (

@@ -52,7 +52,6 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 READ: dict[Any, st.SearchStrategy[Any]] = {
     values.regex: st.sampled_from(["", "a|b", r"err\w+ \d*"]),
-    values.top_k: st.builds(values.TopK, st.integers(1, 10**6), st.integers(-9, 9)),
     values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
@@ -107,8 +106,6 @@ def word(value: Any) -> str:
     """A value as it is typed."""
     if isinstance(value, Enum):
         return str(value.value)
-    if isinstance(value, values.TopK):
-        return f"top-{value.k},axis={value.axis}"
     if isinstance(value, tuple) and value and isinstance(value[0], str):
         return ":".join(map(str, value))
     return str(list(value) if isinstance(value, tuple) else value)

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from support import compared, examples, read_options, tolerances
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.compare import Algorithm, CompareOptions, ErrorStat
-from bisect_trt.options.reading import TopK
-from bisect_trt.tensors.compare import compare_all, top_k
+from bisect_trt.options.compare import CompareOptions, ErrorStat
+from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions
 
@@ -327,37 +326,6 @@ def coarse(draw: st.DrawFn) -> tuple[Array, Array]:
     return reference, target
 
 
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.filterwarnings("ignore")  # NumPy warns of NaN and Inf, Polygraphy of more
-@given(st.data(), st.integers(0, 3))
-@settings(max_examples=examples(100))
-def test_indices_agree_with_polygraphy(data: st.DataObject, places: int) -> None:
-    from polygraphy.comparator import CompareFunc
-
-    shape = data.draw(SMALL_SHAPES)
-    rows = [data.draw(st.permutations(range(shape[-1] + 2))) for _ in range(2 * math.prod(shape[:-1]))]
-    values = np.array(rows, np.int64)[:, : shape[-1]].reshape((2, *shape))
-    reference, target = values if data.draw(st.booleans()) else (values[0], values[0])
-    theirs = CompareFunc.indices(index_tolerance=places)(*results(target, reference))["x"]
-    ours = compared("x", reference, target, TIGHT, places=places)
-    assert ours.passed == bool(theirs)
-    if not ours.passed:
-        assert ours.worst is not None
-        assert target[ours.worst.index] == ours.worst.target != reference[ours.worst.index]
-        assert ours.describe()
-
-
-@pytest.mark.filterwarnings("ignore")  # NumPy warns of NaN and Inf, Polygraphy of more
-@given(floats() | SMALL_SHAPES.flatmap(lambda shape: hnp.arrays(np.int16, shape)), st.integers(1, 6), st.data())
-def test_top_k_agrees_with_polygraphy(values: Array, k: int, data: st.DataObject) -> None:
-    from polygraphy.comparator import PostprocessFunc
-
-    assume(values.dtype.kind == "f" or values.min() > np.iinfo(np.int16).min)
-    axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
-    theirs = PostprocessFunc.top_k(k=(k, axis))(results(values)[0])["x"]
-    np.testing.assert_array_equal(top_k(values, TopK(k, axis)), theirs)
-
-
 @given(coarse(), st.sampled_from(ErrorStat), st.floats(0, 2), st.floats(0, 2))
 def test_the_tolerance_that_would_have_passed_does(
     pair: tuple[Array, Array], stat: ErrorStat, atol: float, rtol: float
@@ -382,8 +350,8 @@ def test_the_tolerance_that_would_have_passed_does(
 
 def test_comparisons_survive_json() -> None:
     values = np.array([1, math.inf, math.nan, -0.0], np.float32)
-    for more in ({}, {"validate": True}, {"compare_as": Algorithm.INDICES}):
-        options = ToleranceOptions(check_error_stat={"": ErrorStat.QUANTILE}, **more)
+    for validate in (False, True):
+        options = ToleranceOptions(check_error_stat={"": ErrorStat.QUANTILE}, validate=validate)
         for target in (values, values[::-1], values[:2]):
             (result,) = compare_all({"nan": values}, {"nan": target}, options, details=True)
             again = TensorComparison.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False)))
@@ -412,25 +380,9 @@ def test_nan_in_the_reference_is_counted() -> None:
     assert compared("x", np.ones(3, np.float32), reference, TIGHT).reference_nonfinite == 0
 
 
-def test_postprocessing_before_comparison() -> None:
-    reference = {"x": np.array([[1.0, 5, 3, 4]]), "s": np.array(1.0)}
-    target = {**reference, "x": np.array([[2.0, 50, 30, 40]])}
-    options = tolerances(postprocess=["top-3"])
-    assert all(result.passed for result in compare_all(reference, target, options))  # the same order
-    assert not compare_all(reference, target, ToleranceOptions())[0].passed
-    with pytest.raises(UsageError, match=r"--postprocess.*of shape \[\] has no such axis"):
-        compare_all(reference, target, tolerances(postprocess=["s:top-2"]))
-    swapped = {**reference, "x": np.array([[1.0, 4.5, 3, 5]])}
-    for places, passed in (("0", False), ("1", True)):
-        options = tolerances(compare_as="indices", index_tolerance=[places], postprocess=["x:top-3"])
-        assert compare_all({"x": reference["x"]}, swapped, options)[0].passed is passed
-
-
 @pytest.mark.parametrize(
     ("option", "texts"),
     [
-        ("postprocess", ["5", "top-", "top-0", "top-2,axis=", "top-2,1", "top-x"]),
-        ("index_tolerance", ["-1", "1.5", "many", ""]),
         ("error_quantile", ["-0.1", "1.1", "nan", "x"]),
         ("atol", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"]),
         ("check_error_stat", ["out:worst"]),
