@@ -23,7 +23,16 @@ from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import RULES, Fragment, NetworkView, can_bar, matches, splice_in, with_barriers
+from bisect_trt.onnxlib.rewrites import (
+    RULES,
+    Fragment,
+    NetworkView,
+    can_bar,
+    disjoint,
+    matches,
+    splice_in,
+    with_barriers,
+)
 from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probe.candidate import Candidate
@@ -230,11 +239,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
         plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
         plans.append((name, found[name]))
     if len(near) > 1:
-        apart: list[Fragment] = []  # the first of those that share a node
-        for fragment in (each for name in near for each in found[name]):
-            if not any(fragment.matched & other.matched for other in apart):
-                apart.append(fragment)
-        plans.append((" and ".join(near), apart))
+        plans.append((" and ".join(near), disjoint(found[name] for name in near)))
     tried: list[str] = []
     for name, some in plans[:most]:
 

@@ -193,11 +193,14 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
 
 
 def _rounding(fix: Fix) -> str:
-    """A sentence, where rounding in most of the model breaks the tolerance rather than a few units."""
+    """Sentences, where most of the model has to stay in floats."""
     low, space = fix.task.settings.low, fix.task.space
-    reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
-    if fix.bf16_passes is not None:
-        reason += " In bf16 the whole model passes: try --bf16." if fix.bf16_passes else " In bf16 it fails as well."
+    reason = f"Most of the model has to stay in {space.high}."
+    if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
+        reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
+    for what, passes in fix.forms.items():
+        passed = f"passes{': try --bf16' if what == 'in bf16' else f' in {low}'}"
+        reason += f" {what.capitalize()} the whole model {passed if passes else 'fails as well'}."
     small = [point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2]
     if not small:
         return reason

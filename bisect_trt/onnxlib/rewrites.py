@@ -404,3 +404,12 @@ def matches(view: NetworkView, name: str) -> list[Fragment]:
     standard = (index for index in searched if network.nodes[index].domain in DEFAULT_DOMAINS)
     _, rule = RULES[name]
     return [found for index in standard if (found := rule(view, index)) is not None]
+
+
+def disjoint(found: Iterable[Sequence[Fragment]]) -> list[Fragment]:
+    """Return replacements of several rules, the first of those that share a node."""
+    apart: list[Fragment] = []
+    for fragment in chain.from_iterable(found):
+        if not any(fragment.matched & other.matched for other in apart):
+            apart.append(fragment)
+    return apart
