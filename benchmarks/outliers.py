@@ -183,19 +183,19 @@ def bert(seed: int) -> Planted:
     return Planted(f"bert-{seed}", model, draw)
 
 
-def decoder(seed: int) -> Planted:
+def decoder(seed: int, times: int = 1) -> Planted:
     """Token ids; RMSNorm, a causal mask of -1e4, twelve layers."""
-    g, plant = GraphBuilder(seed), Plant(seed, 12)
+    g, plant, tokens = GraphBuilder(seed), Plant(seed, 12), TOKENS * times
     x = g.op("Gather", g.normal("words", (VOCABULARY, WIDTH), 1.0), "input_ids", scope="/model/embed")
-    causal = np.where(np.tri(TOKENS, dtype=bool), 0, -10000).astype(np.float32)[None, None]
+    causal = np.where(np.tri(tokens, dtype=bool), 0, -10000).astype(np.float32)[None, None]
     mask = g.weight("causal", causal)
     for block in range(12):
         scope = f"/model/layers.{block}"
-        x = g.op("Add", x, attention(g, rms_norm(g, x, f"{scope}/ln1"), f"{scope}/attn", mask, TOKENS), scope=scope)
+        x = g.op("Add", x, attention(g, rms_norm(g, x, f"{scope}/ln1"), f"{scope}/attn", mask, tokens), scope=scope)
         x = g.op("Add", x, mlp(g, rms_norm(g, x, f"{scope}/ln2"), f"{scope}/mlp", plant, block), scope=scope)
     dense(g, rms_norm(g, x, "/model/norm"), "/lm_head", (WIDTH, 200))
-    model = g.model("decoder", {"input_ids": (int(TensorProto.INT64), (1, TOKENS))}, "logits", (1, TOKENS, 200), 13)
-    return Planted(f"decoder-{seed}", model, lambda rng: {"input_ids": rng.integers(0, VOCABULARY, (1, TOKENS))})
+    model = g.model("decoder", {"input_ids": (int(TensorProto.INT64), (1, tokens))}, "logits", (1, tokens, 200), 13)
+    return Planted(f"decoder-{seed}", model, lambda rng: {"input_ids": rng.integers(0, VOCABULARY, (1, tokens))})
 
 
 def conv(g: GraphBuilder, x: str, scope: str, shape: tuple[int, int, int], scale: npt.NDArray[np.float32] | None = None,

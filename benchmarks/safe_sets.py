@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -166,17 +167,19 @@ def measure(
     folder: Path,
     count: int,
     others: dict[str, str],
-    shift: Callable[[Planted], Planted] | None = None,
+    elsewhere: Mapping[str, Planted] = MappingProxyType({}),
 ) -> list[Measured]:
-    """All tools on one model; with ``shift`` their files also run on samples of the model that it returns."""
+    """All tools on one model; what they write also runs on samples of ``elsewhere``.
+
+    Where the model is longer there, its nodes of the same names stay in fp32.
+    """
     given = failing_sample(planted)
     if given is None:
         return []
     onnx.save(planted.model, str(folder / "model.onnx"))
     save_npz(folder / "inputs.npz", given)
-    draws = {"": fresh(planted, count)}
-    if shift is not None:
-        draws[" shifted"] = fresh(shift(planted), count)
+    moved = {"": planted, **elsewhere}
+    draws = {name: fresh(each, count) for name, each in moved.items()}
     computing = float_nodes(planted.model)
     command = [sys.executable, "-m", "bisect_trt", "precision", "model.onnx", "-o", "safe.onnx", "--onnxrt", "--fp16"]
     command += ["--load-inputs", "inputs.npz", "--json", "result.json"]
@@ -201,13 +204,18 @@ def measure(
     for tool, file in files.items():
         mixed = onnx.load(str(folder / file))
         typed = float_nodes(onnx.shape_inference.infer_shapes(mixed))
-        kept = sum(TensorProto.FLOAT in typed.get(node, {TensorProto.FLOAT}) for node in computing)
+        kept = {node for node in computing if TensorProto.FLOAT in typed.get(node, {TensorProto.FLOAT})}
         probes, run = {"minimal": search, "safe": result["probes"]["run"]}.get(tool, 0), runs.get(tool, runs["safe"])
         for name, (samples, golden) in draws.items():
-            seen = errors(mixed, samples, golden)
+            model = moved[name].model
+            if model is planted.model:
+                model = mixed
+            else:
+                model = lower_fp16(model, {node.output[0] for node in model.graph.node if node.name in kept})
+            seen = errors(model, samples, golden)
             failed, severe = (sum(each > limit for each in seen) for limit in (1, SEVERE))
             rows.append(
-                Measured(planted.name, tool + name, len(computing), kept, probes, failed, severe, len(seen), max(seen),
+                Measured(planted.name, tool + name, len(computing), len(kept), probes, failed, severe, len(seen), max(seen),
                          run.wall_s, run.cpu_s, run.first_s, said if tool == "safe" else "")
             )  # fmt: skip
     return rows

@@ -139,9 +139,9 @@ def made(
     return Planted(f"{name}-{seed}", g.model(name, inputs, "answer", shape, 13), draw or normal)
 
 
-def conformer(seed: int) -> Planted:
+def conformer(seed: int, times: int = 1) -> Planted:
     """Half a feed-forward part, attention, a convolution with a gate, half a feed-forward part, a norm; five times."""
-    g, plant, tokens = GraphBuilder(seed), Plant(seed, 5), 24
+    g, plant, tokens = GraphBuilder(seed), Plant(seed, 5), 24 * times
     x = drawn(g, "features", "/encoder/embed", 40, W)
     for block in range(5):
         s = f"/encoder/layers.{block}"
@@ -164,9 +164,9 @@ def conformer(seed: int) -> Planted:
     return made("conformer", seed, g, {"features": (FLOAT, (1, tokens, 40))}, (1, tokens, 30))
 
 
-def cached(seed: int) -> Planted:
+def cached(seed: int, times: int = 1) -> Planted:
     """A decoder that takes one token at a time: RMSNorm, a gated feed-forward part, keys and values of the past as inputs."""
-    g, plant, past = GraphBuilder(seed), Plant(seed, 8), 16
+    g, plant, past = GraphBuilder(seed), Plant(seed, 8), 16 * times
     inputs: dict[str, tuple[int, tuple[int, ...]]] = {"token": (INT64, (1, 1))}
     x = g.op("Gather", g.normal("words", (500, W), 1.0), "token", scope="/model/embed")
     for block in range(8):
@@ -242,9 +242,9 @@ def gru(seed: int) -> Planted:
     return made("gru", seed, g, {"series": (FLOAT, (1, steps, 16))}, (1, 10))
 
 
-def tasnet(seed: int) -> Planted:
+def tasnet(seed: int, times: int = 1) -> Planted:
     """Dilated convolutions between norms over a whole series, with a residual stream and a sum of what each block gives."""
-    g, plant, length = GraphBuilder(seed), Plant(seed, 8), 128
+    g, plant, length = GraphBuilder(seed), Plant(seed, 8), 128 * times
     x, given = convolve(g, "wave", "/start", kernel(g, W, 1, 3)), ""
 
     def norm(x: str, scope: str) -> str:

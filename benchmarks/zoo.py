@@ -3,8 +3,9 @@
     [AUTOCAST=PYTHON] [ZOO='llama yolox'] [ZOO_SEED=202] python -m benchmarks zoo
 
 Each model gets one sample on which fp16 fails; what is written runs on 40 others of the same distribution, and on 40 shifted
-ones: twice as large, or offset by half a deviation. PYTHON is an interpreter with ``nvidia-modelopt[onnx]``: AutoCast then runs
-on the same models. Everything is judged as in ``benchmarks.safe_sets``.
+ones: twice as large, or offset by half a deviation. Five architectures also run on 40 inputs
+that are four times as long. PYTHON is an interpreter with ``nvidia-modelopt[onnx]``: AutoCast then
+runs on the same models. Everything is judged as in ``benchmarks.safe_sets``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.outliers import KINDS, Arrays, Plant, Planted, layer_norm
+from benchmarks.outliers import KINDS, Arrays, Plant, Planted, decoder, layer_norm
 from benchmarks.pictures import PICTURES
 from benchmarks.reduce import OUT, markdown
 from benchmarks.safe_sets import Measured, measure
@@ -28,6 +29,8 @@ from benchmarks.sequences import (
     FLOAT,
     SEQUENCES,
     W,
+    cached,
+    conformer,
     convolve,
     drawn,
     ffn,
@@ -38,6 +41,7 @@ from benchmarks.sequences import (
     pointwise,
     rms,
     swish,
+    tasnet,
 )
 
 from _builder import GraphBuilder  # isort: skip - an import before makes it known
@@ -46,9 +50,9 @@ SEED, SAMPLES = int(os.environ.get("ZOO_SEED", "202")), 40
 _SEEDS = 10
 
 
-def llama(seed: int) -> Planted:
+def llama(seed: int, times: int = 1) -> Planted:
     """RMSNorms, rotary positions, and gated feed-forward parts."""
-    g, plant, tokens = GraphBuilder(seed), Plant(seed, 6), 16
+    g, plant, tokens = GraphBuilder(seed), Plant(seed, 6), 16 * times
     x = drawn(g, "embedded", "/embed", 24, W)
     angle = np.outer(np.arange(tokens), 1e4 ** -np.linspace(0, 1, W // 8)).astype(np.float32)
     cos, sin = (g.weight(f"rotary.{f.__name__}", np.tile(f(angle), 2)[None, None]) for f in (np.cos, np.sin))
@@ -119,6 +123,10 @@ def yolox(seed: int) -> Planted:
 ZOO: dict[str, Callable[[int], Planted]] = (
     KINDS | SEQUENCES | PICTURES | {"llama": llama, "mamba": mamba, "yolox": yolox}
 )
+LONGER: dict[str, Callable[[int, int], Planted]] = {
+    "decoder": decoder, "conformer": conformer, "cached": cached, "tasnet": tasnet, "llama": llama,
+}  # fmt: skip
+"""Architectures with weights that do not depend on the length of the input."""
 
 
 def shifted(plain: Planted) -> Planted:
@@ -139,7 +147,9 @@ def judged(kind: str, others: dict[str, str]) -> list[Measured]:
     """Run all tools on one architecture: the first seed from ``SEED`` on with a sample on which fp16 fails."""
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         for seed in range(SEED, SEED + _SEEDS):
-            if found := measure(ZOO[kind](seed), Path(folder), SAMPLES, others, shifted):
+            plain = ZOO[kind](seed)
+            moved = {" shifted": shifted(plain)} | ({" longer": LONGER[kind](seed, 4)} if kind in LONGER else {})
+            if found := measure(plain, Path(folder), SAMPLES, others, moved):
                 return found
     return []
 
@@ -151,10 +161,11 @@ def table(rows: list[Measured]) -> str:
         of = {row.tool: row for row in rows if row.model == name}
         line: dict[str, str] = {"model": name.rpartition("-")[0], "nodes": str(of["safe"].nodes)}
         for tool, title in {"safe": "", "autocast": "AutoCast: "}.items():
-            row, moved = of.get(tool), of.get(f"{tool} shifted")
+            row, moved, longer = (of.get(f"{tool}{suffix}") for suffix in ("", " shifted", " longer"))
             line[f"{title}fp32"] = str(row.kept) if row else ""
             line[f"{title}fail (severe)"] = f"{row.failed} ({row.severe})" if row else ""
             line[f"{title}shifted"] = f"{moved.failed} ({moved.severe})" if moved else ""
+            line[f"{title}longer"] = f"{longer.failed} ({longer.severe})" if longer else ""
             line[f"{title}CPU s"] = f"{row.cpu_s:.0f}" if row else ""
         lines.append(line)
     return markdown(lines)
@@ -181,8 +192,8 @@ def figures() -> Iterator[Figure]:
     aims = {
         "safe": (45.0, 1.0, 0.0),
         "safe shifted": (45.0, 2.0, None),
-        "autocast": 3 * (None,),
-        "autocast shifted": 3 * (None,),
+        "safe longer": (45.0, 2.0, None),
+        **dict.fromkeys(("autocast", "autocast shifted", "autocast longer"), 3 * (None,)),
     }
     for tool, (most, failing, severe) in aims.items():
         seen = [row for row in rows if row.tool == tool]

@@ -225,7 +225,7 @@ class Fix(Watcher):
         self._try_forms()
 
     def _widen_margin(self) -> None:
-        """Where a metric judges, take the minimal set with the best score of its size, since other samples may score lower.
+        """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
 
         The sets that passed in the search are compared, and one more: the units that the space ranks first.
         """
