@@ -1,4 +1,4 @@
-"""Ends a run: its exit status, its ``result.json``, and the report with the graph around the culprit."""
+"""Ends a run: its exit status, its ``result.json``, and the report with the nodes around the culprit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_PROBES = 2000
 """Probes in the report; of a longer search the first and the last."""
 _REASON_LENGTH = 400
 MOST_NODES = 150
-"""Nodes of the graph in the report."""
+"""Nodes in the report."""
 _MOST_ELEMENTS = 1 << 26
 """Elements of tensors that are read for their ranges: a few tenths of a second."""
 _SHOWN_INPUTS = 64
@@ -143,8 +143,8 @@ def recorded(session: Session, target: TargetSettings | None = None) -> Iterator
                 if prober is not None
                 else list(known.get("probes", ())),
             }
-        except Exception as error:  # the answer is worth more than the graph
-            console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report this.")
+        except Exception as error:  # the answer is worth more than the report
+            console.warn(f"the report has no nodes ({type(error).__name__}: {error}); please report this.")
 
 
 def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
@@ -247,11 +247,11 @@ def _size(path: Path) -> int:
 
 
 def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
-    """Return the graph around the culprit for the report; the model is not run.
+    """Return the nodes around the culprit for the report; the model is not run.
 
     Returns:
-        ``nodes`` in topological order, ``edges`` as ``[maker, reader, tensor]``, ``tensors`` by name, ``centre`` (ids of nodes)
-        and ``total`` (the number of nodes that depend on an input).
+        ``nodes`` in topological order, ``tensors`` by name, ``centre`` (ids of nodes) and ``total`` (the number of nodes that
+        depend on an input).
     """
     network, extra = subject.network, result.extra
     entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
@@ -268,7 +268,6 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
     found = ([network.producer[name] for name in group if name in network.producer] for group in groups)
     centre = list(dict.fromkeys(next(filter(None, found), [network.order[-1]])))
     nearest = neighbourhood(network, centre, MOST_NODES)
-    chosen = sorted(nearest, key=lambda node: network.rank[node])
     names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
     ranges = _ranges(subject, [name for name in names if name not in network.initializers])
     infos = subject.infos if "reference" in vars(subject) else network.infos  # the reference is not run for this
@@ -286,8 +285,6 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
             place = next((name for name in (proto.name, *made) if name and name in kept), None)
             floats = any(name in infos and infos[name].dtype.name == "float32" for name in made)
             precision, reason = ("low" if floats else None, None) if place is None else ("fp32", kept[place])
-        makers = {parent for parent in network.parents(node) if not network.constant[parent]}
-        readers = {reader for name in made for reader in network.consumers.get(name, ())}
         return {
             "id": node,
             "name": proto.name,
@@ -301,8 +298,6 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
             "verdict": _verdict(result, named, comparisons, made),
             "precision": precision,
             "reason": reason,
-            "hidden_makers": len(makers.difference(chosen)),
-            "hidden_readers": len(readers.difference(chosen)),
         }
 
     def tensor(name: str) -> dict[str, Any]:
@@ -318,17 +313,10 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
                 known["target"] = comparison["target_range"]
         return known | ranges.get(name, {})
 
-    inside = set(chosen)
     return {
-        "nodes": [describe(node) for node in chosen],
-        "edges": [
-            [network.producer[name], reader, name]
-            for reader in chosen
-            for name in network.reads[reader]
-            if network.producer.get(name) in inside
-        ],
+        "nodes": [describe(node) for node in sorted(nearest, key=network.rank.__getitem__)],
         "tensors": {name: tensor(name) for name in names},
-        "centre": [node for node in centre if node in inside],
+        "centre": [node for node in centre if node in nearest],
         "total": network.constant.count(False),
     }
 

@@ -1,12 +1,9 @@
-"""Data and geometry of the report's charts: the error along the network, the graph around a culprit.
-
-The templates turn the paths and positions into SVG.
-"""
+"""Data and geometry of the report's chart: the error along the network; the templates turn its paths into SVG."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,7 +29,7 @@ class Chart:
         shade: Height of the shaded part at the top; 0 without one.
         ticks: Position in percent from the top, mantissa and exponent (``None`` for a plain number) of each label.
         isolated: Whether errors of layers that ran alone are drawn too.
-        data: For the page's script: x, y, name, error, and number of the node in the graph of each point.
+        data: For the page's script: x, y, name and error of each point.
     """
 
     label: str
@@ -54,7 +51,7 @@ def _line(points: Sequence[Point | None]) -> str:
     return path
 
 
-def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
+def curve_chart(curve: Json) -> Chart:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
     The scale is logarithmic; infinite errors are in a band at the top.
@@ -87,7 +84,6 @@ def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
         ("dots", "".join(f"M{x:.1f} {top:.1f}h0" for x, top in wrong)),
         ("first", f"M{wrong[0][0]:.1f} 0V{HEIGHT}" if wrong else ""),
     ]
-    makers = {name: int(node["id"]) for node in nodes for name in node["outputs"]}
     step = max(1, math.ceil((high - low) / 6))
     ticks: list[tuple[float, str, int | None]] = [
         (100 * y(10.0**power) / HEIGHT, *((f"{10.0**power:g}", None) if abs(power) <= 3 else ("10", power)))
@@ -107,7 +103,6 @@ def curve_chart(curve: Json, nodes: Sequence[Json]) -> Chart:
                 f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
                 f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance"
                 + (f"; alone {number(point['own'], 3)}" if each is not None else ""),
-                makers.get(point["name"]),
             ]
             for point, (x, top), each in zip(points, places, own, strict=True)
         ],
@@ -178,124 +173,3 @@ def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> 
 def plain_number(value: float) -> float | str:
     """Return a number for JSON: NaN and Inf as strings, others to seven digits."""
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)
-
-
-NODE_WIDTH, NODE_HEIGHT = 168, 42
-STUB = 20
-"""Length in pixels of the line that represents a neighbour outside the drawing."""
-_COLUMN, _THIN, _ROW, _MARGIN = 176, 60, 82, 24
-"""Pixels: width of a node and of a passing edge with the gap, distance of layers, margin."""
-_SWEEPS = 12
-_MOST_HIDDEN = 3000
-"""Hidden nodes in all; edges beyond that number, the longest, are drawn as straight lines."""
-Edge = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A graph in pixels.
-
-    Attributes:
-        width: Of the whole drawing.
-        height: Likewise.
-        places: The centre of each node.
-        paths: For each edge the ``d`` attribute of its SVG path.
-    """
-
-    width: int
-    height: int
-    places: dict[int, Point]
-    paths: dict[Edge, str]
-
-
-def draw_graph(nodes: Sequence[int], edges: Sequence[Edge]) -> Drawing:
-    """Place the nodes of a graph without cycles, makers above readers.
-
-    The steps follow Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures"
-    (1981): layers by the longest path; a chain of hidden nodes for each edge that spans several layers; an order within each
-    layer by the barycentre of the neighbours.
-
-    Args:
-        nodes: In topological order, not negative.
-        edges: Maker and reader.
-    """
-    unique = list(dict.fromkeys(edges))
-    row = _rows(nodes, unique)
-    layers: list[list[int]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
-    for node in nodes:
-        layers[row[node]].append(node)
-    routes: dict[Edge, list[int]] = {}
-    hidden = 0
-    for maker, reader in sorted(unique, key=lambda edge: row[edge[1]] - row[edge[0]]):
-        between = range(row[maker] + 1, row[reader])
-        count = len(between) if hidden + len(between) <= _MOST_HIDDEN else 0
-        route = [-1 - hidden - step for step in range(count)]
-        hidden += count
-        for each, place in zip(route, between, strict=False):
-            layers[place].append(each)
-        routes[maker, reader] = [maker, *route, reader]
-    _order(layers, [link for route in routes.values() for link in pairwise(route)])
-    widths = [sum(map(_width, layer)) for layer in layers]
-    places: dict[int, Point] = {}
-    for place, (layer, width) in enumerate(zip(layers, widths, strict=True)):
-        x = _MARGIN + (max(widths) - width) / 2
-        for node in layer:
-            places[node] = x + _width(node) / 2, _MARGIN + STUB + NODE_HEIGHT / 2 + place * _ROW
-            x += _width(node)
-    height = round((len(layers) - 1) * _ROW + NODE_HEIGHT + 2 * (_MARGIN + STUB))
-    paths = {edge: _path([places[node] for node in routes[edge]]) for edge in unique}
-    seen = {node: places[node] for node in nodes}
-    return Drawing(round(max(widths, default=0) + 2 * _MARGIN), height, seen, paths)
-
-
-def _width(node: int) -> float:
-    return _COLUMN if node >= 0 else _THIN
-
-
-def _path(points: Sequence[Point]) -> str:
-    """Return the curve from the lower edge of a node through points to the upper edge of another."""
-    (x, y), last = points[0], len(points) - 1
-    y += NODE_HEIGHT / 2
-    path = f"M{x:.1f} {y:.1f}"
-    for place, (to_x, centre) in enumerate(points[1:], 1):
-        to_y = centre - (NODE_HEIGHT / 2 if place == last else 0)
-        middle = (y + to_y) / 2
-        path += f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
-        x, y = to_x, to_y
-    return path
-
-
-def _rows(nodes: Sequence[int], edges: Sequence[Edge]) -> dict[int, int]:
-    """Return the layer of each node, by the longest path; what starts later is drawn right above its first reader."""
-    makers: dict[int, list[int]] = {node: [] for node in nodes}
-    readers: dict[int, list[int]] = {node: [] for node in nodes}
-    for maker, reader in edges:
-        makers[reader].append(maker)
-        readers[maker].append(reader)
-    row: dict[int, int] = {}
-    for node in nodes:
-        row[node] = max((row[maker] + 1 for maker in makers[node]), default=0)
-    for node in reversed(nodes):
-        if readers[node] and len(makers[node]) < len(readers[node]) + (not makers[node]):
-            row[node] = min(row[reader] for reader in readers[node]) - 1
-    return row
-
-
-def _order(layers: list[list[int]], links: Sequence[Edge]) -> None:
-    """Sweep down and up, sorting each layer by the mean position of the neighbours."""
-    above: dict[int, list[int]] = {}
-    below: dict[int, list[int]] = {}
-    for maker, reader in links:
-        below.setdefault(maker, []).append(reader)
-        above.setdefault(reader, []).append(maker)
-    place = {node: position for layer in layers for position, node in enumerate(layer)}
-
-    def by(neighbours: Mapping[int, list[int]]) -> Callable[[int], float]:
-        return lambda node: (
-            sum(map(place.__getitem__, found)) / len(found) if (found := neighbours.get(node)) else place[node]
-        )
-
-    for sweep in range(_SWEEPS):
-        for layer in reversed(layers) if sweep % 2 else layers:
-            layer.sort(key=by(below if sweep % 2 else above))
-            place.update((node, position) for position, node in enumerate(layer))

@@ -36,10 +36,8 @@ VERDICTS = {
     "spare": "not needed to fail",
     "unseen": "not compared",
 }
-"""Verdict of a node in the drawing, in the order of the legend."""
+"""State of a node, by its verdict."""
 PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
-_MARKS = {"culprit": "\u2716", "origin": "\u2716", "mild": "\u223c", "mismatch": "\u223c", "match": "\u2713"}
-"""Symbols beside the colours, for readers that do not see colours."""
 _BADGES = {
     "found": ("Proven", "good"),
     "not_reproduced": ("Does not reproduce", "neutral"),
@@ -148,13 +146,7 @@ def environment() -> jinja2.Environment:
         "sorted_groups": _by_cost,
         "step_name": _step_name,
     }
-    made.globals |= {
-        "marks": _MARKS,
-        "size_verdicts": _SIZE_VERDICTS,
-        "half_width": charts.NODE_WIDTH // 2,
-        "half_height": charts.NODE_HEIGHT // 2,
-        "stub": charts.STUB,
-    }
+    made.globals["size_verdicts"] = _SIZE_VERDICTS
     return made
 
 
@@ -169,52 +161,21 @@ def _answer_section(result: Json) -> Markup:
 
 
 def _graph_section(graph: Json) -> Markup:
-    nodes = [_drawn_node(node, graph) for node in graph["nodes"]]
-    about_errors = any(node["verdict"] not in ("spare", "unseen") for node in nodes)
-    about_errors = about_errors or not any(node["precision"] for node in nodes)
-    verdicts = [key for key in VERDICTS if any(node["verdict"] == key for node in nodes)]
-    precisions = [key for key in PRECISIONS if any(node["precision"] == key for node in nodes)]
-    legend = [(key, VERDICTS[key], "by-verdict") for key in verdicts]
-    legend += [(key, PRECISIONS[key], "by-precision") for key in precisions]
-    errors = {name: tensor.get("error", {}) for name, tensor in graph["tensors"].items()}
-    view = {
-        **graph,
-        "nodes": nodes,
-        "about_errors": about_errors,
-        "legend": legend,
-        "precisions": precisions,
-        "hidden": graph["total"] - len(nodes),
-        "middle": "Culprit" if {"culprit", "origin"}.intersection(verdicts) else "Centre",
-        "wrong": {(m, r) for m, r, name in graph["edges"] if not errors.get(name, {}).get("passed", True)},
-    }
-    drawn = charts.draw_graph([node["id"] for node in nodes], [(maker, reader) for maker, reader, _ in graph["edges"]])
-    return macro("graph.html", "graph_section", view, drawn)
+    centre = set(graph["centre"])
+    nodes = sorted(map(_described_node, graph["nodes"]), key=lambda node: node["id"] not in centre)
+    return macro("graph.html", "graph_section", nodes, graph["tensors"], graph["total"])
 
 
-def _drawn_node(node: Json, graph: Json) -> dict[str, Any]:
-    """Return a node with the words and CSS classes of its drawing."""
-    title = str(node["name"] or next(iter(node["outputs"]), "?"))
-    op, short = shorten(node["op"], 15), shorten(title, 24)
-    verdict, precision = VERDICTS.get(node["verdict"], ""), node["precision"]
-    words = [node["op"], shorten(title, 200), verdict, PRECISIONS[precision] if precision else ""]
-    words += [] if (op, short) == (node["op"], title) else [f"drawn as {op} {short}"]
-    states = [verdict] if node["verdict"] != "unseen" or not precision else []
+def _described_node(node: Json) -> dict[str, Any]:
+    """Return a node with its title and its states in words."""
+    precision = node["precision"]
+    states = [VERDICTS.get(node["verdict"], "")] if node["verdict"] != "unseen" or not precision else []
     states += [PRECISIONS[precision] + (f": {node['reason']}" if node["reason"] else "")] if precision else []
-    classes = [node["verdict"], f"p-{precision}" if precision else ""]
-    return {
-        **node,
-        "id": int(node["id"]),
-        "title": title,
-        "short_op": op,
-        "short_title": short,
-        "words": [word for word in words if word],
-        "states": states,
-        "classes": " ".join(filter(None, [*classes, "centre" if node["id"] in graph["centre"] else ""])),
-    }
+    return {**node, "title": str(node["name"] or next(iter(node["outputs"]), "?")), "states": states}
 
 
-def _curve_section(curve: Json, graph: Json | None) -> Markup:
-    return macro("report.html", "error", curve, charts.curve_chart(curve, graph["nodes"] if graph else []))
+def _curve_section(curve: Json) -> Markup:
+    return macro("report.html", "error", curve, charts.curve_chart(curve))
 
 
 def _search_section(report: Json, counts: Json) -> Markup:
@@ -241,9 +202,9 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
     graph, curve, sweep = report.get("graph"), report.get("curve"), result.get("sweep")
     yield "answer", "Answer", _answer_section(result)
     if graph:
-        yield "graph", "Graph", _graph_section(graph)
+        yield "graph", "Nodes", _graph_section(graph)
     if curve:
-        yield "error", "Error", _curve_section(curve, graph)
+        yield "error", "Error", _curve_section(curve)
     if result.get("metric"):
         yield "metric", "Metric", macro("report.html", "metric", result["metric"])
     if sweep and sweep["dimensions"]:

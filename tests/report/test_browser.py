@@ -93,15 +93,6 @@ def fits(browser: Browser) -> bool:
     return bool(browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-def panel(browser: Browser) -> str:
-    return str(browser.evaluate("document.querySelector('#panel').innerText"))
-
-
-def view(browser: Browser) -> list[float]:
-    text = browser.evaluate("document.querySelector('#drawing').getAttribute('viewBox')")
-    return [float(number) for number in text.split()]
-
-
 @pytest.mark.slow
 def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: Browser, tmp_path: Path) -> None:
     branching(tmp_path / "model.onnx", 5000)
@@ -112,8 +103,8 @@ def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: 
     browser.open(page)
     assert browser.computed() < 1
     assert browser.problems == []
-    assert browser.evaluate("document.querySelectorAll('#drawing .node').length") == 150
-    assert "big" in panel(browser)
+    assert browser.evaluate("document.querySelectorAll('#graph article').length") == 150
+    assert "big" in browser.evaluate("document.querySelector('#graph article').textContent")
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (1400, True)], ids=["narrow and light", "wide and dark"])
@@ -154,62 +145,11 @@ LOW_CONTRAST = """
 """Elements whose text is too faint to read: WCAG 2.1's contrast ratio under 4.5."""
 
 
-def test_a_node_that_is_clicked_tells_of_itself(browser: Browser, layers: Path) -> None:
+def test_the_node_at_fault_tells_of_itself(browser: Browser, layers: Path) -> None:
     browser.open(layers)
-    assert "Mul big" in panel(browser).replace("\n", " ")  # the culprit is chosen at first
-    browser.click(".node:not(.centre).mismatch")
-    told = panel(browser)
-    for words in ("Mul", "small", "float32[2, 3]", "Reads", "Makes", "reference", "does not match", "alone"):
+    told = browser.evaluate("document.querySelector('#graph article').innerText")
+    for words in ("Mul", "big", "float32[2, 3]", "Reads", "Makes", "reference", "does not match", "alone"):
         assert words in told
-    assert browser.evaluate("document.querySelectorAll('.edges .lit').length") == 2
-    assert browser.evaluate("document.activeElement.classList.contains('chosen')")
-
-
-def test_the_graph_by_keyboard(browser: Browser, layers: Path) -> None:
-    browser.open(layers)
-    browser.evaluate("document.querySelector('[data-zoom=centre]').focus()")
-    browser.key("Tab")
-    assert browser.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Mul, big")
-    browser.key("ArrowDown")
-    assert "Mul small" in panel(browser).replace("\n", " ")
-    browser.key("ArrowUp")
-    browser.key("ArrowUp")
-    assert "Add a29" in panel(browser).replace("\n", " ")
-    before = view(browser)
-    browser.key("+")
-    assert view(browser)[2] < before[2]
-    browser.key("-")
-    assert view(browser)[2] == pytest.approx(before[2])
-    browser.key("ArrowRight", shift=True)
-    assert view(browser)[0] > before[0]
-    browser.key("0")
-    assert view(browser)[3] > 30 * 80  # all of it
-    browser.key("Home")
-    assert "Mul big" in panel(browser).replace("\n", " ")
-    assert view(browser)[2:] == pytest.approx(before[2:])
-
-
-def test_the_graph_by_mouse(browser: Browser, layers: Path) -> None:
-    browser.open(layers)
-    before = view(browser)
-    x, y = browser.centre("#canvas")
-    top = browser.evaluate("scrollY")
-    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
-    browser.until(f"scrollY < {top}")
-    assert view(browser) == before  # whoever scrolls past is not stopped
-    x, y = browser.centre("#canvas")
-    browser.mouse("mousePressed", x - 200, y)
-    browser.mouse("mouseMoved", x - 150, y + 40, button="left", buttons=1)
-    browser.mouse("mouseReleased", x - 150, y + 40)
-    dragged = view(browser)
-    assert (dragged[0] - before[0], dragged[1] - before[1]) == pytest.approx((-50, -40))
-    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
-    browser.until(f"document.querySelector('#drawing').getAttribute('viewBox').split(' ')[2] < {dragged[2]}")
-    assert view(browser)[2] < dragged[2]
-    for button, grows in (("out", True), ("in", False)):
-        zoomed = view(browser)
-        browser.click(f"[data-zoom={button}]")
-        assert (view(browser)[2] > zoomed[2]) == grows
 
 
 def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None:
@@ -225,8 +165,6 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
     assert first.startswith("Add a0_out")
     browser.key("ArrowRight")
     assert browser.evaluate("document.querySelector('#readout').innerText").startswith("Add a1_out")
-    browser.key("Enter")
-    assert "Add a1" in panel(browser).replace("\n", " ")
 
 
 def rows(browser: Browser, column: int) -> list[str]:
@@ -268,39 +206,31 @@ def test_a_command_is_copied(browser: Browser, search: Path) -> None:
     assert browser.evaluate("said[0]") == "Copied"
 
 
-def test_without_scripts_the_answer_the_drawing_and_the_tables_are_there(browser: Browser, layers: Path) -> None:
+def test_without_scripts_the_answer_the_nodes_and_the_tables_are_there(browser: Browser, layers: Path) -> None:
     browser.open(layers, script=False)
     shown = browser.evaluate("document.body.innerText")
     for words in (
         "First mismatch: Mul 'big'",
-        "Graph around the failure",
+        "Nodes around the failure",
         "Where errors begin",
         "big_out",
         "Environment",
     ):
         assert words in shown
-    for words in ("Fit", "Contains", "Copy", "Choose a node"):  # what would do nothing is not shown
+    for words in ("Contains", "Copy"):  # what would do nothing is not shown
         assert words not in shown
-    assert browser.evaluate("document.querySelector('#drawing .centre').getBoundingClientRect().width") > 100
-    browser.click(".static")  # leads to the culprit
-    top, bottom, low, high = browser.evaluate(
-        "['#canvas', '#drawing .centre'].flatMap(s => { const r = document.querySelector(s).getBoundingClientRect();"
-        "return [r.top, r.bottom]; })"
-    )
-    assert top <= low < high <= bottom
 
 
 def test_names_run_no_script(browser: Browser, layers: Path, tmp_path: Path) -> None:
     result = read_json(next(layers.parent.glob(".bisect-trt/*/result.json")))
     write_report(poisoned(result), tmp_path / "report.html")
     browser.open(tmp_path / "report.html", width=400)
-    browser.click(".node.centre")
     browser.evaluate("document.querySelector('#plot svg').focus()")
     browser.key("End")
     assert browser.problems == []
     assert browser.evaluate("document.title") != "taken"
     assert browser.evaluate("document.querySelectorAll('img').length") == 0
-    assert "<img" in panel(browser)
+    assert "<img" in browser.evaluate("document.querySelector('#graph').innerText")
     assert fits(browser)
 
 
@@ -339,7 +269,7 @@ def test_landmarks_and_names_for_those_who_hear_the_page(browser: Browser, searc
     browser.open(search)
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
     roles = [node["role"]["value"] for node in tree if not node["ignored"]]
-    for role in ("banner", "navigation", "main", "contentinfo", "complementary"):
+    for role in ("banner", "navigation", "main", "contentinfo"):
         assert roles.count(role) == 1, role
     assert browser.evaluate("document.querySelectorAll('h1').length") == 1
     unnamed = [
