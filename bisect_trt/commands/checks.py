@@ -42,7 +42,7 @@ from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.environments import Environment, interpreter
-from bisect_trt.worker.place import make_place
+from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import workers_within
 from bisect_trt.worker.protocol import Collect, Failed
@@ -191,7 +191,7 @@ def limit_check(
         UnavailableError: The environment of the baseline cannot be made.
         UsageError: The target has no engines, or models are not run, or the baseline is not known.
     """
-    from bisect_trt.probe.limit_check import LimitCheck, baseline_target  # noqa: PLC0415 - of such checks alone
+    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
 
     if limits.engine_size_limit is not None and not target.target.engines:
         raise ConflictError(f"--engine-size-limit: {target.target.title} writes no engines; use --memory-limit-of.")
@@ -199,13 +199,23 @@ def limit_check(
         raise ConflictError("--slower-than and --latency-limit time runs, and --build-only runs nothing; drop one.")
     # A process that has run other models has memory to spare.
     workers.fresh_process = workers.fresh_process or bool(limits.memory_limit_of)
-    what, beside = limits.baseline, None
+    baseline, beside = baseline_of(workers, limits.baseline, target)
+    return LimitCheck(workers, target, tolerance, timeout, limits=limits, baseline=baseline, beside=beside)
+
+
+def baseline_of(workers: WorkerPool, what: str | None, target: TargetSettings) -> tuple[TargetSettings, Place | None]:
+    """Return the runtime of a baseline, and its place.
+
+    Raises:
+        UnavailableError: The environment of a release cannot be made.
+        UsageError: It is not known.
+    """
+    from bisect_trt.probe.limit_check import baseline_target  # noqa: PLC0415 - of such checks alone
+
     baseline = baseline_target(what, target)
     if what is not None and "==" in what:
-        beside = make_place(f"env={what}", lambda text: str(interpreter(Environment.parse(text))))
-    elif what is not None and workers.places:
-        beside = workers.places[0]
-    return LimitCheck(workers, target, tolerance, timeout, limits=limits, baseline=baseline, beside=beside)
+        return baseline, make_place(f"env={what}", lambda text: str(interpreter(Environment.parse(text))))
+    return baseline, workers.places[0] if what is not None and workers.places else None
 
 
 class _Nothing:

@@ -21,12 +21,13 @@ from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.commands.record import attribute_texts
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ModelRefusedError
+from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError
 from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module, module_of
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
+from bisect_trt.options.spec import written
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.console import IN_JSON, Console
@@ -490,7 +491,16 @@ def run(call: Call) -> Result:
         UnavailableError: The target or the reference cannot run the model.
     """
     own, target = call[Layerwise], call[Target].required()
+    if own.baseline is not None and not own.latency:
+        raise MissingOptionError("--baseline needs --latency; add it.")
+    given = written(call[CompareOptions])[:1] or ["--isolate"] * own.isolate
+    if own.latency and given:
+        raise ConflictError(f"--latency compares no values, so {given[0]} has no effect; drop one.")
     tolerance = tolerance_options(call[CompareOptions], target)
     call.open()
     with call.examined(own.timeout, target) as session:
+        if own.latency:
+            from bisect_trt.commands.latency import latency  # noqa: PLC0415 - few ask for it
+
+            return latency(session, target, own.baseline)
         return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)

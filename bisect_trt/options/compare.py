@@ -177,6 +177,12 @@ class MetricOptions:
         return found if math.isfinite(found) else None
 
 
+BASELINE = option(
+    metavar="WHAT",
+    help="What speed is compared with: a release (onnxruntime==1.17.3), an option of the target "
+    "(graph-optimization-level=basic), a precision (fp32) or a target (openvino), for layerwise also a profile of trtexec "
+    "(FILE.json); default the reference.",
+)
 MEASURE_SECONDS = 20.0
 _MEMORIES = ("run", "build", "device")
 
@@ -191,14 +197,7 @@ class Limits:
             metavar="RATIO", min=0.01, max=1e6, help="Fail if a run takes more than RATIO times the baseline's time."
         ),
     ] = None
-    baseline: Annotated[
-        str | None,
-        option(
-            metavar="WHAT",
-            help="What --slower-than compares with: a release (onnxruntime==1.17.3), an option of the target "
-            "(graph-optimization-level=basic), a precision (fp32) or a target (openvino); default the reference.",
-        ),
-    ] = None
+    baseline: Annotated[str | None, BASELINE] = None
     latency_limit: Annotated[
         float | None, option(metavar="MS", min=1e-6, max=1e9, help="Fail if a run takes more milliseconds.")
     ] = None

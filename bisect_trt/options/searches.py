@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError
+from bisect_trt.options.compare import BASELINE
 from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import MOST, argument, counted, option, switch
@@ -323,16 +324,20 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Layerwise:
-    """Compare every tensor with the reference, and name the first that is wrong.
+    """Compare every tensor with the reference, and name the first that is wrong; or compare the time of every layer.
 
     Examples:
         layerwise model.onnx --trt --fp16
-        layerwise model.onnx --onnxrt --isolate
+        layerwise model.onnx --onnxrt --latency
     """
 
     model: Model
     timeout: Annotated[float | None, time_out("the target")] = None
     isolate: Annotated[bool, switch("Also show the error of each layer alone, with inputs from the reference.")] = False
+    latency: Annotated[bool, switch("Show the time of each layer beside the baseline's, instead of its values.")] = (
+        False
+    )
+    baseline: Annotated[str | None, BASELINE] = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from bisect_trt.errors import RunFolderError
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report import charts
-from bisect_trt.report.summary import headline, summary
+from bisect_trt.report.summary import grouped, headline, summary
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
 from bisect_trt.tensors.npz import replacing
 
@@ -54,12 +54,12 @@ def _badge(result: Json) -> tuple[str, str]:
     """Return how a run ended, in a word or two, and the CSS class."""
     words, style = _BADGES.get(result["status"], (result["status"], "neutral"))
     match, mismatch = ("All match", "good"), ("Mismatch", "bad")
+    if result["status"] == "found" and (result["command"] == "extract" or result.get("latency")):
+        return "Done", style
     if result["command"] == "run":
         return {"found": match, "not_reproduced": mismatch}.get(result["status"], (words, style))
     if result["command"] == "layerwise":
         return {"found": mismatch, "not_reproduced": match}.get(result["status"], (words, style))
-    if result["status"] == "found" and result["command"] == "extract":
-        return "Done", style
     if result["status"] == "found" and result["minimality"] != "1-minimal":
         return "Unproven", "doubt"
     return words, style
@@ -135,6 +135,7 @@ def environment() -> jinja2.Environment:
         "badge": _badge,
         "breakable": _breakable,
         "error_words": _error_words,
+        "grouped": grouped,
         "in_module": lambda entry: in_module(entry).strip(),
         "kind": kind,
         "number": number,
@@ -205,6 +206,8 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
         yield "graph", "Nodes", _graph_section(graph)
     if curve:
         yield "error", "Error", _curve_section(curve)
+    if (result.get("latency") or {}).get("rows"):
+        yield "latency", "Latency", macro("report.html", "latency", result["latency"])
     if result.get("metric"):
         yield "metric", "Metric", macro("report.html", "metric", result["metric"])
     if sweep and sweep["dimensions"]:

@@ -6,7 +6,9 @@ It needs the standard library alone, because its source is sent to remote worker
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 TINY_MODEL = (
@@ -165,6 +167,27 @@ def names_of(graph: Any) -> Iterator[str]:  # noqa: ANN401 - a GraphProto; there
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):
                 yield from names_of(body)
+
+
+_PROFILED_RUNS, _LEAST_RUNS, _PROFILED_SECONDS = 20, 4, 5.0
+
+
+def profiled(run: Callable[[], object]) -> None:
+    """Run a model as often as a profile needs: the median leaves the first run out."""
+    began = time.monotonic()
+    for count in range(_PROFILED_RUNS):
+        if count < _LEAST_RUNS or time.monotonic() - began < _PROFILED_SECONDS:
+            run()
+
+
+def layer_times(times: Mapping[str, Sequence[float]], tensors: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return a profile, given the milliseconds of each run of each layer, and the ends or nodes of layers."""
+    return {
+        "layers": [
+            {"name": name, "ms": statistics.median(several), "tensors": list(tensors.get(name, ()))}
+            for name, several in times.items()
+        ]
+    }
 
 
 def set_option(owner: object, name: str, value: str) -> None:

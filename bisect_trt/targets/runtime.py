@@ -5,6 +5,8 @@ A runner is an object with
 - ``facts``: plain values, among them ``version``, and ``lowers_by`` where that is not ``cast``,
 - ``load(path, feed, hints)``: a :class:`RuntimeSession`,
 - ``trace(path, feed, hints)`` and ``describe_engine()``, where it has such,
+- ``profile(path, feed, hints)``, where it has such: ``layers``, in the order they run, each with its ``name``, its median ``ms``,
+  and the ``tensors`` that it makes or the names of the nodes that it runs,
 - ``gpu_memory()``: bytes of GPU memory in use, where it has such.
 
 A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and the modules that are sent
@@ -107,14 +109,16 @@ class Runtime:
         session: RuntimeSession = self.runner.load(model, feed or {}, self._hints(model))
         return session
 
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return its changes to a model before running it, as plain values that the target's ``switches`` read.
+    def trace(
+        self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None, what: Literal["trace", "profile"] = "trace"
+    ) -> dict[str, Any]:
+        """Return its changes to a model before running it, as plain values that the target's ``switches`` read; or a profile.
 
         A model that it refuses has a trace too, of what was done before. Empty where the runtime does not report any.
         """
-        if not hasattr(self.runner, "trace"):
+        if not hasattr(self.runner, what):
             return {}
-        return dict(self.runner.trace(model, feed or {}, self._hints(model)))
+        return dict(getattr(self.runner, what)(model, feed or {}, self._hints(model)))
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 if the runtime does not report it."""

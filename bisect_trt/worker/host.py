@@ -204,9 +204,9 @@ class Host:
         return {"layers": self._session.layers()}, b""
 
     def trace(self, call: dict[str, Any], payload: bytearray) -> Reply:
-        """Return the changes of the runtime to a model while loading it."""
+        """Return what the runtime reports of a model."""
         runtime, path = self._runtime(call), self._written(call)
-        trace = getattr(runtime, "trace", None)
+        trace = getattr(runtime, call["what"], None)
         return {"trace": {} if trace is None else trace(path, unpack(payload), call["hints"])}, b""
 
     def _file(self, digest: str) -> Path:

@@ -281,15 +281,19 @@ class Describe(Request[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class Trace(Request[dict[str, Any]]):
-    """Return the target's changes to a model before running it; see ``Runtime.trace``.
+    """Return what the target reports of a model; see ``Runtime.trace``.
 
     Attributes:
         model: The ONNX file.
         inputs: What it will be fed, ``.npz``.
+        what: Its changes to the model before running it, or the time of each layer.
+        beside: The place of the target, if it is not the worker itself.
     """
 
     model: Path
     inputs: Path
+    what: Literal["trace", "profile"] = "trace"
+    beside: Place | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,14 @@ class RemoteRunner:
             del content[:size]
         return RemoteModel(self._connection, loaded)
 
-    def trace(self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> dict[str, Any]:
-        """Return its changes to a model before running it."""
-        traced: dict[str, Any] = self._call("trace", path, feed, hints)[0]["trace"]
+    def trace(
+        self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], what: str = "trace"
+    ) -> dict[str, Any]:
+        """Return its changes to a model before running it, or its profile."""
+        traced: dict[str, Any] = self._call("trace", path, feed, hints, what=what)[0]["trace"]
         return traced
+
+    profile = partialmethod(trace, what="profile")
 
     def _call(
         self, method: str, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], **more: object

@@ -65,10 +65,8 @@ _RUN = (BuildEngine, Collect, Compare, Measure, Score)
 
 _BUILDS = 3
 """The number of times that a slow build is timed."""
-TIMED_RUNS = 20
-"""Number of runs for the median of a model's latency."""
-_TIMED_FOR = 5.0
-"""Seconds of timed runs after which there is no other one."""
+TIMED_RUNS, _FEW_RUNS = 20, 3
+"""Number of runs for the median of a model's latency, and of one that takes long."""
 Feed = dict[str, Any]
 """Values by the names of inputs, some of them left on disk till used."""
 
@@ -108,24 +106,16 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
     Raises:
         RunError: The runtime fails at everything else from now on.
     """
-    names = {info.name for info in session.inputs}
-    feed = {name: value for name, value in feed.items() if name in names}
-    there = getattr(session, "times", None)
-    if there is not None:
-        return 1000 * float(statistics.median(there(feed, TIMED_RUNS + 1)[1:]))
-    seconds: list[float] = []
+    from bisect_trt.worker.timing import Timed  # noqa: PLC0415 - few workers measure
+
     try:
-        session.run(feed)
-        while len(seconds) < TIMED_RUNS and sum(seconds) <= _TIMED_FOR:
-            began = time.perf_counter()
-            session.run(feed)
-            seconds.append(time.perf_counter() - began)
+        timed = Timed.of(session, feed)
+        return 1000 * statistics.median(timed.times(TIMED_RUNS if timed.runs > 1 else _FEW_RUNS))
     except RunError as error:
         if error.poisoned:
             raise
         print(f"it does not run again, so it is not timed: {error.message}", flush=True)
         return None
-    return 1000 * statistics.median(seconds)
 
 
 def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
@@ -255,7 +245,8 @@ class Worker:
         return model is not None
 
     def _trace(self, request: Trace) -> dict[str, Any]:
-        return self._runtime(request.target).trace(request.model, load_npz(request.inputs))
+        runtime = self._baseline(request.target, request.beside) if request.beside else self._runtime(request.target)
+        return runtime.trace(request.model, load_npz(request.inputs), request.what)
 
     def _collect(self, request: Collect) -> None:
         session = self._runtime(request.target).load(request.model, load_npz(request.inputs[0]))

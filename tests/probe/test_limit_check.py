@@ -12,6 +12,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import read_json
 
+from bisect_trt.commands.latency import named_in, read_profile
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.probe.limit_check import baseline_target
 from bisect_trt.targets.messages import BuildError, RunError
@@ -142,3 +143,46 @@ def test_a_piece_is_judged_by_the_time_that_it_loses() -> None:
 )
 def test_no_memory_is_one_signature(message: str) -> None:
     assert {kind(message).signature for kind in (BuildError, RunError)} == {"out of memory"}
+
+
+@pytest.mark.parametrize("target", ["--onnxrt", "--openvino"])
+def test_layers_are_beside_the_baselines_by_the_nodes_they_run(here: Path, cli: CommandLine, target: str) -> None:
+    write_model(here / "m.onnx")
+    slow = SLOW[1:3] if target == "--onnxrt" else ["--openvino-property", "INFERENCE_NUM_THREADS:1"]
+    ran = cli(
+        "layerwise",
+        "m.onnx",
+        target,
+        *slow,
+        "--latency",
+        "--baseline",
+        "onnxrt",
+        "--json",
+        "r.json",
+        "--report",
+        "r.html",
+    )
+    assert (ran.status, "Time of each layer" in (here / "r.html").read_text()) == (0, True)
+    result = read_json(here / "r.json")
+    rows = result["latency"]["rows"]
+    named = [node["name"] for row in rows for node in row["nodes"]]
+    assert sorted(named) == sorted(node.name for node in onnx.load(str(here / "m.onnx")).graph.node)
+    if target == "--onnxrt":
+        assert [node["name"] for node in rows[0]["nodes"]] == ["slow"]
+    for side in ("", "baseline_"):
+        whole = result["latency"][f"{side}ms"]
+        assert sum(row[f"{side}ms"] for row in rows) == pytest.approx(whole)
+        written = read_profile(Path(result["artifacts"][f"{side}profile"]))
+        assert sum(layer["ms"] for layer in written) == pytest.approx(whole)
+    again = ["--latency", "--baseline", result["artifacts"]["baseline_profile"], "--json", "again.json"]
+    assert cli("layerwise", "m.onnx", target, *slow, *again).status == 0
+    whole = read_json(here / "again.json")["latency"]["baseline_ms"]
+    assert whole == pytest.approx(result["latency"]["baseline_ms"])
+
+
+def test_a_fused_layer_is_known_by_the_names_in_its_own() -> None:
+    known = {"conv1", "relu1", "/enc/MatMul", "/enc/Add", "x"}
+    assert named_in("conv1 + relu1", known) == ["conv1", "relu1"]
+    assert named_in("{ForeignNode[/enc/MatMul.../enc/Add]}", known) == ["/enc/MatMul", "/enc/Add"]
+    assert named_in("conv1_nchwc", known) == ["conv1"]
+    assert named_in("reorder_x", known) == []

@@ -6,13 +6,15 @@ a script or a remote worker without it reports that in one sentence.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import os
 import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,15 @@ from bisect_trt.errors import (
     UnknownNameError,
     ValueRefusedError,
 )
-from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message, set_option
+from bisect_trt.targets.messages import (
+    TINY_MODEL,
+    BuildError,
+    RunError,
+    clean_message,
+    layer_times,
+    profiled,
+    set_option,
+)
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, storage_dtype
 
 EXECUTION_PROVIDER = "ExecutionProvider"
@@ -122,8 +132,27 @@ class OrtRunner:
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
-        loud = OrtRunner({**self._settings, "session_options": [*self._settings["session_options"], VERBOSE]})
-        return listen(lambda: loud.load(path, feed, hints))
+        return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
+
+    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes."""
+        with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
+            made, written = dict[str, list[str]](), f"{folder}/optimized.onnx"
+            with contextlib.suppress(ImportError, BuildError):  # nodes that a provider compiles cannot be written
+                import onnx
+
+                self._set(("optimized_model_filepath", written)).load(path, feed, hints)
+                nodes = onnx.load(written, load_external_data=False).graph.node
+                made.update((node.name, list(node.output)) for node in nodes)
+            options = ("enable_profiling", "1"), ("profile_file_prefix", f"{folder}/profile")
+            session = self._set(*options).load(path, feed, hints)
+            given = {info.name: feed[info.name] for info in session.inputs}
+            profiled(lambda: session.run(given))
+            return read_events(json.loads(pathlib.Path(session.end_profiling()).read_text()), made)
+
+    def _set(self, *options: tuple[str, str]) -> OrtRunner:
+        """Return the same with more options of the session."""
+        return OrtRunner({**self._settings, "session_options": [*self._settings["session_options"], *options]})
 
     def _open(self, model: str | bytes, weights: str | None = None) -> Any:
         onnxruntime = load_onnxruntime()
@@ -208,6 +237,10 @@ class OrtSession:
                 self._raw_inputs[value.name] = found.element
         known = {name: found for name, (_, found) in outputs.items() if found is not None}
         self._raw_outputs = {name: known[name].dtype for name in self.names if known[name].raw}
+
+    def end_profiling(self) -> str:
+        """Return the file of the profile."""
+        return str(self._session.end_profiling())
 
     def layers(self) -> list[dict[str, Any]]:
         """Return nothing: ONNX Runtime reports no layers."""
@@ -419,3 +452,14 @@ def heard(log: str) -> dict[str, list[str]]:
     # The pass in which a model becomes invalid does not get so far as to say that it changed it.
     unfinished = re.findall(r"Applying graph transformer (\S+) on|GraphTransformer \S+ modified", log)[-1]
     return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed or name == unfinished]}
+
+
+def read_events(events: Iterable[Mapping[str, Any]], made: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the profile in the events of ONNX Runtime's profiler; the time of a Loop includes its body."""
+    times, ends, suffix = dict[str, list[float]](), dict[int, int](), "_kernel_time"
+    runs = (each for each in events if each.get("cat") == "Node" and each["name"].endswith(suffix))
+    for event in sorted(runs, key=lambda each: (each["ts"], -each["dur"])):
+        if event["ts"] >= ends.get(event["tid"], 0):
+            ends[event["tid"]] = event["ts"] + event["dur"]
+            times.setdefault(event["name"].removesuffix(suffix), []).append(event["dur"] / 1e3)
+    return layer_times(times, made)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableError, ValueRefusedError
-from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message
+from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message, layer_times, profiled
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 HINT = "INFERENCE_PRECISION_HINT"
@@ -139,6 +139,21 @@ class OpenVinoRunner:
                 takes[name] = value
         return {"takes": takes}
 
+    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs."""
+        properties = [*self._settings["properties"], ("PERF_COUNT", "YES")]
+        session = OpenVinoRunner({**self._settings, "properties": properties}).load(path, feed, hints)
+        times = dict[str, list[float]]()
+
+        def run() -> None:
+            session.run(feed)
+            for each in session.request.profiling_info:
+                if each.status == each.Status.EXECUTED:
+                    times.setdefault(each.node_name, []).append(1e3 * each.real_time.total_seconds())
+
+        profiled(run)
+        return layer_times(times, session.origins())
+
 
 make = OpenVinoRunner
 
@@ -163,6 +178,7 @@ class OpenVinoSession:
 
     Attributes:
         inputs: The inputs that it has to be fed.
+        request: The last run.
         skipped: Outputs that it does not return as NumPy arrays, with their type.
     """
 
@@ -179,6 +195,7 @@ class OpenVinoSession:
             BuildError: NumPy has no arrays of an input.
         """
         self._compiled, self._names = compiled, names
+        self.request: Any = None
         if len(declared) != len(compiled.inputs):
             declared = [port.get_node().get_friendly_name() for port in compiled.inputs]
         self.inputs = []
@@ -199,6 +216,12 @@ class OpenVinoSession:
             if _port_dtype(port) is None
         }
 
+    def origins(self) -> dict[str, list[str]]:
+        """Return the names of the model's nodes that each layer runs."""
+        ops = self._compiled.get_runtime_model().get_ordered_ops()
+        names = ((op.get_friendly_name(), op.get_rt_info()["originalLayersNames"].astype(str)) for op in ops)
+        return {name: origins.split(",") for name, origins in names}
+
     def layers(self) -> list[dict[str, Any]]:
         """Return nothing: the layers that run are not read."""
         return []
@@ -211,6 +234,7 @@ class OpenVinoSession:
         """
         try:
             request, ports = self._compiled.create_infer_request(), self._compiled.inputs
+            self.request = request
             feed = {place: _to_tensor(ports[place], inputs[info.name]) for place, info in enumerate(self.inputs)}
             aside(request.infer, feed)
             made = {name: request.get_output_tensor(place) for place, name in enumerate(self._names)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.targets.messages import RunError
+from bisect_trt.targets.messages import RunError, layer_times, profiled
 from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
 from bisect_trt.targets.trt.process import Cuda, Log
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
@@ -276,6 +276,14 @@ class TrtSession:
                 raise self._log.failure(RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'")
         outputs = self._execute(given)
         return {name: self._typed(name, outputs[name]) for name in self._outputs}
+
+    def profile(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the time of each layer."""
+        times = dict[str, list[float]]()
+        report = {"report_layer_time": lambda _, name, ms: times.setdefault(name, []).append(ms)}
+        self._context.profiler = type("Profiler", (self._trt.IProfiler,), report)()
+        profiled(lambda: self.run(inputs))
+        return layer_times(times, {layer["name"]: layer["tensors"] for layer in self.layers()})
 
     def _execute(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs as the engine makes them."""

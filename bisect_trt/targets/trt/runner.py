@@ -220,6 +220,11 @@ class TrtRunner:
                 found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
         return found
 
+    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the time of each layer (``IProfiler``); this was never run on a GPU."""
+        session = self.load(path, feed, hints)
+        return {} if isinstance(session, BuiltSession) else session.profile(feed)
+
     def describe_engine(self) -> dict[str, Any]:
         """Return what the prebuilt engine consists of; see ``engine.describe_engine``.
 
