@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import chain, gone, has, node_names, pids, read_json, script
+from support import assert_gone, chain, has, node_names, pids, read_json, script
 
 pytestmark = pytest.mark.any_version
 REQUIRED = ("<11>", "<30>")
@@ -48,7 +48,7 @@ def decided(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
-    """For each budget and number of workers the best so far is the same, and it is never worse than with less."""
+    """For each budget the best so far is the same with several workers, and it is never worse than with less."""
     check = "./" + script(Path("check"), f"{has(*REQUIRED)} && exit 1; exit 0")
     status, whole, nodes = reduced(cli, model, check, "--workers", "1")
     assert (status, nodes) == (0, list(REQUIRED))
@@ -64,9 +64,8 @@ def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
         assert result["artifacts"]["reduced"] == (None if best is None else "out.onnx")
         assert best is None or set(best) >= set(REQUIRED)
         sizes.append(len(best) if best else 40)
-        for workers in ("2", "5"):
-            again = reduced(cli, model, check, "--workers", workers, "--max-probes", str(budget))
-            assert (again[0], decided(again[1]), again[2]) == (status, decided(result), best)
+        again = reduced(cli, model, check, "--workers", "3", "--max-probes", str(budget))
+        assert (again[0], decided(again[1]), again[2]) == (status, decided(result), best)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 40  # nothing but the original was probed, which is no result
     assert sizes[-1] == 2
@@ -93,7 +92,4 @@ def test_the_time(cli: CommandLine, model: Path, workers: str) -> None:
         if started := pids(Path()):
             break
     assert started
-    deadline = time.monotonic() + 60
-    while not all(map(gone, started)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert_gone(started)

@@ -44,11 +44,16 @@ def write_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
 
 
-def test_a_slow_node_is_named_and_so_is_the_option_that_makes_it_slow(here: Path, cli: CommandLine) -> None:
+def test_a_slow_node_is_named(here: Path, cli: CommandLine) -> None:
     write_model(here / "m.onnx")
     ran = cli("reduce", "m.onnx", *SLOW, "-o", "small.onnx", "--json", "r.json")
     assert [each["name"] for each in read_json(here / "r.json")["culprits"]] == ["slow"]
     assert ran.status == 0
+
+
+@pytest.mark.slow  # each of a dozen switches is timed for up to 20 s
+def test_the_option_that_makes_it_slow_is_named(here: Path, cli: CommandLine) -> None:
+    write_model(here / "m.onnx")
     cli("cause", "m.onnx", *SLOW, "--json", "c.json")
     assert ["option:session.disable_prepacking"] in read_json(here / "c.json")["cause"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import assert_gone, chain, gone, has, node_names, pids, read_json, run_check, script
+from support import assert_gone, chain, has, node_names, pids, read_json, run_check, script
 
 from bisect_trt.commands.record import system_errors
 from bisect_trt.errors import ResourceError, UsageError
@@ -135,10 +135,7 @@ def test_daemons_end_with_the_run_whose_check_started_them(tmp_path: Path, kille
         time.sleep(0.05)
     assert driver.wait() == (-signal.SIGKILL if killed else 0)
     assert len(seen) >= 9
-    deadline = time.monotonic() + 60
-    while not all(map(gone, seen)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert_gone(seen)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +297,6 @@ def test_the_kernel_ends_a_check_before_its_driver(tmp_path: Path) -> None:
 # Child processes always end, with everything they started.
 
 
-SH = "/bin/sh"
-
-
 FAMILY = """
 sleep 300 & echo $! > child
 (trap '' TERM; sleep 300 & echo $! > grandchild; wait) &
@@ -329,22 +323,12 @@ def wait_until(done: Callable[[], bool]) -> bool:
     return True
 
 
-def family_is_gone(folder: Path) -> bool:
-    pids = [int((folder / name).read_text()) for name in ("child", "grandchild")]
-    return wait_until(lambda: all(map(gone, pids)))
-
-
-def test_both_streams_go_to_the_log_as_they_come(tmp_path: Path) -> None:
-    run("echo one; echo two >&2; printf '\\377\\n'", tmp_path)
-    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n\xff\n"
-
-
-def test_environment_and_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_input_and_both_streams_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLERS", "kept")
     monkeypatch.setenv("BOTH", "caller's")
-    argv = [SH, "-c", 'echo "$CALLERS,$BOTH,$NEW,$(cat)"']
+    argv = ["/bin/sh", "-c", 'echo "$CALLERS,$BOTH,$NEW,$(cat)"; echo two >&2; printf "\\377\\n"']
     run_to_end(argv, log=tmp_path / "log", environment={"BOTH": "given", "NEW": "a b;c"})
-    assert (tmp_path / "log").read_text() == "kept,given,a b;c,\n"
+    assert (tmp_path / "log").read_bytes() == b"kept,given,a b;c,\ntwo\n\xff\n"
 
 
 @pytest.mark.parametrize("ends", ["by itself", "by time-out", "by cancel"])
@@ -370,7 +354,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
     finally:
         cancel.close()
     assert wait_until((tmp_path / "grandchild").exists)
-    assert family_is_gone(tmp_path)
+    assert_gone(int((tmp_path / name).read_text()) for name in ("child", "grandchild"))
 
 
 def test_a_process_may_tidy_up_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,8 +120,8 @@ def test_a_worker_that_hangs_is_ended(make_pool: MakePool) -> None:
 def test_a_slow_start_is_no_time_out_of_what_was_asked(make_pool: MakePool, tmp_path: Path) -> None:
     pool = make_pool()
     with (tmp_path / "sitecustomize.py").open("a") as file:
-        file.write("    import time; time.sleep(4)\n")
-    assert pool.ask("fine", timeout=3) is None
+        file.write("    import time; time.sleep(2.2)\n")
+    assert pool.ask("fine", timeout=2) is None
 
 
 def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool: MakePool) -> None:
