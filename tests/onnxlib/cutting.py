@@ -21,7 +21,6 @@ from bisect_trt.tensors.info import TensorInfo
 Values = dict[str, Any]
 tensor_info = helper.make_tensor_value_info
 BARE = ValueInfoProto
-ONNXRUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 
 def model_of(

@@ -22,7 +22,6 @@ Array = npt.NDArray[Any]
 Lowering = Callable[..., ModelProto]
 FLOAT, FLOAT16, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
-SEQUENCE = ("x", FLOAT, (2, 1, 3))
 HALF_EPSILON = float(np.finfo(np.float16).eps)
 both = pytest.mark.parametrize("lower", [lower_roundtrip, lower_fp16])
 

@@ -218,9 +218,6 @@ def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, st
 
 
 HOST = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n", "proc/vmstat": "oom_kill 2\n"}
-ROOM = f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n"
-
-
 V2 = {
     "proc/self/cgroup": "0::/job/step\n",
     "cgroup/job/memory.max": "512000\n",

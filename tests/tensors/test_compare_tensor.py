@@ -174,18 +174,6 @@ def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]]
         assert result.max_rel == pytest.approx(error / abs(reference))
 
 
-def test_nan_of_one_side_comes_before_inf_of_one_side_before_the_rest() -> None:
-    reference = np.array([1, 1, 1, np.inf], np.float32)
-    for target, kind, index in (
-        ([9, np.inf, np.nan, np.inf], ComparisonKind.NAN, 2),
-        ([9, np.inf, 1, np.inf], ComparisonKind.INF, 1),
-        ([1, 9, 1, np.inf], ComparisonKind.MISMATCH, 1),
-        ([1, 1, 1, np.inf], ComparisonKind.MISMATCH, 3),
-    ):
-        result = compared("x", reference, np.array(target, np.float32), TIGHT)
-        assert (result.kind, result.worst and result.worst.index) == (kind, (index,))
-
-
 @pytest.mark.parametrize("stat", ErrorStat)
 @pytest.mark.parametrize(("lost", "kind"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "inf")])
 def test_what_the_target_loses_is_the_worst_and_no_rounding(lost: float, kind: str, stat: ErrorStat) -> None:
@@ -232,7 +220,7 @@ def test_what_cannot_be_compared_fails_with_its_reason() -> None:
         result = compared("x", numbers, target, TIGHT)
         assert not result.passed
         assert result.kind is kind
-        assert result.describe() == text
+        assert (result.describe(), result.severity) == (text, math.inf)
         json.dumps(result.to_json(), allow_nan=False)
 
 
@@ -246,19 +234,6 @@ def test_extension_types_are_compared_by_value(name: str) -> None:
     assert result.worst is not None
     assert (result.worst.index, result.worst.target, result.target_dtype) == ((2,), 5, name)
     assert compared("x", target, target, TIGHT).passed
-
-
-def test_fp16_rounding_passes_the_automatic_tolerance_at_any_scale() -> None:
-    values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
-    for scale in (1e-3, 1.0, 1e3):
-        reference = values * np.float32(scale)
-        rounded = reference.astype(np.float16)
-        automatic = Tolerance()
-        assert compared("x", reference, rounded, automatic, precision=Precision.FP16).passed
-        if scale >= 1:
-            assert not compared("x", reference, rounded, automatic, precision=Precision.FP32).passed
-        wrong = reference * np.float32(1.5)
-        assert not compared("x", reference, wrong, automatic, precision=Precision.FP16).passed
 
 
 def test_compare_all_keeps_the_references_order() -> None:
@@ -291,31 +266,6 @@ def test_options_reach_the_comparison() -> None:
 
 SMALL_SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
 Array = NDArray[Any]
-
-
-@pytest.fixture(scope="module")
-def quiet() -> Iterator[None]:
-    logger = pytest.importorskip("polygraphy.logger").G_LOGGER
-    with logger.verbosity(logger.CRITICAL + 1):
-        yield
-
-
-def results(*sides: Array) -> Any:
-    from polygraphy.comparator import IterationResult
-
-    return [IterationResult({"x": values.copy()}, runner_name="") for values in sides]
-
-
-def floats(low: float = -100, high: float = 100) -> st.SearchStrategy[Array]:
-    return SMALL_SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=st.floats(low, high, width=32)))
-
-
-@st.composite
-def near(draw: st.DrawFn) -> tuple[Array, Array]:
-    """Reference and target of one shape, of ordinary size."""
-    reference = draw(floats())
-    noise = draw(hnp.arrays(np.float32, reference.shape, elements=st.floats(-1, 1, width=32)))
-    return reference, reference + noise
 
 
 @st.composite

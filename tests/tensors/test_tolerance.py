@@ -174,16 +174,6 @@ def compare(reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rto
     return comparison
 
 
-@given(st.floats(0, 100), st.integers(1, 20))
-def test_severity_is_the_error_over_the_tolerance(error: float, size: int) -> None:
-    reference = np.zeros(size)
-    target = reference.copy()
-    target[size // 2] = error
-    comparison = compare(reference, target)
-    assert comparison.severity == (0 if comparison.passed else pytest.approx(error / 0.1))
-    assert comparison.passed or comparison.severity >= 1
-
-
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=20))
 def test_severity_is_of_the_element_furthest_past_its_tolerance(pairs: list[tuple[float, float]]) -> None:
     """Not of that with the largest error, which among near-equals is one by chance; and it is kept as it was."""
@@ -193,11 +183,6 @@ def test_severity_is_of_the_element_furthest_past_its_tolerance(pairs: list[tupl
     past = np.where((off > 0.5) & (off > 0.1 * np.abs(reference)), off / (0.5 + 0.1 * np.abs(reference)), 0)
     assert comparison.severity == pytest.approx(past.max())
     assert TensorComparison.from_json(comparison.to_json()) == comparison
-
-
-@pytest.mark.parametrize("target", [np.array([np.inf, 0]), np.array([np.nan, 0]), np.zeros(3)])
-def test_new_inf_nan_and_another_shape_are_infinitely_severe(target: np.ndarray) -> None:
-    assert compare(np.zeros(2), target).severity == math.inf
 
 
 @given(st.floats(0, 1e300), st.floats(0, 1e300))
