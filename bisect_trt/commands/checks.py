@@ -41,7 +41,6 @@ from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.worker.environments import Environment, interpreter
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import workers_within
@@ -214,6 +213,8 @@ def baseline_of(workers: WorkerPool, what: str | None, target: TargetSettings) -
 
     baseline = baseline_target(what, target)
     if what is not None and "==" in what:
+        from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of releases alone
+
         return baseline, make_place(f"env={what}", lambda text: str(interpreter(Environment.parse(text))))
     return baseline, workers.places[0] if what is not None and workers.places else None
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 MOST_PROBES = 2000
 """Probes in the report; of a longer search the first and the last."""
 _REASON_LENGTH = 400
-MOST_NODES = 150
+MOST_NODES = 40
 """Nodes in the report."""
-_MOST_ELEMENTS = 1 << 26
-"""Elements of tensors that are read for their ranges: a few tenths of a second."""
+_MOST_ELEMENTS = 1 << 23
+"""Elements of tensors that are read for their ranges: a few hundredths of a second."""
 _SHOWN_INPUTS = 64
 """Inputs of a node that are listed."""
 _ATTRIBUTE_LENGTH, _SHOWN_VALUES = 120, 32

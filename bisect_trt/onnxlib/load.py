@@ -239,47 +239,54 @@ def check_model(model: ModelProto) -> None:
     for what, names in (("a graph input", inputs), ("a weight", weights), ("a graph output", outputs)):
         if not all(names):
             raise _invalid(f"{what} has no name")
-    for name in _texts(model):
+    _check_texts(model.domain, graph.name, *(each.domain for each in model.opset_import))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        dims = value.type.tensor_type.shape.dim
+        _check_texts(value.name, *(dim.dim_param for dim in dims))
+        _check_rank(f"the tensor '{value.name}'", dims)
+    for tensor in graph.initializer:
+        _check_tensor(tensor)
+    for node in inner_nodes(graph.node):
+        _check_node(node)
+        _check_attributes(node, model.ir_version)
+    for function in model.functions:
+        _check_texts(function.name, function.domain, *function.input, *function.output)
+        for node in inner_nodes(function.node):
+            _check_node(node)
+    _check_functions(model)
+
+
+def _check_node(node: NodeProto) -> None:
+    _check_texts(node.name, node.op_type, node.domain, *node.input, *node.output)
+    if not node.op_type:
+        raise _invalid(f"the node '{label(node)}' names no operator")
+    for attribute in node.attribute:
+        _check_texts(attribute.name)
+        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+            _check_tensor(tensor)
+    for body in bodies(node):
+        for tensor in body.initializer:
+            _check_tensor(tensor)
+
+
+def _check_attributes(node: NodeProto, ir_version: int) -> None:
+    for attribute in node.attribute:
+        # A reference to the caller's attribute is valid inside functions only.
+        if attribute.ref_attr_name or not (attribute.type or ir_version < _IR_WITH_ATTRIBUTE_TYPES):
+            raise ModelFileError(
+                f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
+                " of a known type, so the model is not valid ONNX, or newer than the installed onnx."
+            )
+
+
+def _check_texts(*names: object) -> None:
+    for name in names:
         if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
             raise _invalid(f"the name {name!r} is not UTF-8 text")
-    _check_nodes(model)
-    _check_functions(model)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        _check_rank(f"the tensor '{value.name}'", value.type.tensor_type.shape.dim)
-    for tensor in model_tensors(model):
-        _check_tensor(tensor)
-
-
-def _check_nodes(model: ModelProto) -> None:
-    for node in all_nodes(model):
-        if not node.op_type:
-            raise _invalid(f"the node '{label(node)}' names no operator")
-    for node in inner_nodes(model.graph.node):
-        for attribute in node.attribute:
-            # A reference to the caller's attribute is valid inside functions only.
-            if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
-                raise ModelFileError(
-                    f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
-                    " of a known type, so the model is not valid ONNX, or newer than the installed onnx."
-                )
 
 
 def _invalid(what: str) -> UnavailableError:
     return ModelFileError(f"{what}, so the model is not valid ONNX; export it again.")
-
-
-def _texts(model: ModelProto) -> Iterator[object]:
-    """Yield all names of a model."""
-    graph = model.graph
-    yield from (model.domain, graph.name, *(each.domain for each in model.opset_import))
-    yield from (tensor.name for tensor in model_tensors(model))
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        yield from (value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
-    for function in model.functions:
-        yield from (function.name, function.domain, *function.input, *function.output)
-    for node in all_nodes(model):
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (attribute.name for attribute in node.attribute)
 
 
 def _check_functions(model: ModelProto) -> None:
@@ -322,6 +329,7 @@ def _check_rank(what: str, dims: Sequence[object]) -> None:
 
 
 def _check_tensor(tensor: TensorProto) -> None:
+    _check_texts(tensor.name)
     where = f"the weight '{tensor.name}'"
     if not tensor.data_type:
         raise _invalid(f"{where} has no element type")

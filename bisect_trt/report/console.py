@@ -137,10 +137,10 @@ class ProgressLine:
 
     def show(self) -> None:
         """Show the line until :meth:`hide`."""
-        from rich.live import Live  # noqa: PLC0415 - as above
+        self._shown, screen = True, open_screen(stderr=True) if is_terminal(sys.stderr) else None
+        if screen is not None and screen.is_interactive:
+            from rich.live import Live  # noqa: PLC0415 - as above
 
-        self._shown, screen = True, open_screen(stderr=True)
-        if screen.is_interactive and screen.file.isatty():  # whatever FORCE_COLOR says
             line = partial(self._cropped, screen)
             self._live = Live(console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True)
             self._live.start()

@@ -103,7 +103,7 @@ def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: 
     browser.open(page)
     assert browser.computed() < 1
     assert browser.problems == []
-    assert browser.evaluate("document.querySelectorAll('#graph article').length") == 150
+    assert browser.evaluate("document.querySelectorAll('#graph article').length") == 40
     assert "big" in browser.evaluate("document.querySelector('#graph article').textContent")
 
 
