@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
 Group = TypeVar("Group")
 SHAPE = (2, 3)
+Shape = Sequence[int | str | None] | None
 TARGET = ["--onnxrt", "--fp16"]
 
 
@@ -156,19 +157,37 @@ def node_tag(place: int) -> str:
     return f"<{place}>"
 
 
-def save(
-    path: Path, nodes: Sequence[onnx.NodeProto], weights: Sequence[TensorProto] = (), *, outputs: Sequence[str] = ()
-) -> Path:
-    """Write a model with one float input ``x`` of [2, 3] that versions of long ago read too."""
-    ends = outputs or [nodes[-1].output[0]]
-    graph = helper.make_graph(
-        list(nodes),
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ends],
-        list(weights),
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    weights: Sequence[TensorProto] | Mapping[str, Any] = (),
+    *,
+    inputs: Mapping[str, Shape] | None = None,
+    outputs: Mapping[str, Shape] | Sequence[str] = (),
+    types: Mapping[str, int] | None = None,
+    opset: int = 13,
+) -> onnx.ModelProto:
+    """A model that versions of long ago read too, with one input ``x`` of [2, 3] unless others are given.
+
+    Numbers and lists among the weights, as all ends that ``types`` does not name, are of float32.
+    """
+    if isinstance(weights, Mapping):
+        weights = [
+            numpy_helper.from_array(value if isinstance(value, np.ndarray) else np.array(value, np.float32), name)
+            for name, value in weights.items()
+        ]
+    ends = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs or nodes[-1].output[:1], SHAPE)
+    known = types or {}
+    fed, returned = (
+        [helper.make_tensor_value_info(name, known.get(name, TensorProto.FLOAT), shape) for name, shape in each.items()]
+        for each in (inputs or {"x": SHAPE}, ends)
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    graph = helper.make_graph(list(nodes), "test", fed, returned, list(weights))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def save(path: Path, *model: Any, **more: Any) -> Path:
+    """Write :func:`model_of` these."""
+    onnx.save(model_of(*model, **more), str(path))
     return path
 
 
@@ -208,11 +227,8 @@ def overflowing_products(path: Path) -> Path:
     for op, weight, name in steps:
         nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
         last = f"{name}_out"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (16, 64)) for name in ("x", last)]
     tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, tensors, inputs={"x": (16, 64)}, outputs={last: (16, 64)})
 
 
 def chained_convolutions(
@@ -233,10 +249,7 @@ def chained_convolutions(
         if not bare:
             nodes.append(helper.make_node("Tanh", [tensor], [f"t{place}"], f"tanh{place}"))
             tensor = f"t{place}"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
-    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, weights, inputs={"x": shape}, outputs={tensor: shape})
 
 
 def squares_between_convolutions(path: Path) -> Path:
@@ -255,10 +268,7 @@ def squares_between_convolutions(path: Path) -> Path:
         helper.make_node("Conv", ["t1", "w2"], ["c2"], "conv2", pads=[1] * 4),
         helper.make_node("Tanh", ["c2"], ["y"], "tanh2"),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 16, 24, 24]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, weights, inputs={"x": [2, 16, 24, 24]}, outputs={"y": [2, 16, 24, 24]})
 
 
 def script(path: Path, body: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from support import arrays, assert_gone, chain, has, node_names, read_json, script
+from support import arrays, assert_gone, chain, has, model_of, node_names, read_json, script
 
 pytestmark = pytest.mark.any_version
 
@@ -145,11 +145,8 @@ def test_weights_beside_a_fixed_path_are_never_taken_for_ours(cli: CommandLine) 
     """A candidate with external weights reads the file beside it, so that must be the model's and not somebody's."""
     model = Path("elsewhere/m.onnx")
     model.parent.mkdir()
-    big = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "weight")
-    value = onnx.helper.make_tensor_value_info
-    ends = [value("x", onnx.TensorProto.FLOAT, [2, 3])], [value("y", onnx.TensorProto.FLOAT, [2, 3])]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "weight"], ["y"])], "graph", *ends, [big])
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    add = onnx.helper.make_node("Add", ["x", "weight"], ["y"])
+    proto = model_of([add], {"weight": np.ones((2, 3), np.float32)})
     onnx.save(proto, str(model), save_as_external_data=True, location="w.bin", size_threshold=0)
     check = "./" + script(Path("check"), "exit 1")
     Path("w.bin").write_bytes(b"\0" * 24)

@@ -17,9 +17,9 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import arrays, node_names, overflowing, read_json, rest_slow, save
+from support import arrays, model_of, node_names, overflowing, read_json, rest_slow, save
 
 from bisect_trt.commands.reproducer import without_paths
 from bisect_trt.commands.subject import ModelSettings, Subject
@@ -72,9 +72,7 @@ def test_an_example_answers_as_its_readme_promises(promise: Example, tmp_path: P
 
 def sqrt_of_infinity_is_infinite() -> bool:
     """ONNX Runtime 1.18 makes NaN of it, which spreads further than the README's Inf does."""
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Sqrt", ["x"], ["y"])], "sqrt", info[:1], info[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    model = model_of([helper.make_node("Sqrt", ["x"], ["y"])], inputs={"x": [64]}, outputs={"y": [64]})
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (root,) = session.run(None, {"x": np.full(64, np.inf, np.float32)})
     return bool(np.isposinf(root).all())
@@ -126,8 +124,7 @@ def rounding_then_overflow(path: Path) -> Path:
     for op, weight, name in steps:
         nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
         last = f"{name}_out"
-    tensors = [numpy_helper.from_array(np.array(v, np.float32), name) for name, v in weights.items()]
-    return save(path, nodes, tensors)
+    return save(path, nodes, weights)
 
 
 def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) -> None:
@@ -261,10 +258,8 @@ def test_what_does_not_fail_with_other_weights_is_left_as_it_is(cli: CommandLine
     # The overflow hangs on one weight that meets one large value.
     values, fed = np.linspace(0, 100, 64, dtype=np.float32), np.ones(64, np.float32)
     values[5], fed[5] = 100, 660
-    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [64]) for name in ("x", "product")]
-    node = helper.make_node("Mul", ["x", "weight"], ["product"], name="mul")
-    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(values, "weight")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "model.onnx")
+    mul = helper.make_node("Mul", ["x", "weight"], ["product"], name="mul")
+    save(Path("model.onnx"), [mul], {"weight": values}, inputs={"x": [64]}, outputs={"product": [64]})
     np.savez("x.npz", x=fed)
     options = ["--onnxrt", "--fp16", "--load-inputs", "x.npz", "--no-shrink", "--anonymise", "-o", "out"]
     ran = cli("diagnose", "model.onnx", *options).ended(0)

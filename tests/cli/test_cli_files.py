@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import SHAPE, chain, examples, overflowing, read_json, save
+from support import SHAPE, chain, examples, model_of, overflowing, read_json, save
 
 from bisect_trt.onnxlib.cleanup import remove_unread, sort_nodes
 from bisect_trt.onnxlib.network import Network
@@ -246,13 +246,8 @@ def reshaping(path: Path, *shape: Any) -> Path:
         helper.make_node("Cast", ["fs"], ["ff"], to=TensorProto.FLOAT),
         helper.make_node("Add", ["flat", "ff"], ["y"]),
     ]
-    weights = [tensor("zero", np.int64(0)), tensor("axis", np.array([0])), tensor("rest", np.array([-1]))]
-    save(path, nodes, weights)
-    model = onnx.load(path)
-    for value, dims in ((model.graph.input[0], shape), (model.graph.output[0], (None, None))):
-        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, dims))
-    onnx.save(model, path)
-    return path
+    weights = {"zero": np.array(0), "axis": np.array([0]), "rest": np.array([-1])}
+    return save(path, nodes, weights, inputs={"x": shape}, outputs={"y": (None, None)})
 
 
 def test_shapes_fold_once_they_are_known(cli: CommandLine, here: Path) -> None:
@@ -347,10 +342,7 @@ def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) 
         known.append(f"t{number}")
     order = data.draw(st.permutations(nodes))
     output = data.draw(st.sampled_from([node.output[0] for node in nodes]))
-    value = helper.make_tensor_value_info
-    ends = [value(name, TensorProto.FLOAT, [1]) for name in ("x", output)]
-    weights = [tensor(name, np.ones(1, np.float32)) for name in "ab"]
-    model = helper.make_model(helper.make_graph(list(order), "g", ends[:1], ends[1:], weights))
+    model = model_of(order, {"a": [1], "b": [1]}, inputs={"x": [1]}, outputs={output: [1]})
     want = {"x": np.full(1, 3, np.float32)}
     before = onnx.ModelProto()
     before.CopyFrom(model)
@@ -367,14 +359,8 @@ def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) 
 
 
 def test_shapes_that_inference_finds_are_declared(cli: CommandLine, here: Path) -> None:
-    value = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
-        helper.make_node("Relu", ["t"], ["y"]),
-    ]
-    ends = [value("x", TensorProto.FLOAT, ["n", 3])], [value("y", TensorProto.FLOAT, ["a", "b"])]
-    graph = helper.make_graph(nodes, "g", *ends)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]), helper.make_node("Relu", ["t"], ["y"])]
+    save(here / "m.onnx", nodes, inputs={"x": ["n", 3]}, outputs={"y": ["a", "b"]})
 
     def declared(path: str, *words: str) -> tuple[dict[str, list[int | str]], Any]:
         cli("sanitize", "m.onnx", "-o", path, *words, "--json", "r.json").ended(0)

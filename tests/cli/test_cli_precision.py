@@ -79,13 +79,9 @@ def test_what_holds_no_values_stays_out(cli: CommandLine) -> None:
         helper.make_node("Reshape", ["z", "flat"], ["r"], name="<r>"),
         helper.make_node("Tile", ["r", "once"], ["t"], name="<t>"),
     ]
-    weights = {"two": np.array(2, np.float32), "big": np.array(1e5, np.float32), "small": np.array(1e-4, np.float32)}
-    weights |= {"flat": np.array(SHAPE), "once": np.array([1, 1])}
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    path = save(Path("model.onnx"), nodes, tensors)
-    model = onnx.load(str(path))
-    model.graph.output.append(helper.make_tensor_value_info("wanted", TensorProto.INT64, [2]))
-    onnx.save(model, str(path))
+    weights = {"two": 2, "big": 1e5, "small": 1e-4, "flat": np.array(SHAPE), "once": np.array([1, 1])}
+    ends = {"t": SHAPE, "wanted": (2,)}
+    save(Path("model.onnx"), nodes, weights, outputs=ends, types={"wanted": TensorProto.INT64})
     result = cli(*LINE, *TARGET).ended(0).result
     assert kept(result) == ["<y>", "<z>"]
     assert (result["lowered"], result["not_lowered"]) == (2, 4)
@@ -166,11 +162,7 @@ def blocks(path: Path, gains: list[float]) -> None:
         x = block(x, f"/blocks.{number}", gain)
     ends = [x, block("x", "/aside", 2.0)]
     nodes += [helper.make_node("Identity", [x], [y], name=y) for x, y in zip(ends, "yz", strict=True)]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, WIDTH]) for name in "xyz"]
-    graph = helper.make_graph(nodes, "blocks", infos[:1], infos[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, str(path))
+    save(path, nodes, weights, inputs={"x": (1, 4, WIDTH)}, outputs=dict.fromkeys("yz", (1, 4, WIDTH)))
 
 
 def names(nodes: list[dict[str, Any]]) -> set[str]:
@@ -290,7 +282,6 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
 
 def sum_of_roundings(path: Path) -> None:
     """An overflow that two nodes mend, and roundings that are just within an absolute tolerance on some samples."""
-    weights = {"big": 900.0, "small": 1 / 810000}
     nodes = [
         helper.make_node("Mul", ["x", "big"], ["p"], name="up"),
         helper.make_node("Mul", ["p", "big"], ["q"], name="over"),
@@ -298,10 +289,8 @@ def sum_of_roundings(path: Path) -> None:
         helper.make_node("Sin", ["r"], ["s"], name="sin"),
         helper.make_node("Tanh", ["s"], ["y"], name="tanh"),
     ]
-    stored = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 64]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    weights = {"big": 900.0, "small": 1 / 810000}
+    save(path, nodes, weights, inputs={"x": [4, 64]}, outputs={"y": [4, 64]})
 
 
 def test_a_fix_that_does_not_hold_is_no_proven_answer(
@@ -502,15 +491,10 @@ def test_numbers_that_nothing_can_be_held_against(
 
 def test_a_set_that_the_reference_does_not_run_on(cli: CommandLine, here: Path) -> None:
     """A table of three entries, and an index past its end in the second sample."""
-    table = helper.make_tensor("table", TensorProto.FLOAT, [3, 2], [0.0, 1, 2, 3, 4, 5])
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
-        [table],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), here / "g.onnx")
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    gather = helper.make_node("Gather", ["table", "x"], ["y"])
+    ends: dict[str, Any] = {"inputs": {"x": [1]}, "outputs": {"y": [1, 2]}, "types": {"x": TensorProto.INT64}}
+    save(here / "g.onnx", [gather], {"table": table}, **ends)
     (here / "data.py").write_text(
         "import numpy\ndef load_data():\n    for i in (1, 7): yield {'x': numpy.array([i])}\n"
     )

@@ -51,12 +51,10 @@ def write_files(folder: Path) -> None:
         helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], name="quantize"),
         helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
     ]
-    save(folder / "quantized.onnx", steps, [numpy_helper.from_array(np.array(0.5, np.float32), "scale")])
+    save(folder / "quantized.onnx", steps, {"scale": 0.5})
     for name, dtype, shape in (("integers", TensorProto.INT64, SHAPE), ("free", TensorProto.FLOAT, ("n", "m"))):
-        ends = [helper.make_tensor_value_info(each, dtype, shape) for each in "xy"]
-        graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", ends[:1], ends[1:])
-        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-        onnx.save(proto, folder / f"{name}.onnx")
+        add, types = helper.make_node("Add", ["x", "x"], ["y"]), {"x": dtype, "y": dtype}
+        save(folder / f"{name}.onnx", [add], inputs={"x": shape}, outputs={"y": shape}, types=types)
     x = np.ones(SHAPE, np.float32)
     np.savez(folder / "x.npz", x=x)
     np.savez(folder / "y.npz", y=x)

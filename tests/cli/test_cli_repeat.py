@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from resident import unsteady
-from support import read_json, script
+from support import read_json, save, script
 
 
 def network(path: Path, *names: str) -> Path:
@@ -26,10 +25,7 @@ def network(path: Path, *names: str) -> Path:
         nodes.append(helper.make_node("MatMul", [tensor, f"w{place}"], [f"m{place}"], name=name))
         nodes.append(helper.make_node("Tanh", [f"m{place}"], [f"t{place}"], name=f"tanh{place}"))
         tensor = f"t{place}"
-    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [4, 8]) for each in ("x", tensor)]
-    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, weights, inputs={"x": [4, 8]}, outputs={tensor: [4, 8]})
 
 
 def proven(found: dict[str, Any]) -> set[tuple[str, str]]:

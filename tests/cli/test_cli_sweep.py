@@ -14,8 +14,8 @@ import onnx
 import pytest
 import resident
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
-from support import TARGET, arrays, chain, node_names, read_json, script
+from onnx import TensorProto, helper
+from support import TARGET, arrays, chain, node_names, read_json, save, script
 
 import bisect_trt
 
@@ -32,10 +32,7 @@ def write(path: Path, *shape: int | str, also: bool = False) -> Path:
         if also
         else helper.make_node("Neg", ["t"], ["y"], name="turn"),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in (*names, "y")]
-    graph = helper.make_graph(nodes, "g", ends[:-1], ends[-1:], [numpy_helper.from_array(weight, "w")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, {"w": weight}, inputs=dict.fromkeys(names, shape), outputs={"y": shape})
 
 
 def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
@@ -110,10 +107,8 @@ def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here:
 @pytest.mark.parametrize("command", ["sweep", "samples"])
 def test_a_check_says_nothing_of_what_the_reference_alone_refuses(cli: CommandLine, here: Path, command: str) -> None:
     """Also where the smallest size, or the first sample, is one that it refuses."""
-    nodes = [helper.make_node("Reshape", ["x", "s"], ["y"], name="fold")]
-    ends = [helper.make_tensor_value_info(*each) for each in (("x", 1, ["n"]), ("y", 1, [None, 4]))]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.array([-1, 4]), "s")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "m.onnx")
+    fold, s = helper.make_node("Reshape", ["x", "s"], ["y"], name="fold"), np.array([-1, 4])
+    save(here / "m.onnx", [fold], {"s": s}, inputs={"x": ["n"]}, outputs={"y": [None, 4]})
     (here / "data.py").write_text(
         "import numpy\ndef load_data():\n    for size in (3, 4, 8):\n        yield {'x': numpy.ones(size, numpy.float32)}\n"
     )
@@ -166,11 +161,8 @@ def write_free(path: Path) -> Path:
         helper.make_node("Reshape", ["r", "shape"], ["back"], name="unflatten"),
         helper.make_node("Tanh", ["back"], ["y"], name="squash"),
     ]
-    weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([-1, 8]), "rows")]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m", 8]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    weights = {"w": weight, "rows": np.array([-1, 8])}
+    return save(path, nodes, weights, inputs={"x": ["n", "m", 8]}, outputs={"y": ["n", "m", 8]})
 
 
 def unsteady_free(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
@@ -233,9 +225,7 @@ def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_arou
 
 @pytest.mark.usefixtures("here")
 def test_a_sample_without_elements_shows_nothing(cli: CommandLine) -> None:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "empty.onnx")
+    save(Path("empty.onnx"), [helper.make_node("Tanh", ["x"], ["y"])], inputs={"x": ["n", 3]}, outputs={"y": ["n", 3]})
     ran = cli("diagnose", "empty.onnx", "--onnxrt", "--input-shapes", "x:[0,3]").ended(1)
     assert "other inputs: 'y' has no elements" in ran.out + ran.err
 
@@ -268,11 +258,8 @@ def tokens(here: Path) -> Path:
         helper.make_node("ReduceSum", ["squares", "axis"], ["sum"], keepdims=0, name="sum"),
         helper.make_node("Sqrt", ["sum"], ["y"], name="root"),
     ]
-    weights = [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array([2]), "axis")]
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "s"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "s"])
-    graph = helper.make_graph(nodes, "g", [ids], [y], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "model.onnx")
+    ends: dict[str, Any] = {"inputs": {"ids": ["n", "s"]}, "outputs": {"y": ["n", "s"]}}
+    save(Path("model.onnx"), nodes, {"table": table, "axis": np.array([2])}, types={"ids": TensorProto.INT64}, **ends)
     for number in range(1, 13):
         values = rng.integers(1, 50, (2, int(rng.integers(3, 12))))
         values[values == GUILTY] = 18
@@ -358,10 +345,9 @@ for _values in DOUBLES[:2]:
 
 def test_a_negative_zero_is_no_zero(here: Path) -> None:
     """Both inputs have rows without a name for their number, side by side: they have to have as many."""
-    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [None, 2]) for name in "aby"]
-    node = helper.make_node("Concat", ["a", "b"], ["y"], axis=1, name="join")
-    graph = helper.make_graph([node], "g", ends[:-1], ends[-1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "joined.onnx")
+    join = helper.make_node("Concat", ["a", "b"], ["y"], axis=1, name="join")
+    ends: dict[str, Any] = {"inputs": dict.fromkeys("ab", (None, 2)), "outputs": {"y": [None, 2]}}
+    save(here / "joined.onnx", [join], types=dict.fromkeys("aby", TensorProto.DOUBLE), **ends)
 
     def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
         return bool(np.any((inputs["b"] == 0) & np.signbit(inputs["b"])))

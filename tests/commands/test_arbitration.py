@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import overflowing, read_json
+from support import overflowing, read_json, save
 
 from bisect_trt.commands.arbitration import Fault, Opinions
 from bisect_trt.commands.checks import CheckSettings
@@ -445,10 +445,7 @@ def amplifying(path: Path, gain: float, kind: int = TensorProto.FLOAT, length: i
         nodes.append(helper.make_node("MatMul", [f"t{place}", f"w{place}"], [f"m{place}"], f"product{place}"))
         nodes.append(helper.make_node("Sin", [f"m{place}"], [f"t{place + 1}"], f"wave{place}"))
     nodes.append(helper.make_node("Cast", [f"t{length}"], ["y"], to=TensorProto.FLOAT))
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 16]) for name in "xy"]
-    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, weights, inputs={"x": [4, 16]}, outputs={"y": [4, 16]}, opset=17)
 
 
 def said(model: Path, off: float, target: TargetSettings | None = None) -> dict[str, Any] | None:

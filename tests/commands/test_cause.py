@@ -79,10 +79,7 @@ def two_bugs(path: Path) -> Path:
     for name in ("Identity, Div, Mul", "Dropout, Div, Mul"):
         tensor, _ = _BY_NAME[name].plant(sketch, sketch.add("Tanh", tensor), shape)
     tensor = sketch.add("Tanh", tensor)
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
-    graph = helper.make_graph(sketch.nodes, "two", ends[:1], ends[1:], sketch.weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
-    return path
+    return save(path, sketch.nodes, sketch.weights, inputs={"x": shape}, outputs={tensor: shape}, opset=17)
 
 
 def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from support import save
 
 import bisect_trt
 from bisect_trt.errors import UsageError
@@ -218,10 +219,7 @@ def quantized(path: Path, bad: Mapping[int, float], count: int = 4) -> Path:
 
 
 def saved(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> Path:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4, NARROW)) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
-    return path
+    return save(path, nodes, weights, inputs={"x": (4, NARROW)}, outputs={"y": (4, NARROW)})
 
 
 def searched(path: Path, refuses: str, **how: Any) -> Result:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from support import arrays, examples, node_names
+from support import arrays, examples, node_names, save
 
 import bisect_trt
 from bisect_trt.commands.shapes import Piece, axes_by_size, cut_axes, free, free_symbols, is_sound, keep_outputs
@@ -161,11 +161,8 @@ SIZE = 16
 
 def square(path: Path, op: str, weight: np.ndarray) -> Path:
     """One node on a square input and a square weight."""
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [SIZE, SIZE]) for name in ("x", "y")]
-    weights = [numpy_helper.from_array(weight.astype(np.float32), "w")]
-    graph = helper.make_graph([helper.make_node(op, ["x", "w"], ["y"], name="only")], "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    only, shape = helper.make_node(op, ["x", "w"], ["y"], name="only"), (SIZE, SIZE)
+    return save(path, [only], {"w": weight.astype(np.float32)}, inputs={"x": shape}, outputs={"y": shape})
 
 
 def lonely() -> np.ndarray:

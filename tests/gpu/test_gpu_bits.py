@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
-from support import read_json
+from onnx import helper, numpy_helper
+from support import read_json, save
 
 LAYERS, WIDTH = 6, 64
 BAD = "s3"
@@ -52,9 +52,7 @@ def quantized(path: Path, *, tail: bool = False) -> None:
         nodes.append(helper.make_node("Conv", [x, f"{name}_w"], [name], name=f"conv_{name}"))
         x = name
     shape = (1, WIDTH, 16, 16)
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    save(path, nodes, weights, inputs={"x": shape}, outputs={"y": shape})
 
 
 @pytest.mark.timeout(900)
@@ -114,9 +112,7 @@ def floats(path: Path) -> None:
         nodes.append(helper.make_node("Conv", [x, f"w{layer}"], [f"c{layer}"], name=f"conv{layer}", pads=[1, 1, 1, 1]))
         x = "y" if layer == LAYERS - 1 else f"r{layer}"
         nodes.append(helper.make_node("Relu", [f"c{layer}"], [x], name=f"relu{layer}"))
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, WIDTH, 16, 16)) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    save(path, nodes, weights, inputs={"x": (1, WIDTH, 16, 16)}, outputs={"y": (1, WIDTH, 16, 16)})
 
 
 @pytest.mark.timeout(1200)

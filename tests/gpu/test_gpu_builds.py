@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from support import chained_convolutions
+from onnx import helper, numpy_helper
+from support import chained_convolutions, save
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
@@ -56,10 +55,7 @@ def overflowing(path: Path) -> Path:
         helper.make_node("Mul", ["root", "one"], ["y"], "last"),
     ]
     weights = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in (("s", 900), ("one", 1))]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y", "big")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, weights, inputs={"x": [2, 3]}, outputs={"y": [2, 3], "big": [2, 3]})
 
 
 def test_a_network_takes_other_orders_again_and_again(tmp_path: Path) -> None:

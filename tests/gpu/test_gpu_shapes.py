@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
-from support import node_names, read_json
+from onnx import helper, numpy_helper
+from support import node_names, read_json, save
 
 WIDTH = 64
 
@@ -39,10 +39,7 @@ def write(path: Path, *, middle: int = 3) -> Path:
         helper.make_node("Mul", ["total", "small"], ["scaled"], name="scaled"),
         helper.make_node("Add", [last, "scaled"], ["y"], name="join"),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, weights, inputs={"x": ["n", WIDTH]}, outputs={"y": ["n", WIDTH]})
 
 
 @pytest.mark.timeout(900)

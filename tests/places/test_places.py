@@ -21,6 +21,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
+from support import save
 
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnavailableError, UsageError
@@ -251,9 +252,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         read = [last] if other is None else [last, other or last]
         nodes.append(helper.make_node(op, read, [f"t{number}"], f"n{number}"))
         last = f"t{number}"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", last)]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], init)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    save(folder / "m.onnx", nodes, init, inputs={"x": [4]}, outputs={last: [4]}, opset=17)
     return folder
 
 
