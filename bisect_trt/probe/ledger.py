@@ -14,14 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import BisectError, OutputFileError, ResourceError, RunFolderError
+from bisect_trt.errors import BisectError, OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Outcome
 from bisect_trt.search.oracle import Verdict
 
 JOURNAL = "journal.jsonl"
-_OUT_OF_MEMORY = ("build: out of memory", "run: out of memory")
-"""Signatures that say nothing of the model."""
 
 
 @dataclass(frozen=True)
@@ -240,13 +238,7 @@ class Ledger:
         if record is not None:
             self.cached += 1
             return record
-        record = self._record(candidate, outcome, verdict)
-        if record.number == 1 and record.signature in _OUT_OF_MEMORY:
-            raise ResourceError(
-                f"the original model does not fit: {outcome.reason}; free the GPU, feed less at a time (--input-shapes), or "
-                "allow less scratch space (--pool-limit workspace:1G)."
-            )
-        return record
+        return self._record(candidate, outcome, verdict)
 
     def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
         record = Record(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError
+from bisect_trt.targets.messages import OUT_OF_MEMORY
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
 from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, Order, R_co, Request
 from bisect_trt.worker.worker import WorkerDied, WorkerProcess, keep, take_spare
@@ -231,6 +232,8 @@ class WorkerPool:
 def _failed(death: WorkerDied, hint: str) -> Failed:
     """The death of a worker as a reply; ``hint`` says after a time-out how to allow more time."""
     end = death.end
+    if death.outside is not None and death.out_of_memory:
+        return Failed("memory", f"out of memory: {death.outside}, {MOST_LOST} times", f"run: {OUT_OF_MEMORY}")
     if death.outside is not None:
         return Failed("lost", f"{death.outside}, and so were those that were asked after it", LOST)
     if end.cancelled:

@@ -32,12 +32,14 @@ class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ou
     Attributes:
         end: How.
         outside: Why that says nothing about the request, if so; else ``None``.
+        out_of_memory: Whether the kernel has ended a process meanwhile because memory ran out.
     """
 
-    def __init__(self, end: ProcessEnd, outside: str | None = None) -> None:
+    def __init__(self, end: ProcessEnd, outside: str | None = None, *, out_of_memory: bool = False) -> None:
         super().__init__()
         self.end = end
         self.outside = outside
+        self.out_of_memory = out_of_memory
 
 
 class _PastLimit(Exception):  # noqa: N818 - as above
@@ -112,7 +114,8 @@ class WorkerProcess:
                 header, content = self._receive(limits)
         except (Closed, _PastLimit):
             end = self._bury(limits.past, began)
-            raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills)) from None
+            out = oom_kills() > kills
+            raise WorkerDied(end, _outside(end, begun=begun, memory=out), out_of_memory=out) from None
         self._busy = False
         self.served += 1
         answer: Answered = pickle.loads(content)

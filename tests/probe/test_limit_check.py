@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import read_json
+from support import overflowing, read_json
 
 from bisect_trt.commands.latency import named_in, read_profile
 from bisect_trt.errors import UnknownNameError
@@ -140,6 +143,37 @@ def test_a_piece_is_judged_by_the_time_that_it_loses() -> None:
     assert blocks((1.1,), 1.0, lost_s=(0.05, 0.08)) is True
     assert blocks((1.02,), 1.0, lost_s=(0.05, 0.08)) is False
     assert blocks((1.06,), 1.0, lost_s=(0.05, 0.08)) is True  # in between: quickly, and the same each time
+
+
+def test_out_of_memory_is_a_failure_that_is_searched(here: Path) -> None:
+    """Folding a large constant takes it twice, and the reference takes it once."""
+    size = 200_000_000
+    value = helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0])
+    steps: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("Tanh", "x", "t", {}),
+        ("ConstantOfShape", "n", "big", {"value": value}),
+        ("Gather", "big zero", "one", {}),
+        ("Add", "t one", "y", {}),
+    ]
+    nodes = [helper.make_node(op, reads.split(), [made], name=made, **more) for op, reads, made, more in steps]
+    ints = [numpy_helper.from_array(np.array([value], np.int64), name) for name, value in (("n", size), ("zero", 0))]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], ints)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+    plain = "import onnx, bisect_trt.tensors.compare, onnxruntime; s = onnxruntime.InferenceSession({!r})"
+    code = f"{plain.format(str(overflowing(here / 'small.onnx')))}; print(open('/proc/self/status').read())"
+    status = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    most = (int(status.split("VmPeak:")[1].split()[0]) << 10) + 6 * size
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    command = [sys.executable, "-m", "bisect_trt", "reduce", "m.onnx", "--onnxrt", "-o", "out.onnx", "--json", "r.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+    result = read_json(here / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "big" in [culprit["name"] for culprit in result["culprits"]]
+    assert result["report"]["probes"][0]["reason"].endswith("std::bad_alloc")
 
 
 @pytest.mark.parametrize(

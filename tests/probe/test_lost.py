@@ -99,6 +99,11 @@ def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path
         assert outcome.judge(original) is Verdict.UNRESOLVED
 
 
+def test_one_that_the_kernel_ends_for_memory_is_out_of_memory(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "oom_kills", iter(range(99)).__next__)
+    assert ask("SIGKILL 3").signature == "run: out of memory"
+
+
 def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_path: Path) -> None:
     for _ in range(3):
         ask("fine")

@@ -255,10 +255,3 @@ def test_a_target_that_is_not_there_ends_it_before_any_search(
     assert done.status == 4
     assert says in done.error
     assert not (tmp_path / "standin" / "ran.txt").exists()
-
-
-@pytest.mark.parametrize(("command", "workers"), [(COMMANDS[2], "2"), (COMMANDS[3], "1")])
-def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], command: list[str], workers: str) -> None:
-    done = target(command[0], *command[1:], "--builder-set", "stand_in=small", "--workers", workers)
-    assert done.status == 4
-    assert "the original model does not fit" in done.error
