@@ -336,9 +336,8 @@ def models(draw: st.DrawFn) -> ModelProto:
         draw(st.sampled_from(steps))()
     computed = [name for name in builder.tensors if name not in {"x", "z"}]
     outputs = draw(st.lists(st.sampled_from(computed), min_size=1, max_size=3, unique=True))
-    # Inputs and weights can be outputs too.
-    weights = [name for name in builder.constants if name in builder.weights]
-    outputs += draw(st.lists(st.sampled_from(["x", *weights]), max_size=1))
+    # Inputs and constants can be outputs too.
+    outputs += draw(st.lists(st.sampled_from(["x", *builder.constants]), max_size=1))
     nodes = draw(st.permutations(builder.nodes)) if draw(st.booleans()) else builder.nodes
     inputs = [tensor_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", "z")]
     if ir_version < 4:

@@ -238,35 +238,6 @@ def test_a_model_without_inputs() -> None:
     assert names(whole.cut([whole.unit("c")])[0]) == ({"b"}, {"c"})
 
 
-def test_outputs_that_no_node_computes() -> None:
-    nodes = [
-        node("Relu", ["x"], ["y"]),
-        node("Constant", [], ["c"], value=numpy_helper.from_array(x)),
-        node("Add", ["y", "c"], ["z"]),
-    ]
-    model = model_of(nodes, [X], ["x", "w", "c", "y", "z"], {"w": x})
-    whole = cutter(model, {"x": x})
-    every_unit_and_all(whole)
-    # A weight that the graph returns is an output of the cut that holds its maker.
-    assert set(whole.check([whole.unit("z")], bare=False).outputs) == {"c", "z"}
-    assert set(whole.check([whole.unit("z")]).outputs) == {"z"}
-
-
-def test_dead_nodes_and_unread_outputs() -> None:
-    nodes = [
-        node("Split", ["x"], ["a", "middle", "b"], axis=1),
-        node("Neg", ["a"], ["dead"]),
-        node("Exp", ["dead"], ["dead2"]),
-        node("TopK", ["x", "one"], ["values", "indices"]),
-        node("Cast", ["indices"], ["y"], to=FLOAT),
-        node("Constant", [], ["unread"], value=numpy_helper.from_array(x)),
-    ]
-    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 1])], {"one": np.array([1])}), {"x": x})
-    every_unit_and_all(whole)
-    assert names(whole.check([whole.unit("a")])) == ({"x"}, {"a"})
-    assert names(whole.check([whole.unit("dead2")])) == ({"dead"}, {"dead2"})
-
-
 def test_initializers_that_are_inputs_are_not_fed() -> None:
     nodes = [node("Add", ["x", "w"], ["a"]), node("Mul", ["a", "w"], ["y"])]
     inputs = [tensor_info("w", FLOAT, [3]), X]

@@ -171,41 +171,15 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
         yield workers
 
 
-def branching(seed: int, count: int) -> onnx.ModelProto:
-    """Random adds, products and concatenations over what is there, weights that nodes make, and a sequence on the way."""
-    rng = np.random.default_rng(seed)
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value=onnx.numpy_helper.from_array(np.full(3, 0.5, np.float32))),
-        helper.make_node("Neg", ["c"], ["d"]),
-        helper.make_node("Add", ["x", "d"], ["e"]),
-        helper.make_node("Mul", ["e", "c"], ["f"]),
-    ]
-    known = ["x", "e", "f"]
-    for place in range(count):
-        one, other = rng.choice(known[:1] + known[-3:], 2)
-        op = str(rng.choice(["Add", "Sub", "Max"]))
-        nodes.append(helper.make_node(op, [one, other], [f"t{place}"], name=f"n{place}"))
-        known.append(f"t{place}")
-    nodes.append(helper.make_node("SequenceConstruct", [known[-1], "x"], ["parts"]))
-    nodes.append(helper.make_node("Abs", [known[-2]], ["between"]))
-    nodes.append(helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0))
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "between", "d")]
-    start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
-    graph = helper.make_graph(nodes, "g", [start], ends)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-
-
-@given(st.integers(0, 99), st.integers(1, 12), st.sampled_from([0, 30, 80]))
-@settings(max_examples=examples(15))
+@given(models(), st.sampled_from([0, 30, 80]))
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 def test_slices_compute_what_the_whole_computes(
-    pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, limit: int
+    pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory, model: ModelProto, limit: int
 ) -> None:
-    model = branching(seed, count)
-    values = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     stores = []
     for bytes_at_once in (1 << 40, limit):
         workspace = Workspace(tmp_path_factory.mktemp("run"))
-        reference = Reference(Network(model), values, workspace, Models(workspace, pool), limit=bytes_at_once)
+        reference = Reference(Network(model), feeds(), workspace, Models(workspace, pool), limit=bytes_at_once)
         assert not reference.missing
         stores.append(ActivationStore.open(reference.store))
     whole, sliced = stores

@@ -71,18 +71,6 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
     assert ordered([[place - 1] if place else [] for place in range(20_000)]) == list(range(20_000))
 
 
-def refused(nodes: Sequence[NodeProto], outputs: Sequence[str] = ("y",), weights: Sequence[str] = ()) -> str:
-    model = model_of(nodes, [X], outputs, {name: np.zeros(2, np.float32) for name in weights})
-    return _refused(model)
-
-
-def _refused(model: ModelProto) -> str:
-    with pytest.raises(UnavailableError) as error:
-        Network(model)
-    assert str(error.value).endswith("so the model is not valid ONNX.")
-    return str(error.value)
-
-
 def test_a_cycle_names_a_node_that_is_on_it() -> None:
     # "behind" comes first, depends on the cycle and is not on it.
     nodes = [
@@ -91,10 +79,10 @@ def test_a_cycle_names_a_node_that_is_on_it() -> None:
         node("Add", ["before", "c"], ["b"], name="one"),
         node("Exp", ["b"], ["c"], name="two"),
     ]
-    message = refused(nodes)
-    assert "cycle" in message
-    assert "'one'" in message or "'two'" in message
-    assert "cycle through Neg 'a'" in refused([node("Neg", ["a"], ["a"]), node("Relu", ["x"], ["y"])])
+    itself = [node("Neg", ["a"], ["a"]), node("Relu", ["x"], ["y"])]
+    for cycle, named in ((nodes, "(Add 'one'|Exp 'two')"), (itself, "Neg 'a'")):
+        with pytest.raises(UnavailableError, match=f"cycle through {named}.* so the model is not valid ONNX"):
+            Network(model_of(cycle, [X], ["y"]))
 
 
 def test_what_it_reads() -> None:

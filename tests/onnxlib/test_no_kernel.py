@@ -213,10 +213,6 @@ def test_nothing_is_cut_at_a_tensor_that_cannot_be_fed(cli: CommandLine, kind: i
 # The same through the command line, where models meet the reference and real checks.
 
 
-def named_node(op: str, reads: str, makes: str) -> onnx.NodeProto:
-    return helper.make_node(op, reads.split(), [makes], name=f"<{makes}>")
-
-
 def reduce(cli: CommandLine, model: ModelProto, tag: str, *options: str) -> tuple[ModelProto, str]:
     """What a check leaves that fails while a node is there, and the warnings."""
     onnx.save(model, "model.onnx")
@@ -233,9 +229,7 @@ def tags(model: ModelProto) -> list[str]:
 
 def free() -> ModelProto:
     inputs = [tensor_info("x", FLOAT, ["batch", 3]), tensor_info("z", FLOAT, ["batch", None])]
-    return model_of(
-        [named_node("Relu", "x", "a"), named_node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)]
-    )
+    return model_of([node("Relu", "x", "a"), node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)])
 
 
 def input_shapes(model: ModelProto) -> dict[str, list[int]]:
@@ -260,7 +254,7 @@ def test_large_weights_are_shared_by_all_candidates(
     monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=(30, 30)).astype(np.float32) for name in ("v", "w")}
-    nodes = [named_node("MatMul", "x v", "a"), named_node("Relu", "a", "b"), named_node("MatMul", "b w", "y")]
+    nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
     ends = [tensor_info(name, FLOAT, [1, 30]) for name in ("x", "y")]
     reduced, _ = reduce(cli, model_of(nodes, ends[:1], ends[1:], weights), kept, "--no-shrink")
     assert tags(reduced) == [kept]
@@ -276,12 +270,12 @@ def test_large_weights_are_shared_by_all_candidates(
 def test_nodes_that_only_make_weights_end_as_initializers(cli: CommandLine) -> None:
     half = np.array([0.5, 1.5], np.float32)
     nodes = [
-        helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(half)),
-        named_node("Exp", "half", "e"),
-        named_node("ConstantOfShape", "two", "zeros"),
-        named_node("Add", "e zeros", "w"),
-        named_node("Add", "x w", "a"),
-        named_node("Neg", "a", "y"),
+        node("Constant", "", "half", value=numpy_helper.from_array(half)),
+        node("Exp", "half", "e"),
+        node("ConstantOfShape", "two", "zeros"),
+        node("Add", "e zeros", "w"),
+        node("Add", "x w", "a"),
+        node("Neg", "a", "y"),
     ]
     ends = [tensor_info(name, FLOAT, [2]) for name in ("x", "y")]
     model = model_of(nodes, ends[:1], ends[1:], {"two": np.array([2])})
