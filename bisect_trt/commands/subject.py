@@ -356,7 +356,7 @@ class Subject:
             outputs: Its outputs; by default all tensors that something outside reads.
         """
         bare = self.units.bare(units)
-        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
+        piece = cut(self.network, map(self.network.order.__getitem__, bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
         made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)

@@ -75,7 +75,7 @@ class Cut:
         inside: Whether it is known to have no external weight.
     """
 
-    content: bytes
+    content: bytearray
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     inside: bool
@@ -84,7 +84,7 @@ class Cut:
     def proto(self) -> onnx.ModelProto:
         """The parsed message; read-only."""
         model = onnx.ModelProto()
-        model.ParseFromString(self.content)
+        model.ParseFromString(bytes(self.content))
         return model
 
     @cached_property
@@ -152,41 +152,53 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     source = network.proto
     head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
-    graph, fed, inside = onnx.GraphProto(name=source.graph.name or "graph"), set(piece.inputs), frozenset(piece.nodes)
-    boundary = {*piece.inputs, *piece.outputs}
+    graph, fed, boundary = onnx.GraphProto(), set(piece.inputs), {*piece.inputs, *piece.outputs}
+    inside = bytearray(len(network.nodes))
+    for index in piece.nodes:
+        inside[index] = 1
+
+    def is_made(name: str) -> bool:
+        maker = network.producer.get(name)
+        return maker is not None and bool(inside[maker])
+
     # Shape inference takes time, and finds types that a run cannot: those of sequences, and of nodes that did not run.
     types = network.declared if all(name in infos for name in boundary) else network.inferred
     graph.input.extend(value_info(name, infos, types) for name in piece.inputs)
     graph.output.extend(value_info(name, infos, types) for name in piece.outputs)
+    # In the order of their fields; copies of the messages in a graph would take several times their bytes.
+    body = bytearray()
+    for index in piece.nodes:
+        body += _written(_NODE, piece.renamed.get(index, network.nodes[index]))
+    body += _serialized(onnx.GraphProto(name=source.graph.name or "graph"))
     read = (reads(piece.renamed[i]) if i in piece.renamed else network.reads[i] for i in piece.nodes)
-    outer = (name for names in read for name in names if network.producer.get(name) not in inside)
-    for name in dict.fromkeys(name for name in outer if name not in fed):
+    outer = (name for names in read for name in names if name not in fed and not is_made(name))
+    for name in dict.fromkeys(outer):
         tensor = network.initializers[name] if name in network.initializers else stored(name)
-        graph.initializer.append(tensor)
+        body += _written(_INITIALIZER, tensor)
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
             known = network.declared.get(name)
             graph.input.append(known or make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-    for value in source.graph.value_info:
-        if network.producer.get(value.name) in inside and value.name not in boundary:
-            graph.value_info.append(value)
-    # Copies of the nodes' messages would take several times their bytes; nodes are the first field of a graph.
-    body = bytearray()
-    for index in piece.nodes:
-        node = piece.renamed.get(index, network.nodes[index]).SerializeToString()
-        body += _field(_NODE, len(node)) + node
+    graph.value_info.extend(v for v in source.graph.value_info if v.name not in boundary and is_made(v.name))
     body += _serialized(graph)
-    content = b"".join((_serialized(head), _field(_GRAPH, len(body)), body, _serialized(tail)))
-    return Cut(content, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
+    body[:0] = _serialized(head) + _field(_GRAPH, len(body))
+    body += _serialized(tail)
+    return Cut(body, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
 
 
-_NODE, _GRAPH = (
+_NODE, _INITIALIZER, _GRAPH = (
     kind.DESCRIPTOR.fields_by_name[name].number
-    for kind, name in ((onnx.GraphProto, "node"), (onnx.ModelProto, "graph"))
+    for kind, name in ((onnx.GraphProto, "node"), (onnx.GraphProto, "initializer"), (onnx.ModelProto, "graph"))
 )
 
 
 def _serialized(message: Message) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
+
+
+def _written(number: int, message: Message) -> bytes:
+    """Return a message as a field of another."""
+    content = _serialized(message)
+    return _field(number, len(content)) + content
 
 
 def _field(number: int, length: int) -> bytes:

@@ -110,8 +110,7 @@ class Declarations(Mapping[str, onnx.ValueInfoProto]):
     def infos(self) -> Infos:
         """Return types and shapes of the plain tensors."""
         one_of_each = {kind: name for name, kind in self._kinds.items()}
-        known = {kind: to_info(self[name]) for kind, name in one_of_each.items()}
-        return Infos(self._kinds, {kind: info for kind, info in known.items() if info is not None})
+        return Infos(self._kinds, {kind: to_info(self[name]) for kind, name in one_of_each.items()}.get)
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:

@@ -6,6 +6,7 @@ a needed unit that does not fail alone is tried as one unit before its parts.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -59,14 +60,14 @@ def _stretch(place: int, joined: Sequence[bool]) -> tuple[int, int]:
     return start, stop
 
 
-def _crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
+def _crossing_widths(network: Network, searched: Sequence[int]) -> array[int]:
     """Return how many tensors cross the place before each unit, and the end of the order.
 
     A tensor lives from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
     """
     place = {network.order[unit]: index for index, unit in enumerate(searched)}
     end, inputs = len(searched), set(network.inputs)
-    steps = [0] * (end + 2)
+    steps = array("i", bytes(4 * (end + 2)))
     for name, readers in network.consumers.items():
         maker = network.producer.get(name)
         if name not in inputs if maker is None else maker not in place:
@@ -76,7 +77,7 @@ def _crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
         if last >= born:
             steps[born] += 1
             steps[last + 1] -= 1
-    return list(accumulate(steps[: end + 1]))
+    return array("i", accumulate(steps[: end + 1]))
 
 
 STORED_LIMIT_BYTES = 1 << 20
@@ -114,7 +115,8 @@ class NetworkUnits:
         """
         self.network = network
         order, constant = network.order, network.constant
-        self.searched = [unit for unit, index in enumerate(order) if not constant[index]]
+        # The network's own numbers: another object for each takes 1.6 MB for 50,000.
+        self.searched = [unit for unit in sorted(order) if not constant[order[unit]]]
         feedable = set(feedable) | set(network.inputs)
         self._weights: list[tuple[int, ...]] = []
         self._bare: list[tuple[int, ...]] = []

@@ -94,7 +94,7 @@ class Candidate:
         """Whether any of the model's weights lies outside."""
         return self.made.has_external_data if isinstance(self.made, Cut) else has_external_data(self.made)
 
-    def content(self) -> bytes:
+    def content(self) -> bytes | bytearray:
         """The model as a file's bytes."""
         if isinstance(self.made, Cut):
             return self.made.content

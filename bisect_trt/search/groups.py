@@ -7,7 +7,7 @@ one is asked instead, as ``git bisect skip`` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from typing import overload
 
@@ -39,7 +39,7 @@ class Kept:
     """
 
     def __init__(
-        self, units: Iterable[int], ask: Ask, *, goal: Verdict = Verdict.PASS, complete: Completion = frozenset
+        self, units: Collection[int], ask: Ask, *, goal: Verdict = Verdict.PASS, complete: Completion = frozenset
     ) -> None:
         """``units`` are all there are: kept altogether they are known to be enough, none kept is known not to.
 
@@ -49,8 +49,8 @@ class Kept:
             goal: The verdict of a set that is enough.
             complete: Adds to a set what it is asked about with, as long as there is more in it than what is needed.
         """
+        self._order = units
         self.units: Subset = frozenset(units)
-        self._all = self.units
         self.needed: Subset = frozenset()
         self.astray = False
         self._found: list[int] = []  # and not left out once more yet
@@ -102,11 +102,11 @@ class Kept:
             again: The number of other candidates to ask about where one is unresolved: each has a unit back that is known
                 not to be needed, the nearest first. With the next question it is left out again.
         """
-        rest = self.units - self._spare - units
+        rest = self.units.difference(self._spare, units)
         spare, verdict = Subset(), self.shrink(rest)
         if again and verdict is Verdict.UNRESOLVED:
             ends = (min(units), max(units))
-            gone = self._all - self.units
+            gone = (unit for unit in self._order if unit not in self.units)
             for unit in nsmallest(again, gone, key=lambda unit: min((abs(unit - end), unit) for end in ends)):
                 spare = frozenset({unit})
                 verdict = self.shrink(rest | spare)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import compress
 from typing import TypeVar
+from weakref import ref
 
 
 class Verdict(str, Enum):
@@ -55,11 +56,12 @@ _FAST = 1
 class Units:
     """Does the candidate made of these units show the failure?"""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_given", "_held")
 
     def __init__(self, units: Subset) -> None:
         self._held: Subset | bytes = units
         if len(units) >= _MANY:
+            self._given = ref(units)
             flags = bytearray(max(units) + 1)
             for unit in units:
                 flags[unit] = 1
@@ -67,10 +69,12 @@ class Units:
 
     @property
     def units(self) -> Subset:
-        """The units; a set of many is made anew each time."""
+        """The units; a set of many is made anew once nothing else holds it."""
         held = self._held
         if not isinstance(held, bytes):
             return held
+        if (given := self._given()) is not None:
+            return given
         flags = zlib.decompress(held)
         return frozenset(compress(range(len(flags)), flags))
 

@@ -259,17 +259,17 @@ def find_culprits(
     """
     kept = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
     guess = None if suspect is None else bisect_left(units, suspect) + 1
-    passed = frozenset(units[:passing])
+    passed = passing  # so many of the first units
 
     def shorten(prefix: Subset, again: int = 0) -> Verdict:
         nonlocal passed
         verdict = kept.leave_out(kept.units - prefix, again=again)
-        passed = prefix if verdict is Verdict.PASS else passed
+        passed = len(prefix) if verdict is Verdict.PASS else passed
         return verdict
 
     length = shortest_failing_prefix(units, frozenset(), shorten, guess=guess, passing=passing, again=shorten)
     first, rest = units[length - 1], units[: length - 1]
-    kept.found(frozenset({first}), doubtful=not passed.issuperset(rest))
+    kept.found(frozenset({first}), doubtful=passed < len(rest))
     if not rest or kept.lost or (itself := kept.leave_out(frozenset(rest), again=SKIPS)) is Verdict.FAIL:
         return _bare(kept, ask, weights)
     density, most = Density(cold(len(units)), units=len(units)), None

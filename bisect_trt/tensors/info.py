@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,21 +92,21 @@ class TensorInfo:
 class Infos(Mapping[str, TensorInfo]):
     """Types and shapes of tensors by name, each made on access: a network has 100,000 tensors of some ten kinds."""
 
-    def __init__(self, kinds: Mapping[str, Hashable], known: Mapping[Any, TensorInfo]) -> None:
-        """Map each name to a kind, and each kind to its type and shape; a tensor of an unknown kind is not contained."""
+    def __init__(self, kinds: Mapping[str, Any], known: Callable[[Any], TensorInfo | None]) -> None:
+        """``kinds`` says of what kind each is, ``known`` what kinds are; a tensor of an unknown kind is not contained."""
         self._kinds, self._known = kinds, known
 
     def __getitem__(self, name: str) -> TensorInfo:
-        info = self._known.get(self._kinds[name])
+        info = self._known(self._kinds[name])
         if info is None:
             raise KeyError(name)
         return TensorInfo(name, info.dtype, info.shape)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, kind in self._kinds.items() if kind in self._known)
+        return (name for name, kind in self._kinds.items() if self._known(kind) is not None)
 
     def __len__(self) -> int:
-        return sum(kind in self._known for kind in self._kinds.values())
+        return sum(self._known(kind) is not None for kind in self._kinds.values())
 
 
 def common(one: TensorInfo, other: TensorInfo) -> TensorInfo:

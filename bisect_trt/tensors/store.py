@@ -9,6 +9,7 @@ import json
 import math
 import os
 import weakref
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
@@ -41,7 +42,7 @@ def swap_limit(megabytes: int | None = None) -> int:
 
 
 _DATA, _INDEX = "tensors.bin", "index.json"
-_SCHEMA = 3
+_SCHEMA = 4
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
 _COPIED = 1 << 20
@@ -65,13 +66,18 @@ class StoreWriter:
     def __init__(self, folder: Path, *, append: bool = False) -> None:
         self._folder = folder
         self._types: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._kinds: dict[str, int] = {}
-        self._places: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._kinds, self._places = array("L"), array("Q")
         self._skipped: dict[str, str] = {}
         if append:
             before = ActivationStore.open(folder)
             self._types = {known: kind for kind, known in enumerate(before.types)}
-            self._kinds, self._places, self._skipped = before.kinds, before.places, before.skipped
+            self._rows, self._kinds, self._places, self._skipped = (
+                before.rows,
+                before.kinds,
+                before.places,
+                before.skipped,
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / _INDEX).unlink(missing_ok=True)
@@ -94,8 +100,8 @@ class StoreWriter:
             if error is None:
                 raise cannot_write(self._folder / _DATA, err) from err
         if error is None:
-            index = {"schema": _SCHEMA, "bytes": self._offset, "types": list(self._types), "kinds": self._kinds}
-            index |= {"places": self._places, "skipped": self._skipped}
+            index = {"schema": _SCHEMA, "bytes": self._offset, "types": list(self._types), "names": list(self._rows)}
+            index |= {"kinds": list(self._kinds), "places": list(self._places), "skipped": self._skipped}
             with replacing(self._folder / _INDEX) as file:
                 file.write(json.dumps(index).encode())
 
@@ -105,7 +111,7 @@ class StoreWriter:
         Raises:
             ValueError: There is a tensor of this name already.
         """
-        if name in self._kinds or name in self._skipped:
+        if name in self._rows or name in self._skipped:
             raise ValueError(f"tensor '{name}' is in the store already")
         if not isinstance(array, np.ndarray):
             self._skipped[name] = f"it is a {type(array).__name__}, not a tensor"
@@ -114,9 +120,9 @@ class StoreWriter:
         else:
             self._skipped[name] = f"it is of type {array.dtype.name}, not of numbers"
 
-    def _write(self, name: str, array: NDArray[Any]) -> None:
-        stored = storage_dtype(array.dtype)
-        values = array.view(stored) if is_extension(array.dtype) else array.astype(stored, copy=False)
+    def _write(self, name: str, given: NDArray[Any]) -> None:
+        stored = storage_dtype(given.dtype)
+        values = given.view(stored) if is_extension(given.dtype) else given.astype(stored, copy=False)
         padding = -self._offset % _ALIGNMENT
         try:
             self._file.write(bytes(padding))
@@ -124,8 +130,9 @@ class StoreWriter:
                 self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         except OSError as err:
             raise cannot_write(self._folder / _DATA, err) from err
-        self._kinds[name] = self._types.setdefault((array.dtype.name, array.shape), len(self._types))
-        self._places[name] = self._offset + padding
+        self._rows[name] = len(self._rows)
+        self._kinds.append(self._types.setdefault((given.dtype.name, given.shape), len(self._types)))
+        self._places.append(self._offset + padding)
         self._offset += padding + values.nbytes
 
 
@@ -137,8 +144,9 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
     Attributes:
         folder: The folder.
         types: Every type and shape that tensors have.
-        kinds: The place in ``types`` of each tensor, by name.
-        places: The first byte of each tensor in the file, by name.
+        rows: The number of each tensor, by name.
+        kinds: The place in ``types`` of each tensor, by number.
+        places: The first byte of each tensor in the file, by number.
         skipped: Tensors that could not be stored, with the reason.
 
     Raises:
@@ -149,11 +157,12 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         """Map the file by its index."""
         self.folder = folder
         self.types: list[tuple[str, tuple[int, ...]]] = [(dtype, tuple(dims)) for dtype, dims in index["types"]]
-        self.kinds: dict[str, int] = {intern(name): kind for name, kind in index["kinds"].items()}
-        self.places: dict[str, int] = {intern(name): place for name, place in index["places"].items()}
+        self.rows: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
+        self.kinds, self.places = array("L", index["kinds"]), array("Q", index["places"])
         self.skipped: dict[str, str] = index["skipped"]
-        known = {kind: TensorInfo("", dtype_from_name(dtype), shape) for kind, (dtype, shape) in enumerate(self.types)}
-        self.infos = Infos(self.kinds, known)
+        known = [TensorInfo("", dtype_from_name(dtype), shape) for dtype, shape in self.types]
+        kinds = self.kinds  # with self in it, the function would keep the file open
+        self.infos = Infos(self.rows, lambda row: known[kinds[row]])
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
@@ -185,17 +194,18 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
             raise RunFolderError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.kinds)
+        return iter(self.rows)
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.rows)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.kinds
+        return name in self.rows
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
-        place, (_, shape) = self.places[name], self.types[self.kinds[name]]
+        row = self.rows[name]
+        place, (_, shape) = self.places[row], self.types[self.kinds[row]]
         size = info.dtype.itemsize * math.prod(shape)
         content = self._data[place : place + size]
         if 0 < size <= _COPIED:
@@ -208,6 +218,6 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
 
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""
-        if name not in self.kinds:
+        if name not in self.rows:
             raise KeyError(f"no tensor '{name}' in {self.folder}: {self.skipped.get(name, 'never stored')}")
         return self.infos[name]
