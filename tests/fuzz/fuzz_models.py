@@ -122,20 +122,6 @@ def _sequences() -> ModelProto:
     return _model(nodes, [numpy_helper.from_array(np.array(1), "one")])
 
 
-def _segments() -> ModelProto:
-    model = _chain()
-    model.graph.initializer[0].segment.begin = 0
-    model.graph.initializer[0].segment.end = 2
-    return model
-
-
-def _deep() -> ModelProto:
-    """A weight of 70 dimensions."""
-    model = _chain()
-    model.graph.initializer[0].dims[:] = [*[1] * 69, 3]
-    return model
-
-
 def _external() -> ModelProto:
     model = _chain()
     weight = model.graph.initializer[0]
@@ -146,23 +132,6 @@ def _external() -> ModelProto:
     return model
 
 
-def _recursive() -> ModelProto:
-    model = _functions()
-    model.functions[0].node[0].op_type, model.functions[0].node[0].domain = "Four", "own"
-    del model.functions[0].node[0].input[1]
-    return model
-
-
-def _doubling() -> ModelProto:
-    """Functions of functions: 2 to the 40th nodes, once expanded."""
-    opset = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    functions = [helper.make_function("own", "F0", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opset)]
-    for level in range(1, 41):
-        calls = [helper.make_node(f"F{level - 1}", [i], [o], domain="own") for i, o in (("a", "t"), ("t", "b"))]
-        functions.append(helper.make_function("own", f"F{level}", ["a"], ["b"], calls, opset))
-    return _model([helper.make_node("F40", ["x"], ["y"], domain="own", name="f")], functions=functions)
-
-
 BASES: tuple[Callable[[], ModelProto], ...] = (
     _chain,
     _branches,
@@ -171,11 +140,7 @@ BASES: tuple[Callable[[], ModelProto], ...] = (
     _shapes,
     _quantized,
     _sequences,
-    _segments,
-    _deep,
     _external,
-    _recursive,
-    _doubling,
 )
 
 

@@ -87,7 +87,7 @@ def run(tool: str, path: Path) -> np.ndarray:
 
 def test_diagnose_names_what_a_tool_breaks(cli: CommandLine) -> None:
     Path("wrong.py").write_text(WRONG)
-    path, tool = model(Path("model.onnx"), 5), f"{PYTHON} wrong.py {{model}} {{out}}"
+    path, tool = model(Path("model.onnx"), 3), f"{PYTHON} wrong.py {{model}} {{out}}"
     ran = cli("diagnose", path, "--through", tool, "-o", "out", "--json", "r.json")
     assert ran.status == 0, ran.err
     proto = onnx.load(path)
@@ -181,7 +181,7 @@ def test_a_model_that_loads_and_does_not_run(tmp_path: Path) -> None:
 
 def test_a_tool_that_hangs_is_a_time_out(cli: CommandLine) -> None:
     tool = script(Path("slow.py"), "import time\ntime.sleep(600)\n")
-    ran = cli("run", model(Path("model.onnx"), 1), "--through", tool, "--timeout", "3")
+    ran = cli("run", model(Path("model.onnx"), 1), "--through", tool, "--timeout", "2")
     assert "the target cannot run model.onnx: no answer after" in ran.error
 
 

@@ -76,36 +76,6 @@ def custom(net: Planted, last: str) -> str:
     return net.add("Swirl", last, guilty=True, domain="acme")
 
 
-def unique(net: Planted, last: str) -> str:
-    return net.scalar(net.add("Unique", last, guilty=True), last)
-
-
-def bias(net: Planted, last: str) -> str:
-    scale, values = net.weight(np.float32(0.1)), net.weight(np.ones(8, np.int32))
-    return net.add("Add", last, net.add("DequantizeLinear", values, scale, guilty=True))
-
-
-def compressed(net: Planted, last: str) -> str:
-    chosen = net.weight(np.ones(4, np.bool_))
-    return net.scalar(net.add("Compress", last, chosen, guilty=True, axis=1), last)
-
-
-def bits(net: Planted, last: str) -> str:
-    whole = net.add("Cast", last, to=TensorProto.INT32)
-    return net.scalar(net.add("BitwiseAnd", whole, net.weight(np.array(1, np.int32)), guilty=True), last)
-
-
-def spectrum(net: Planted, last: str) -> str:
-    column = net.add("Unsqueeze", last, net.weight(np.array([3])))
-    return net.scalar(net.add("DFT", column, guilty=True, axis=2), last)
-
-
-def drawn(net: Planted, last: str) -> str:
-    return net.scalar(
-        net.add("Multinomial", net.add("ReduceSum", last, net.weight(np.array([0])), keepdims=0), guilty=True), last
-    )
-
-
 def grouped(net: Planted, last: str) -> str:
     query = net.add("Reshape", last, net.weight(np.array([1, 4, 2, 4])))
     key = net.add("Slice", query, *(net.weight(np.array([each])) for each in (0, 2, 1)))
@@ -156,11 +126,7 @@ def flattened(net: Planted, last: str) -> str:
 
 
 KINDS: dict[str, Callable[[Planted, str], str]] = {
-    each.__name__: each
-    for each in (
-        *(suppression, determinant, custom, unique, bias, compressed, bits, spectrum, drawn, grouped),
-        *(branch, looped, called),
-    )
+    each.__name__: each for each in (*(suppression, determinant, custom, grouped, branch, looped, called),)
 }
 
 
