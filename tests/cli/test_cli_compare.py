@@ -53,11 +53,6 @@ def matches(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, 
     return {entry["name"]: entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]}
 
 
-def test_run_says_what_matches(cli: CommandLine, fan: Path) -> None:
-    assert matches(cli, fan, *FP16, status=1) == {"fine": True, "bad": False, "worse": False}
-    assert matches(cli, fan, "--onnxrt") == {"fine": True, "bad": True, "worse": True}
-
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [

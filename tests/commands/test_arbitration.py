@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import overflowing, read_json, save
+from support import model_of, overflowing, read_json, save
 
 from bisect_trt.commands.arbitration import Fault, Opinions
 from bisect_trt.commands.checks import CheckSettings
@@ -68,16 +68,8 @@ def fused_past_the_largest(path: Path) -> Path:
         helper.make_node("Mul", ["c", "much"], ["m"], name="much"),
         helper.make_node("Relu", ["m"], ["y"], name="after"),
     ]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, 8, 8])
-        for name, channels in (("x", 2), ("y", 1))
-    ]
-    weights = {"far": np.array(1e4), "little": np.array(1e-6), "much": np.full((1, 1, 1, 1), 1e20)}
-    weights["w"] = np.array([1e20, -1e20]).reshape(1, 2, 1, 1)
-    tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "fused", ends[:1], ends[1:], tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    weights = {"far": 1e4, "little": 1e-6, "much": [[[[1e20]]]], "w": [[[[1e20]], [[-1e20]]]]}
+    return save(path, nodes, weights, inputs={"x": [1, 2, 8, 8]}, outputs={"y": [1, 1, 8, 8]})
 
 
 def test_a_target_that_is_worse_than_rounding_has_a_bug(cli: CommandLine) -> None:
@@ -97,13 +89,8 @@ def tied(path: Path) -> Path:
         helper.make_node("MatMul", ["r", "w"], ["logits"], name="logits"),
         helper.make_node("ArgMax", ["logits"], ["index"], name="choice", axis=-1),
     ]
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 64]),
-        helper.make_tensor_value_info("index", TensorProto.INT64, [16, 1]),
-    ]
-    graph = helper.make_graph(nodes, "tied", ends[:1], ends[1:], [numpy_helper.from_array(columns, "w")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    ends: dict[str, Any] = {"outputs": {"index": [16, 1]}, "types": {"index": TensorProto.INT64}}
+    return save(path, nodes, {"w": columns}, inputs={"x": [16, 64]}, **ends)
 
 
 def test_a_choice_among_equals_is_a_tie(cli: CommandLine) -> None:
@@ -118,8 +105,7 @@ RIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 def opinions(**seen: Any) -> Opinions:
     """Opinions on an elementwise node of which ``RIGHT`` is right, unless another value is given."""
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 4]) for name in "xy"]
-    model = helper.make_model(helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:]))
+    model = model_of([helper.make_node("Tanh", ["x"], ["y"])], inputs={"x": [3, 4]}, outputs={"y": [3, 4]})
     known = {"reference": RIGHT, "target": RIGHT, "right": RIGHT.astype(np.float64), **seen}
     rows: dict[str, Any] = {
         name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in known.items()
@@ -188,15 +174,8 @@ def test_an_evaluator_that_ignores_an_attribute_has_no_opinion(cli: CommandLine)
     rng = np.random.default_rng(0)
     weights = {"w": (1, 12, 4), "r": (1, 12, 3), "b": (1, 24)}
     node = helper.make_node("LSTM", ["x", *weights], ["y"], name="l", hidden_size=3, input_forget=1)
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 2, 4]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 1, 2, 3]),
-    ]
-    stored = [
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in weights.items()
-    ]
-    graph = helper.make_graph([node], "coupled", ends[:1], ends[1:], stored)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), "model.onnx")
+    stored = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    save(Path("model.onnx"), [node], stored, inputs={"x": [5, 2, 4]}, outputs={"y": [5, 1, 2, 3]}, opset=14)
     ran = cli("reduce", "model.onnx", "--openvino", "-o", "out.onnx", "--json", "r.json")
     fault = read_json(Path("r.json"))["fault"]  # OpenVINO ignores it too, so the two would agree
     assert (ran.status, fault["whose"]) == (0, "unknown")
@@ -207,31 +186,25 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
     """A node that decides, of which the target read ``reads`` rounded to fp16."""
     values = ["v"] if op == "TopK" else []
     inputs = {"x": reads} | ({"k": np.array([1])} if values else {})
-    infos = helper.make_tensor_value_info
-    ends = [infos(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape) for name, each in inputs.items()]
     made = {"y": (decided, other)} | ({"v": (reads[decided], reads[other])} if values else {})
-    outputs = [infos(name, helper.np_dtype_to_tensor_dtype(one.dtype), one.shape) for name, (one, _) in made.items()]
     node = helper.make_node(op, list(inputs), [*values, "y"], name="n")
-    graph = helper.make_graph([node], "g", ends, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     right, wrong = ({name: each[side] for name, each in made.items()} for side in (0, 1))
+    types = {name: helper.np_dtype_to_tensor_dtype(each.dtype) for name, each in (inputs | right).items()}
+    fed, returned = ({name: each.shape for name, each in some.items()} for some in (inputs, right))
+    model = model_of([node], inputs=fed, outputs=returned, types=types)
     return Opinions(model, ("y",), inputs, right, wrong, right, rounded=wrong, low="fp16", **SIDES)
 
 
 def computed_index(op: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A step taken of a product, or an element picked by a coordinate, that is 0.5 or just above it."""
-    info = helper.make_tensor_value_info
     if op == "GridSample":
         nodes = [helper.make_node(op, ["x", "grid"], ["y"], mode="nearest", align_corners=1)]
-        ends = [info("x", TensorProto.FLOAT, [1, 1, 1, 2]), info("grid", TensorProto.FLOAT, [1, 1, 1, 2])]
-        out = info("y", TensorProto.FLOAT, [1, 1, 1, 1])
         fed = {"x": np.array([3.0, 7.0]).reshape(1, 1, 1, 2), "grid": np.array([1e-7, -1.0]).reshape(1, 1, 1, 2)}
     else:
         nodes = [helper.make_node("Mul", ["x", "x"], ["m"]), helper.make_node(op, ["m"], ["y"])]
-        ends, out = [info("x", TensorProto.FLOAT, [1])], info("y", TensorProto.FLOAT, [1])
         fed = {"x": np.array([0.70710683])}
-    graph = helper.make_graph(nodes, "g", ends, [out])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    out = {"y": [1] * fed["x"].ndim}
+    model = model_of(nodes, inputs={name: value.shape for name, value in fed.items()}, outputs=out, opset=16)
     return model, {name: value.astype(np.float32) for name, value in fed.items()}
 
 
@@ -286,7 +259,6 @@ def test_a_decision_is_a_tie_as_far_as_rounding_turns_it(
 
 
 def test_a_widened_model_computes_in_float64() -> None:
-    weights = [numpy_helper.from_array(np.array([1, 2], np.float32), "w")]
     nodes = [
         helper.make_node("Constant", [], ["c"], value_float=0.1),
         helper.make_node("Add", ["x", "w"], ["s"]),
@@ -295,12 +267,7 @@ def test_a_widened_model_computes_in_float64() -> None:
         helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
         helper.make_node("Add", ["f", "m"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", ends[:1], ends[1:], weights),
-        opset_imports=[helper.make_opsetid("", 13)],
-        ir_version=8,
-    )
+    model = model_of(nodes, {"w": [1, 2]}, inputs={"x": [2]}, outputs={"y": [2]})
     wide = widened(model, Path())
     onnx.checker.check_model(wide, full_check=True)
     x = np.array([1e-9, 1e9])
@@ -319,11 +286,8 @@ ULP = 2.0**-23
 WIDTH = 16
 
 
-def model_of(*nodes: onnx.NodeProto, weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, WIDTH]) for name in "xy"]
-    stored = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def rows(*nodes: onnx.NodeProto, weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    return model_of(nodes, weights or {}, inputs={"x": [4, WIDTH]}, outputs={"y": [4, WIDTH]}, opset=17)
 
 
 def run_model(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
@@ -349,7 +313,7 @@ def off(model: onnx.ModelProto, x: np.ndarray) -> float:
 def test_what_cancels_is_foreseen(shift: float, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((4, WIDTH)).astype(np.float32)
     there, back = helper.make_node("Add", ["x", "k"], ["a"]), helper.make_node("Sub", ["a", "k"], ["y"])
-    model = model_of(there, back, weights={"k": np.array(shift, np.float32)})
+    model = rows(there, back, weights={"k": np.array(shift, np.float32)})
     assert off(model, x) <= 4 * movement(model, x) + 1e-6
     assert movement(model, x) <= 4 * ULP * (shift + 10)  # and no more than that is forgiven
 
@@ -358,7 +322,7 @@ def test_what_cancels_is_foreseen(shift: float, seed: int) -> None:
 def test_a_norm_far_from_zero_is_foreseen(mean: float, seed: int) -> None:
     x = (mean + np.random.default_rng(seed).standard_normal((4, WIDTH))).astype(np.float32)
     norm = helper.make_node("LayerNormalization", ["x", "g"], ["y"])
-    model = model_of(norm, weights={"g": np.ones(WIDTH, np.float32)})
+    model = rows(norm, weights={"g": np.ones(WIDTH, np.float32)})
     assert off(model, x) <= 4 * movement(model, x) + 1e-5
     assert 4 * movement(model, x) < 160 * WIDTH * ULP * (mean + 10)
 
@@ -366,12 +330,12 @@ def test_a_norm_far_from_zero_is_foreseen(mean: float, seed: int) -> None:
 def test_what_is_well_conditioned_forgives_nothing_past_the_tolerance() -> None:
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, WIDTH), (WIDTH, WIDTH)))
-    model = model_of(helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": weight})
+    model = rows(helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": weight})
     assert 0 < 4 * movement(model, x) < 2e-4 * np.sqrt(np.mean((x @ weight) ** 2))
 
 
 def test_a_step_is_not_forgiven() -> None:
-    assert not is_continuous(model_of(helper.make_node("Floor", ["x"], ["y"])))
+    assert not is_continuous(rows(helper.make_node("Floor", ["x"], ["y"])))
 
 
 @given(st.floats(0.01, 1e3), st.floats(0, 3))
@@ -390,12 +354,12 @@ def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
     dropout = helper.make_node("Dropout", ["x", "", "t"], ["y"])
     flag = np.array(trains)
     constant = helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(flag))
-    model = model_of(dropout, weights={"t": flag}) if stored else model_of(constant, dropout)
+    model = rows(dropout, weights={"t": flag}) if stored else rows(constant, dropout)
     assert [bool(drawing_nodes(model, {}, unsure=unsure)) for unsure in (True, False)] == [trains, trains]
-    model = model_of(dropout, weights={"t": np.array(1.0)})  # of no type that it may have, so it is not known
+    model = rows(dropout, weights={"t": np.array(1.0)})  # of no type that it may have, so it is not known
     assert bool(drawing_nodes(model, {"t": flag}, unsure=not trains)) == trains
     assert drawing_nodes(model, {}, unsure=True)
-    assert not drawing_nodes(model_of(helper.make_node("Dropout", ["x"], ["y"])), {}, unsure=True)
+    assert not drawing_nodes(rows(helper.make_node("Dropout", ["x"], ["y"])), {}, unsure=True)
 
 
 def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
@@ -404,7 +368,7 @@ def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
         helper.make_node("Dropout", ["r", "", "train"], ["d"], name="drop"),
         helper.make_node("Tanh", ["d"], ["y"], name="after"),
     ]
-    onnx.save(model_of(*nodes, weights={"train": np.array(True)}), "model.onnx")
+    onnx.save(rows(*nodes, weights={"train": np.array(True)}), "model.onnx")
     fault = fault_of(cli, "diagnose", Path("model.onnx"))
     result = read_json(Path("r.json"))
     assert result["minimality"] == "1-minimal"  # of few numbers it may draw the same, so it is not shrunk
@@ -415,7 +379,7 @@ def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
 
 
 def test_a_refused_node_that_draws_is_still_a_bug() -> None:
-    noise = model_of(helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise"))
+    noise = rows(helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise"))
     case = replace(opinions(target=RIGHT + 1), model=noise)
     assert judged(case).whose == "random"
     assert judged(replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose == "target"
@@ -426,7 +390,7 @@ def test_an_answer_without_inputs_names_its_nodes(cli: CommandLine) -> None:
         helper.make_node("Mul", ["w", "w"], ["z"], name="square"),
         helper.make_node("Relu", ["x"], ["y"], name="r"),
     ]
-    model = model_of(*nodes, weights={"w": np.full(4, 1e5, np.float32)})
+    model = rows(*nodes, weights={"w": np.full(4, 1e5, np.float32)})
     model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [4]))
     onnx.save(model, "model.onnx")
     ran = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")

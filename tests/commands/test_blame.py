@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from light import Light, tag_light
-from onnx import NodeProto, TensorProto, helper, numpy_helper
-from support import SHAPE, chain, node_names, overflowing, read_json, script
+from onnx import TensorProto, helper, numpy_helper
+from support import SHAPE, chain, node_names, overflowing, read_json, save, script
 
 import bisect_trt
 from benchmarks.cases import LIGHT_MODELS
@@ -282,17 +282,10 @@ def tied_and_past_the_largest(path: Path) -> Path:
     ]
     value = np.linspace(1, 2, 8, dtype=np.float32)
     third = np.float32(1 / 3)
-    weights = {"third": third, "edge": value * third * np.float32(1 + 1e-6), "large": np.float32(6e4)}
-    tensors = [numpy_helper.from_array(np.asarray(each, np.float32), name) for name, each in weights.items()]
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [8]),
-        helper.make_tensor_value_info("above", TensorProto.BOOL, [8]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [8]),
-    ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    weights = {"third": third, "edge": value * third * np.float32(1 + 1e-6), "large": 6e4}
     np.savez(path.with_suffix(".npz"), x=value)
-    return path
+    ends: dict[str, Any] = {"outputs": {"above": [8], "y": [8]}, "types": {"above": TensorProto.BOOL}}
+    return save(path, nodes, weights, inputs={"x": [8]}, **ends)
 
 
 def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> None:
@@ -320,14 +313,6 @@ node = helper.make_node
 Ends = tuple[list[str], list[str], list[str]]
 
 
-def save_ends(path: Path, nodes: Sequence[NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> Path:
-    fed = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in inputs]
-    returned = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    graph = helper.make_graph(list(nodes), "test", fed, returned)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
-
-
 def reducable(path: Path) -> Path:
     """The model of this name in Polygraphy's tests: two inputs, joined, then two outputs."""
     nodes = [
@@ -337,7 +322,8 @@ def reducable(path: Path) -> Path:
         node("Identity", ["add_out_4"], ["identity_out_6"], name="7"),
         node("Identity", ["add_out_4"], ["identity_out_8"], name="9"),
     ]
-    return save_ends(path, nodes, ["X0", "Y0"], ["identity_out_6", "identity_out_8"])
+    outputs = dict.fromkeys(["identity_out_6", "identity_out_8"])
+    return save(path, nodes, inputs={"X0": [1, 4], "Y0": [1, 4]}, outputs=outputs)
 
 
 def branches(path: Path) -> Path:
@@ -351,7 +337,7 @@ def branches(path: Path) -> Path:
         node("Neg", ["left"], ["y"], name="y"),
         node("Neg", ["right"], ["z"], name="z"),
     ]
-    return save_ends(path, nodes, ["x"], ["y", "z", "b2"])
+    return save(path, nodes, inputs={"x": [1, 4]}, outputs=dict.fromkeys(["y", "z", "b2"]))
 
 
 def has_nodes(*names: str) -> Callable[[Path], bool]:
@@ -381,44 +367,27 @@ def reduced(model: Path, check: Callable[[Path], bool], **options: Any) -> Ends:
 STEM = ["a0", "a1", "b0", "b1", "joined", "stem"]
 
 
-@pytest.mark.parametrize("mode", ["auto", "linear"])
-@pytest.mark.parametrize(
-    ("make", "check", "left"),
-    [
-        (reducable, has_nodes("7"), (["X0", "Y0"], ["1", "3", "5", "7"], ["identity_out_6"])),
-        (
-            reducable,
-            has_nodes("7", "9"),
-            (["X0", "Y0"], ["1", "3", "5", "7", "9"], ["identity_out_6", "identity_out_8"]),
-        ),
-        (branches, has_nodes("b1", "a2"), (["x"], ["a1", "a2", "b1", "stem"], ["a2", "b1"])),
-        (branches, has_output("left"), (["x"], sorted([*STEM, "split"]), ["left", "right"])),
-    ],
-)
-def test_with_the_start_held_only_what_leads_to_the_end_stays(
-    make: Callable[[Path], Path], check: Callable[[Path], bool], left: Ends, mode: str, here: Path
-) -> None:
-    assert reduced(make(here / "model.onnx"), check, reduce_inputs=False, mode=mode) == left
+BOTH = ["identity_out_6", "identity_out_8"]
 
 
 @pytest.mark.parametrize("mode", ["auto", "linear"])
 @pytest.mark.parametrize(
-    ("make", "check", "left"),
+    ("held", "make", "check", "left"),
     [
-        (
-            reducable,
-            has_nodes("1"),
-            (["X0", "identity_out_2"], ["1", "5", "7", "9"], ["identity_out_6", "identity_out_8"]),
-        ),
-        (reducable, has_nodes("7", "9"), (["add_out_4"], ["7", "9"], ["identity_out_6", "identity_out_8"])),
-        (branches, has_nodes("b0"), (["a0", "b1"], ["b0", "joined", "split", "y", "z"], ["y", "z"])),
-        (branches, has_nodes("b2", "y"), (["a2", "left"], ["b2", "y"], ["b2", "y"])),
+        ("inputs", reducable, has_nodes("7"), (["X0", "Y0"], ["1", "3", "5", "7"], ["identity_out_6"])),
+        ("inputs", reducable, has_nodes("7", "9"), (["X0", "Y0"], ["1", "3", "5", "7", "9"], BOTH)),
+        ("inputs", branches, has_nodes("b1", "a2"), (["x"], ["a1", "a2", "b1", "stem"], ["a2", "b1"])),
+        ("inputs", branches, has_output("left"), (["x"], sorted([*STEM, "split"]), ["left", "right"])),
+        ("outputs", reducable, has_nodes("1"), (["X0", "identity_out_2"], ["1", "5", "7", "9"], BOTH)),
+        ("outputs", reducable, has_nodes("7", "9"), (["add_out_4"], ["7", "9"], BOTH)),
+        ("outputs", branches, has_nodes("b0"), (["a0", "b1"], ["b0", "joined", "split", "y", "z"], ["y", "z"])),
+        ("outputs", branches, has_nodes("b2", "y"), (["a2", "left"], ["b2", "y"], ["b2", "y"])),
     ],
 )
-def test_with_the_end_held_only_what_the_start_leads_to_stays(
-    make: Callable[[Path], Path], check: Callable[[Path], bool], left: Ends, mode: str, here: Path
+def test_with_one_end_held_only_what_leads_to_the_other_stays(
+    held: str, make: Callable[[Path], Path], check: Callable[[Path], bool], left: Ends, mode: str, here: Path
 ) -> None:
-    assert reduced(make(here / "model.onnx"), check, reduce_outputs=False, mode=mode) == left
+    assert reduced(make(here / "model.onnx"), check, mode=mode, **{f"reduce_{held}": False}) == left
 
 
 # A failure that rebuilding the model takes away is said to be that, and never searched for to the end.

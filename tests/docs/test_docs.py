@@ -70,36 +70,26 @@ def commands_of_ours() -> list[tuple[str, str]]:
     ]
 
 
-def commands_with_trt() -> list[tuple[str, str]]:
-    """Those that need a GPU."""
-    return [(page, text) for page, text in commands_of_ours() if re.match(r"bisect-trt \S+ .*--trt\b", text)]
-
-
 def read_values(text: str) -> dict[str, Any]:
     """What the command line's own parser makes of a command; it ends with status 2 if it does not take it."""
     return parse(shlex.split(text)[1:])[1]
 
 
-def test_the_command_line_takes_every_command_of_ours() -> None:
-    """The quick half of following the pages."""
+def test_the_command_line_takes_every_command_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick half of following the pages; of one that needs a GPU the target becomes settings, files taken for there."""
+    monkeypatch.chdir(tmp_path)
     for page, text in commands_of_ours():
-        assert read_values(text), page
-
-
-@pytest.mark.parametrize(("page", "text"), commands_with_trt())
-def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
-    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
-    values = read_values(text)
-    assert values["trt"] or values["trt_rtx"] or values["check"], page
-    if values["trt"]:
-        monkeypatch.chdir(tmp_path)
-        for path in (values["load_timing_cache"], values["load_engine"], *(values["plugins"] or ())):
-            if path is not None:
-                path.touch()
-        engines = text.startswith("bisect-trt run ")
-        assert Params([Target], values, words=True)[Target].settings(engines=engines) is not None
+        values = read_values(text)
+        assert values, page
+        if not re.match(r"bisect-trt \S+ .*--trt\b", text):
+            continue
+        assert values["trt"] or values["trt_rtx"] or values["check"], page
+        if values["trt"]:
+            for path in (values["load_timing_cache"], values["load_engine"], *(values["plugins"] or ())):
+                if path is not None:
+                    path.touch()
+            engines = text.startswith("bisect-trt run ")
+            assert Params([Target], values, words=True)[Target].settings(engines=engines) is not None, page
 
 
 def test_the_skill_names_commands_and_keys_that_exist() -> None:

@@ -152,9 +152,21 @@ def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: 
 
 
 def test_several_values_follow_a_flag_and_all_that_follows_check_is_its_command() -> None:
-    line = ["reduce", "m.onnx", "--input-shapes", "x:[1]", "y:2x3", "--all", "--on", "--check", "cmd", "--all"]
+    line = [
+        "reduce",
+        "m.onnx",
+        "--input-shapes",
+        "x:[1]",
+        "y:2x3",
+        "--fail-code",
+        "-11",
+        "--on",
+        "--check",
+        "cmd",
+        "--all",
+    ]
     assert expand(line, several("reduce")) == [
-        *("reduce", "m.onnx", "--input-shapes=x:[1]", "--input-shapes=y:2x3", "--all", "--on"),
+        *("reduce", "m.onnx", "--input-shapes=x:[1]", "--input-shapes=y:2x3", "--fail-code=-11", "--on"),
         *("--check=cmd", "--check=--all"),
     ]
 
