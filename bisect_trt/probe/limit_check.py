@@ -111,7 +111,8 @@ class LimitCheck(BuiltinCheck):
             return self._failed(reply)
         if reply.refused is not None:
             return Outcome(Ending.SKIPPED, "no baseline", f"the baseline does not run it: {reply.refused}")
-        return self._judge(request, reply)
+        outcome = self._judge(request, reply)
+        return outcome if files.target is None else replace(outcome, severity=None)
 
     def _failed(self, reply: Failed) -> Outcome:
         """A model that does not fit is too large where memory is limited."""

@@ -61,6 +61,24 @@ def test_the_option_that_makes_it_slow_is_named(here: Path, cli: CommandLine) ->
     assert ["option:session.disable_prepacking"] in read_json(here / "c.json")["cause"]
 
 
+@pytest.mark.parametrize(
+    ("words", "switch"),
+    [
+        (("--disable-optimizer", "ConstantFolding"), "optimizer:ConstantFolding"),
+        (("--graph-optimization-level", "off"), "option:graph_optimization_level=all"),
+    ],
+)
+def test_a_disabled_optimizer_is_the_cause(here: Path, cli: CommandLine, words: tuple[str, ...], switch: str) -> None:
+    """A product of weights is computed in each run."""
+    weights = np.random.default_rng(0).standard_normal((384, 384)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["w", "w"], ["ww"]), helper.make_node("MatMul", ["x", "ww"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 384]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+    cli("cause", "m.onnx", "--onnxrt", *words, *SLOW[3:], "--json", "c.json")
+    assert read_json(here / "c.json")["cause"] == [[switch]]
+
+
 def test_equal_sides_are_not_slower(here: Path, cli: CommandLine) -> None:
     write_model(here / "m.onnx")
     cli("run", "m.onnx", "--onnxrt", "--slower-than", "2", "--baseline", "onnxrt", "--json", "r.json")

@@ -327,6 +327,11 @@ def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
 def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Options that are given, each left out; then those that are not, each turned."""
     given = dict(own.session_options)
+    for name in own.disabled_optimizers:
+        yield Switch(f"{OPTIMIZER}:{name}", dropping("disabled_optimizers", name), weight=LIKELY, how="enabled again")
+    if own.graph_optimization_level != ALL:
+        turn = setting(graph_optimization_level=ALL)
+        yield Switch("option:graph_optimization_level=all", turn, weight=LIKELY)
     for name in given:
         yield Switch(f"option:{name}", dropping("session_options", name), weight=LIKELY, how="left out")
     for name, _ in own.provider_options:
