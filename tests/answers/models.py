@@ -40,14 +40,19 @@ def _save(
     return path
 
 
+def _line(steps: Sequence[tuple[str, str, str]]) -> list[onnx.NodeProto]:
+    """Nodes one behind the other, from ``x``: of each its operator, what else it reads, and its name."""
+    last, nodes = "x", []
+    for op, reads, name in steps:
+        nodes.append(helper.make_node(op, [last, *reads.split()], [f"{name}_out"], name=name))
+        last = f"{name}_out"
+    return nodes
+
+
 def chain(path: Path, names: str, *, rows: int | str = 2, op: str = "Add") -> Path:
     """Nodes of these names, one behind the other; each adds 1, or does something else of two operands."""
-    last, nodes = "x", []
-    for name in names.split():
-        nodes.append(helper.make_node(op, [last, "one"], [f"{name}_out"], name=name))
-        last = f"{name}_out"
-    shape = (rows, 4)
-    return _save(path, nodes, {"one": 1.0}, {"x": shape}, {last: shape})
+    nodes, shape = _line([(op, "one", name) for name in names.split()]), (rows, 4)
+    return _save(path, nodes, {"one": 1.0}, {"x": shape}, {nodes[-1].output[0]: shape})
 
 
 def long(path: Path, length: int, bad: dict[int, str]) -> Path:
@@ -57,14 +62,9 @@ def long(path: Path, length: int, bad: dict[int, str]) -> Path:
 
 def branches(path: Path, left: str, right: str, tail: str = "end") -> Path:
     """Two chains from one input that a last node adds up."""
-    nodes, ends = [], []
-    for names in (left, right):
-        last = "x"
-        for name in names.split():
-            nodes.append(helper.make_node("Add", [last, "one"], [f"{name}_out"], name=name))
-            last = f"{name}_out"
-        ends.append(last)
-    nodes.append(helper.make_node("Add", ends, ["joined"], name="join"))
+    sides = [_line([("Add", "one", name) for name in names.split()]) for names in (left, right)]
+    nodes = [*sides[0], *sides[1]]
+    nodes.append(helper.make_node("Add", [side[-1].output[0] for side in sides], ["joined"], name="join"))
     nodes.append(helper.make_node("Add", ["joined", "one"], [f"{tail}_out"], name=tail))
     return _save(path, nodes, {"one": 1.0})
 
@@ -83,26 +83,14 @@ def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
     weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
     steps = [*(("Add", "one", f"a{i}") for i in range(before)), ("Mul", "big", "big"), ("Mul", "small", "small")]
     steps += [("Add", "one", f"b{i}") for i in range(after)]
-    last, nodes = "x", []
-    for op, weight, name in steps:
-        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
-        last = f"{name}_out"
-    return _save(path, nodes, weights)
+    return _save(path, _line(steps), weights)
 
 
 def two_overflows(path: Path) -> Path:
     """Two places past fp16 in one chain, which come back each time."""
-    last, nodes = "x", []
-    for number in (1, 2):
-        for op, weight, name in (
-            ("Add", "one", f"a{number}"),
-            ("Mul", "big", f"big{number}"),
-            ("Mul", "small", f"small{number}"),
-            ("Relu", "", f"t{number}"),
-        ):
-            nodes.append(helper.make_node(op, [last, *filter(None, [weight])], [f"{name}_out"], name=name))
-            last = f"{name}_out"
-    return _save(path, nodes, {"one": 1.0, "big": 3e5, "small": 1e-5})
+    kinds = (("Add", "one", "a"), ("Mul", "big", "big"), ("Mul", "small", "small"), ("Relu", "", "t"))
+    steps = [(op, weight, f"{name}{number}") for number in (1, 2) for op, weight, name in kinds]
+    return _save(path, _line(steps), {"one": 1.0, "big": 3e5, "small": 1e-5})
 
 
 def cancelling(path: Path, mean: float = 1e4) -> Path:
@@ -170,12 +158,9 @@ def dynamic(path: Path, names: str = "a b rows4.c d") -> Path:
 
 def external(path: Path, names: str = "a wrong.b c") -> Path:
     """Matrix products whose weights lie in a file beside the model."""
-    values, last, nodes, weights = np.random.default_rng(2), "x", [], {}
-    for name in names.split():
-        weights[f"w_{name}"] = values.normal(0, 0.5, (4, 4)).astype(np.float32)
-        nodes.append(helper.make_node("MatMul", [last, f"w_{name}"], [f"{name}_out"], name=name))
-        last = f"{name}_out"
-    _save(path, nodes, weights)
+    values = np.random.default_rng(2)
+    weights = {f"w_{name}": values.normal(0, 0.5, (4, 4)).astype(np.float32) for name in names.split()}
+    _save(path, _line([("MatMul", f"w_{name}", name) for name in names.split()]), weights)
     model = onnx.load(str(path))
     onnx.save(model, str(path), save_as_external_data=True, location=f"{path.stem}.data", size_threshold=0)
     return path
@@ -251,12 +236,9 @@ def with_scan(path: Path, bad: str = "c") -> Path:
 def tanhs(path: Path) -> Path:
     """Tanhs behind Adds, and one behind a matrix product."""
     weight = np.random.default_rng(3).normal(0, 0.5, (4, 4)).astype(np.float32)
-    last, nodes = "x", []
-    for place, op in enumerate(("Add", "Tanh", "MatMul", "Tanh", "Add", "Tanh")):
-        reads = [last, *({"Add": ["one"], "MatMul": ["w"]}.get(op, []))]
-        nodes.append(helper.make_node(op, reads, [f"n{place}_out"], name=f"n{place}"))
-        last = f"n{place}_out"
-    return _save(path, nodes, {"one": 1.0, "w": weight})
+    reads = {"Add": "one", "MatMul": "w", "Tanh": ""}
+    operators = enumerate(("Add", "Tanh", "MatMul", "Tanh", "Add", "Tanh"))
+    return _save(path, _line([(op, reads[op], f"n{place}") for place, op in operators]), {"one": 1.0, "w": weight})
 
 
 def foldable(path: Path) -> Path:
