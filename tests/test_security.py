@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from building import model_of
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support import overflowing
 
 from bisect_trt.report.console import Console
@@ -26,14 +27,12 @@ SHADOWED = ("onnx", "numpy", "onnxruntime", "onnx_graphsurgeon", "rich", "json",
 
 def named(name: str) -> onnx.ModelProto:
     """Overflows in fp16, in a node of a name."""
-    value = helper.make_tensor_value_info
     nodes = [
         helper.make_node("Mul", ["x", "c"], [f"{name}-out"], name),
         helper.make_node("Sqrt", [f"{name}-out"], ["y"], "end"),
     ]
-    ends = [value("x", TensorProto.FLOAT, [2, 2])], [value("y", TensorProto.FLOAT, [2, 2])]
-    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(np.array(1e6, np.float32), "c")])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x, y = ((end, TensorProto.FLOAT, [2, 2]) for end in "xy")
+    return model_of(nodes, [x], [y], {"c": np.array(1e6, np.float32)})
 
 
 def is_calm(text: str) -> bool:

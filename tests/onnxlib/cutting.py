@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+from building import BARE, model_of, tensor_info
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bisect_trt.onnxlib.cut import Cut, cut
 from bisect_trt.onnxlib.network import Network
@@ -19,30 +20,6 @@ from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.tensors.info import TensorInfo
 
 Values = dict[str, Any]
-tensor_info = helper.make_tensor_value_info
-BARE = ValueInfoProto
-
-
-def model_of(
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[str | ValueInfoProto],
-    weights: Mapping[str, NDArray[Any] | np.generic | TensorProto] | None = None,
-    *,
-    opset: int = 17,
-    ir_version: int = 8,
-    domains: Iterable[str] = (),
-    **fields: Any,
-) -> ModelProto:
-    """Make a model; outputs without a declaration get what ONNX infers."""
-    declared = [value if isinstance(value, ValueInfoProto) else BARE(name=value) for value in outputs]
-    tensors = [
-        value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
-        for name, value in (weights or {}).items()
-    ]
-    graph = helper.make_graph(list(nodes), "test", list(inputs), declared, tensors)
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version, **fields)
 
 
 def run(model: ModelProto | Path, feeds: Mapping[str, Any]) -> Values:

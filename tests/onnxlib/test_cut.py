@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, model_of, models, run, tensor_info
+from building import model_of, tensor_info
+from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, models, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -433,9 +434,8 @@ def test_of_a_hub_only_the_nearest_readers_are_followed() -> None:
     readers = 100
     nodes = [helper.make_node("Relu", ["x"], ["mask"])]
     nodes += [helper.make_node("Neg", ["mask"], [f"y{place}"]) for place in range(readers)]
-    info = helper.make_tensor_value_info
-    ends = [info(f"y{place}", TensorProto.FLOAT, [1]) for place in range(readers)]
-    network = Network(helper.make_model(helper.make_graph(nodes, "hub", [info("x", TensorProto.FLOAT, [1])], ends)))
+    ends = [(f"y{place}", TensorProto.FLOAT, [1]) for place in range(readers)]
+    network = Network(model_of(nodes, [("x", TensorProto.FLOAT, [1])], ends))
     assert len(neighbourhood(network, [0], 50)) == 1 + HUB_READERS
 
 

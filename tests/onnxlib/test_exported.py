@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import model_of, save_model_of
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,11 +24,11 @@ from bisect_trt.tensors.tolerance import Precision
 
 def model_with(weight: TensorProto, op: str = "Add") -> onnx.ModelProto:
     """``op`` of an input and a weight, inside a function and inside a branch too."""
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    opsets = [helper.make_opsetid("", 17)]
     ends = [helper.make_tensor_value_info(name, weight.data_type, list(weight.dims)) for name in ("first", "last")]
     body = [helper.make_node(op, ["a", "b"], ["mid"], name="inside"), helper.make_node("Identity", ["mid"], ["c"])]
-    function = helper.make_function("own", "Twice", ["a", "b"], ["c"], body, opsets[:1])
-    unused = helper.make_function("own", "Secret", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opsets[:1])
+    function = helper.make_function("own", "Twice", ["a", "b"], ["c"], body, opsets)
+    unused = helper.make_function("own", "Secret", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opsets)
     branch = [
         helper.make_graph(
             [helper.make_node(kind, ["half"], [f"{kind}_out"])],
@@ -42,8 +43,8 @@ def model_with(weight: TensorProto, op: str = "Add") -> onnx.ModelProto:
         helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
         helper.make_node("If", ["yes"], ["last"], then_branch=branch[0], else_branch=branch[1]),
     ]
-    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [weight])
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=[function, unused])
+    stored, functions = {weight.name: weight}, [function, unused]
+    model = model_of(nodes, ends[:1], ends[1:], stored, domains=["own"], functions=functions)
     onnx.checker.check_model(model)
     return model
 
@@ -105,10 +106,7 @@ def test_what_may_be_an_index_and_what_is_not_finite_stays() -> None:
 
 def test_weights_that_cannot_be_replaced_are_named() -> None:
     weight = helper.make_tensor("weight", TensorProto.FLOAT8E4M3FN, [4], [1.0, 2.0, 3.0, 4.0])
-    model = helper.make_model(
-        helper.make_graph([helper.make_node("Cast", ["weight"], ["y"], to=1)], "g", [], [], [weight])
-    )
-    anonymous = anonymise(model)
+    anonymous = anonymise(model_of([helper.make_node("Cast", ["weight"], ["y"], to=1)], [], [], {"weight": weight}))
     assert anonymous.kept == (anonymous.names["weight"],)
 
 
@@ -264,15 +262,14 @@ def test_only_a_model_that_has_such_a_type_is_read(tmp_path: Path) -> None:
 
 def test_who_rounds_elsewhere_in_fp16_matches(cli: CommandLine) -> None:
     rng = np.random.default_rng(3)
-    nodes, weights, last = [node("Cast", "x", "t0", to=TensorProto.FLOAT16)], [], "t0"
+    nodes, weights, last = [node("Cast", "x", "t0", to=TensorProto.FLOAT16)], {}, "t0"
     for place in range(6):
-        weights.append(numpy_helper.from_array((rng.standard_normal((16, 16)) / 4).astype(np.float16), f"w{place}"))
+        weights[f"w{place}"] = (rng.standard_normal((16, 16)) / 4).astype(np.float16)
         nodes += [node("MatMul", last, f"w{place}", f"m{place}"), node("Softplus", f"m{place}", f"s{place}")]
         last = f"s{place}"
     nodes.append(node("Cast", last, "y", to=TensorProto.FLOAT))
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 16]) for name in "xy"]
-    made = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "model.onnx")
+    first, end = ((name, TensorProto.FLOAT, [8, 16]) for name in "xy")
+    save_model_of("model.onnx", nodes, [first], [end], weights)
     # NumPy rounds inside of an operator too, and ONNX Runtime computes it in fp32.
     x = rng.random((8, 16), np.float32)
     np.savez("x.npz", x=x)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import model_of, tensor_info
 from conftest import CommandLine
-from cutting import activations, assert_same, cutter, feeds, model_of, models, run, tensor_info
+from cutting import activations, assert_same, cutter, feeds, models, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light import Light

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cutting import model_of, models, tensor_info
+from building import model_of, tensor_info
+from cutting import models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import FunctionProto, ModelProto, TensorProto, helper, numpy_helper

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import pytest
-from cutting import BARE, activations, model_of, run, tensor_info
+from building import BARE, model_of, tensor_info
+from cutting import activations, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper

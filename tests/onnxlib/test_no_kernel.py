@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from building import model_of, tensor_info
 from conftest import CommandLine
-from cutting import model_of, tensor_info
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import has, read_json, script
 

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from building import model_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support import examples
 
 from bisect_trt.onnxlib.emulation import lower_roundtrip
@@ -88,14 +89,8 @@ SINCE = {"layer-norm": 17}
 
 
 def made(nodes: Nodes, weights: Mapping[str, np.ndarray], opset: int) -> onnx.ModelProto:
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, SHAPE),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(v, n) for n, v in weights.items()]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    x, y = ((name, TensorProto.FLOAT, SHAPE) for name in "xy")
+    model = model_of(nodes, [x], [y], weights, opset=opset)
     onnx.checker.check_model(model, full_check=True)
     return model
 

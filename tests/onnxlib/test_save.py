@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cutting import activations, assert_same, model_of, run, tensor_info
+from building import model_of, tensor_info
+from cutting import activations, assert_same, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper

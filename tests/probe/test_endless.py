@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
 from onnx import TensorProto, helper
 
@@ -29,12 +29,10 @@ def endless(path: Path, *, constant: bool = False) -> Path:
     number = helper.make_tensor_value_info("i", TensorProto.INT64, [])
     step = [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])]
     body = helper.make_graph(step, "body", [number, state[0], ends["v"]], [state[1], ends["w"]])
-    values = [helper.make_tensor("true", TensorProto.BOOL, [], [True]), helper.make_tensor("k", 1, SHAPE, [1.0] * 6)]
+    values = {"true": np.array(True), "k": np.ones(SHAPE, np.float32)}
     loop = helper.make_node("Loop", ["", "true", "k" if constant else "a"], ["b"], name="loop", body=body)
     nodes = [helper.make_node("Neg", ["x"], ["a"], name="first"), loop, helper.make_node("Add", ["a", "b"], ["y"])]
-    graph = helper.make_graph(nodes, "endless", [ends["x"]], [ends["y"]], values)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
-    return path
+    return save_model_of(path, nodes, [ends["x"]], [ends["y"]], values)
 
 
 @pytest.mark.any_version

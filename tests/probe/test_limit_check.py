@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing, read_json
@@ -38,13 +39,9 @@ def write_model(path: Path) -> None:
             current = "narrow"
         nodes.append(helper.make_node("Tanh", [current], [f"t{number}"], name=f"tanh{number}"))
         current = f"t{number}"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 256]) for name in ("x", current)]
-    ints = [
-        numpy_helper.from_array(np.array([value], np.int64), name)
-        for name, value in (("zero", 0), ("end", 256), ("one", 1))
-    ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w"), *ints])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    x, y = ((name, TensorProto.FLOAT, [4, 256]) for name in ("x", current))
+    ints = {name: np.array([value]) for name, value in (("zero", 0), ("end", 256), ("one", 1))}
+    save_model_of(path, nodes, [x], [y], {"w": weights, **ints})
 
 
 def test_a_slow_node_is_named(here: Path, cli: CommandLine) -> None:

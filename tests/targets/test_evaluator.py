@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from building import model_of
+from onnx import TensorProto, helper
 
 from bisect_trt.targets.evaluator import EvaluatorSession
 
@@ -25,10 +26,8 @@ def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: ty
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **along),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **along),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 5]) for name in "xy"]
-    weights = [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(zero, "z")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    x, y = ((name, TensorProto.FLOAT, [3, 5]) for name in "xy")
+    model = model_of(nodes, [x], [y], {"s": scale, "z": zero}, opset=opset)
     onnx.checker.check_model(model)
     fed = {"x": rng.standard_normal((3, 5)).astype(np.float32)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, fed)[0]

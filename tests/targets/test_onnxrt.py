@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from building import save_model_of
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -46,16 +47,8 @@ def square_root_of_square(path: Path) -> Path:
 
 def of(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], domain: str = "com.microsoft") -> Path:
     """A model whose outputs are known by name alone."""
-    graph = helper.make_graph(
-        list(nodes),
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
-        [TWO],
-    )
-    opsets = [helper.make_opsetid("", 15), helper.make_opsetid(domain, 1)]
-    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
-    return path
+    inputs = [("x", TensorProto.FLOAT, (2, 3))]
+    return save_model_of(path, nodes, inputs, outputs, {"two": TWO}, opset=15, domains=[domain])
 
 
 def rewrite(path: Path, ir: int) -> None:
@@ -115,13 +108,10 @@ def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
 
 
 def test_inputs_are_described(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
     kinds = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "b": TensorProto.BOOL}
-    inputs = [helper.make_tensor_value_info(name, kind, (1, "n", None)) for name, kind in kinds.items()]
+    inputs = [(name, kind, (1, "n", None)) for name, kind in kinds.items()]
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds]
-    graph = helper.make_graph(nodes, "test", inputs, [onnx.ValueInfoProto(name=f"{name}_out") for name in kinds])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    path.write_bytes(model.SerializeToString())
+    path = save_model_of(tmp_path / "m.onnx", nodes, inputs, [f"{name}_out" for name in kinds])
     infos = {info.name: info for info in load(path).inputs}
     assert {name: info.dtype for name, info in infos.items()} == {
         "f": np.dtype(np.float32),

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 from support import read_json
 
 from bisect_trt.errors import UnavailableError, UsageError
@@ -37,13 +38,8 @@ def save(
     shape: Sequence[int | str] = (2, 3),
 ) -> Path:
     """A model from ``x`` to what ``ends`` names, with their types."""
-    outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in (ends or {"y": FLOAT}).items()]
-    stored = [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()]
-    inputs = [helper.make_tensor_value_info("x", FLOAT, shape)]
-    graph = helper.make_graph(list(nodes), "test", inputs, outputs, stored)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
+    outputs = [(name, kind, None) for name, kind in (ends or {"y": FLOAT}).items()]
+    return save_model_of(path, nodes, [("x", FLOAT, shape)], outputs, weights, domains=["mine"])
 
 
 def load(path: Path, target: TargetSettings = PLAIN) -> RuntimeSession:

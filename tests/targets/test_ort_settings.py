@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
@@ -28,15 +29,12 @@ def model(path: Path) -> Path:
         helper.make_node("Gemm", ["t", "w"], ["g"]),
         helper.make_node("Relu", ["g"], ["y"]),
     ]
-    return save(path, nodes, [numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")])
+    return save(path, nodes, {"w": np.eye(3, dtype=np.float32)})
 
 
-def save(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], **domains: int) -> Path:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, 3)) for name in "xy"]
-    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], weights)
-    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(d.replace("_", "."), v) for d, v in domains.items())]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
+def save(path: Path, nodes: list[onnx.NodeProto], weights: dict[str, Any], *domains: str) -> Path:
+    x, y = ((name, TensorProto.FLOAT, (3, 3)) for name in "xy")
+    return save_model_of(path, nodes, [x], [y], weights, domains=domains)
 
 
 def runs(path: Path, **own: Any) -> list[str]:
@@ -111,7 +109,7 @@ def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
         helper.make_node("Exp", ["i"], ["e"], name="big"),
         helper.make_node("Log", ["e"], ["y"]),
     ]
-    path = save(Path("m.onnx"), nodes, [], ai_onnx_contrib=1)
+    path = save(Path("m.onnx"), nodes, {}, "ai.onnx.contrib")
     np.savez("x.npz", x=np.diag([0.05, 0.5, 0.5]).astype(np.float32))  # exp(20) is past fp16's range
     words = ("--onnxrt", "--fp16", "--load-inputs", "x.npz")
     assert "Inverse(-1) is not a registered function/op" in cli("diagnose", path, *words).err

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
+from building import save_model_of
 from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import arrays
@@ -28,11 +28,8 @@ def doubling(path: Path, kind: int, shape: tuple[int, ...] = (2, 3)) -> Path:
         helper.make_node("Mul", ["wide", "two"], ["doubled"]),
         helper.make_node("Cast", ["doubled"], ["y"], to=kind),
     ]
-    inputs = [helper.make_tensor_value_info("x", kind, shape), helper.make_tensor_value_info("two", 1, [])]
-    outputs = [helper.make_tensor_value_info("y", kind, shape), helper.make_tensor_value_info("doubled", 1, shape)]
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), str(path))
-    return path
+    inputs, outputs = [("x", kind, shape), ("two", 1, [])], [("y", kind, shape), ("doubled", 1, shape)]
+    return save_model_of(path, nodes, inputs, outputs, opset=19, ir_version=9)
 
 
 def values(name: str, shape: tuple[int, ...] = (2, 3)) -> np.ndarray[Any, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from building import save_model_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -93,11 +93,8 @@ NAMINGS: dict[str, Callable[[str], str]] = {
 
 def failure(nodes: Sequence[NodeProto], folder: Path) -> RuntimeFailure | None:
     """How ONNX Runtime fails on a model, and the model's names; None where this version does not."""
-    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (f"{name}0", f"{name}1")) for name in "ab"]
-    graph = helper.make_graph(list(nodes), "g", sides, [onnx.ValueInfoProto(name="y")])
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    path = folder / "m.onnx"
-    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+    sides = [(name, TensorProto.FLOAT, (f"{name}0", f"{name}1")) for name in "ab"]
+    path = save_model_of(folder / "m.onnx", nodes, sides, ["y"], opset=21, ir_version=10, domains=["com.microsoft"])
     try:
         session = make_runtime(TargetSettings()).load(path)
         session.run({name: np.ones((5, 7), np.float32) for name in "ab"})

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support import read_json
 
 import bisect_trt
@@ -63,11 +64,8 @@ def model(path: Path, length: int = 12) -> Path:
             last = f"{kind}_{len(nodes)}"
             nodes.append(helper.make_node(kind, inputs, [last], name=f"n_{last}"))
     nodes.append(helper.make_node("Identity", [last], ["y"]))
-    weight = numpy_helper.from_array(rng.normal(0, 0.7, (3, 3)).astype(np.float32), "w")
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 3)) for name in "xy"]
-    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    x, y = ((name, TensorProto.FLOAT, (2, 3)) for name in "xy")
+    return save_model_of(path, nodes, [x], [y], {"w": rng.normal(0, 0.7, (3, 3)).astype(np.float32)})
 
 
 def script(path: Path, body: str) -> str:

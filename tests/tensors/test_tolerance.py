@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -401,15 +402,12 @@ def test_what_one_step_of_each_tensor_is() -> None:
 def test_ties_do_not_hide_a_real_failure(cli: CommandLine) -> None:
     """Two quantized branches, the target's values beside those of a reference: one with ties, one with a failure."""
     rng = np.random.default_rng(0)
-    scale = numpy_helper.from_array(np.array(0.1, np.float32), "s")
     nodes = []
     for side in "ab":
         nodes.append(make("QuantizeLinear", [side, "s"], [f"q{side}"]))
         nodes.append(make("DequantizeLinear", [f"q{side}", "s"], [f"d{side}"]))
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (8, 1024)) for name in "ab"]
-    outputs = [onnx.ValueInfoProto(name=name) for name in ("qa", "da", "db")]
-    graph = helper.make_graph(nodes, "g", info, outputs, [scale])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+    inputs = [(name, TensorProto.FLOAT, (8, 1024)) for name in "ab"]
+    save_model_of("m.onnx", nodes, inputs, ["qa", "da", "db"], {"s": np.array(0.1, np.float32)})
     save_npz(Path("in.npz"), {name: rng.uniform(2, 20, (8, 1024)).astype(np.float32) for name in "ab"})
     assert cli("run", "m.onnx", "--onnxrt", "--load-inputs", "in.npz", "--save-outputs", "out.npz").status == 0
     saved = dict(np.load("out.npz"))

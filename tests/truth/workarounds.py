@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from building import model_of
+from onnx import TensorProto, helper
 
 from bisect_trt.worker.environments import Environment
 from truth.answers import bisect_trt
@@ -43,7 +44,7 @@ def test_a_patched_model_passes_where_the_original_fails(
 
 def asymmetric_pool() -> onnx.ModelProto:
     """AveragePool-19 with pads at one end alone, which ONNX Runtime 1.21.1 to 1.24.4 counts wrongly (issue 26708)."""
-    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32), "w")
+    weight = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
         helper.make_node(
@@ -52,12 +53,8 @@ def asymmetric_pool() -> onnx.ModelProto:
         ),
         helper.make_node("Tanh", ["p"], ["y"], name="tanh"),
     ]  # fmt: skip
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 4, 4]),
-    ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=8)
+    x, y = ("x", TensorProto.FLOAT, [1, 3, 8, 8]), ("y", TensorProto.FLOAT, [1, 4, 4, 4])
+    return model_of(nodes, [x], [y], {"w": weight}, opset=19)
 
 
 def test_a_reference_that_is_wrong_is_told_from_the_target(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import End, model_of
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
@@ -25,7 +26,7 @@ word = st.sampled_from(["", "a", "b", "a_1", "b_1", "out", "x"])
 @given(st.lists(st.tuples(word, word.filter(bool)), min_size=1, max_size=8))
 def test_every_node_gets_a_name_of_its_own_and_keeps_one_that_it_has_alone(nodes: list[tuple[str, str]]) -> None:
     made = [helper.make_node("Identity", ["x"], [output], name=name) for name, output in nodes]
-    model = helper.make_model(helper.make_graph(made, "g", [], []))
+    model = model_of(made, [], [])
     name_nodes(model)
     names = [node.name for node in model.graph.node]
     assert len(set(names)) == len(names)
@@ -38,14 +39,9 @@ def test_every_node_gets_a_name_of_its_own_and_keeps_one_that_it_has_alone(nodes
 
 def reshaping() -> ModelProto:
     """``Reshape(x, size)`` with an input ``size``."""
-    ends: list[Any] = [
-        ("x", TensorProto.FLOAT, ["n", 6]),
-        ("size", TensorProto.INT64, [2]),
-        ("y", TensorProto.FLOAT, ["a", "b"]),
-    ]
-    infos = [helper.make_tensor_value_info(*end) for end in ends]
-    graph = helper.make_graph([helper.make_node("Reshape", ["x", "size"], ["y"], name="r")], "g", infos[:2], infos[2:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    node = helper.make_node("Reshape", ["x", "size"], ["y"], name="r")
+    inputs: list[End] = [("x", TensorProto.FLOAT, ["n", 6]), ("size", TensorProto.INT64, [2])]
+    return model_of([node], inputs, [("y", TensorProto.FLOAT, ["a", "b"])])
 
 
 values = st.tuples(st.sampled_from(["int64", "int32", "float32", "bool"]), st.lists(st.integers(0, 300), max_size=3))

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from building import save_model_of
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
@@ -56,11 +57,8 @@ def kinds(path: Path, settings: TargetSettings, feed: Any = None) -> set[str]:
 def save(
     path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], *weights: Any, opset: int = 17, ir: int = 8
 ) -> Path:
-    given, made = ([helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs))
-    graph = helper.make_graph(nodes, "g", given, made, list(weights))
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("trt", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir), path)
-    return path
+    stored = {each.name: each for each in weights}
+    return save_model_of(path, nodes, inputs, outputs, stored, opset=opset, ir_version=ir, domains=["trt"])
 
 
 def quantized(path: Path, kind: str) -> Path:
@@ -233,11 +231,10 @@ def test_a_node_within_another_is_named_and_the_parser_divides_the_model(
         outer,
         helper.make_node("Relu", ["b"], ["y"], name="last"),
     ]
-    weights = [numpy_helper.from_array(np.array(value), name) for name, value in (("times", 2), ("yes", True))]
-    graph = helper.make_graph(chain, "g", [infos["x"]], [infos["y"]], weights)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
-    function = helper.make_function("acme", "Block", ["given"], ["taken"], nodes, opsets[:1])
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=[function]), here / "m.onnx")
+    weights = {"times": np.array(2), "yes": np.array(True)}
+    function = helper.make_function("acme", "Block", ["given"], ["taken"], nodes, [helper.make_opsetid("", 17)])
+    ends = [infos["x"]], [infos["y"]]
+    save_model_of(here / "m.onnx", chain, *ends, weights, domains=["acme"], functions=[function])
     assert cli("run", "m.onnx", "--trt-rtx", "--build-only", "--json", "r.json").status == 1
     result = json.loads((here / "r.json").read_text())
     assert [each["node"] for each in result["partition"]["refused"]] == ["outer"]

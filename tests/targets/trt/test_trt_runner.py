@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
+from building import save_model_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -32,10 +32,8 @@ on_each = pytest.mark.parametrize("version", VERSIONS)
 
 def doubling(path: Path, element: int = TensorProto.FLOAT) -> Path:
     """A model with an input ``x`` and an output ``y``."""
-    ends = [helper.make_tensor_value_info(name, element, (2, 3)) for name in "xy"]
-    node = helper.make_node("Add", ["x", "x"], ["y"], name="double")
-    onnx.save(helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:]), ir_version=8), path)
-    return path
+    x, y = ((name, element, (2, 3)) for name in "xy")
+    return save_model_of(path, [helper.make_node("Add", ["x", "x"], ["y"], name="double")], [x], [y])
 
 
 def run(world: World, monkeypatch: pytest.MonkeyPatch, path: Path, asked: TargetSettings, **feed: Any) -> Any:

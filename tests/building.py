@@ -1,0 +1,49 @@
+"""Small models, written down as a test needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+tensor_info = helper.make_tensor_value_info
+BARE = ValueInfoProto
+End = str | ValueInfoProto | tuple[str, int, Sequence[int | str | None] | None]
+"""An input or output: by name alone, as it is declared, or its name, type and shape."""
+
+
+def model_of(
+    nodes: Sequence[NodeProto],
+    inputs: Iterable[End],
+    outputs: Iterable[End],
+    weights: Mapping[str, NDArray[Any] | np.generic | TensorProto] | None = None,
+    *,
+    opset: int = 17,
+    ir_version: int = 8,
+    domains: Iterable[str] = (),
+    **fields: Any,
+) -> ModelProto:
+    """Make a model; outputs without a declaration get what ONNX infers."""
+    tensors = [
+        value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
+        for name, value in (weights or {}).items()
+    ]
+    graph = helper.make_graph(list(nodes), "test", [*map(_info, inputs)], [*map(_info, outputs)], tensors)
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version, **fields)
+
+
+def _info(end: End) -> ValueInfoProto:
+    if isinstance(end, ValueInfoProto):
+        return end
+    return BARE(name=end) if isinstance(end, str) else tensor_info(*end)
+
+
+def save_model_of(path: Path | str, *parts: Any, **fields: Any) -> Path:
+    """The same, written to a file without a look at what it is."""
+    Path(path).write_bytes(model_of(*parts, **fields).SerializeToString())
+    return Path(path)
