@@ -278,6 +278,20 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
+READ_NPZ = """
+import array, ast, sys, zipfile
+def read(path):
+    found = {}
+    with zipfile.ZipFile(path) as file:
+        for name in file.namelist():
+            header, body = file.read(name)[10:].split(b"\\n", 1)
+            about = ast.literal_eval(header.decode())
+            found[name[:-4]] = about["shape"], array.array({"<f4": "f", "<i8": "q"}[about["descr"]], body)
+    return found
+"""
+"""For a check of these tests: shape and values of each array of an npz, in a third of the time that importing NumPy takes."""
+
+
 def run_check(folder: Path, body: str, **options: Any) -> Outcome:
     """How a check of these words of the shell ends on some candidate."""
     check = CommandCheck((script(folder / "check", body), "{model}"), **options)

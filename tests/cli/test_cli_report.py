@@ -275,5 +275,6 @@ def test_pytest_has_the_fixture(here: Path) -> None:
     lines += ["def test_wrong(assert_matches):", "    assert_matches('model.onnx', fp16=True)"]
     (here / "test_model.py").write_text("\n".join(lines))
     command = [sys.executable, "-m", "pytest", "-p", "bisect_trt.pytest_plugin", "-q", "test_model.py"]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=alone)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

@@ -15,7 +15,7 @@ import pytest
 import resident
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import TARGET, arrays, chain, node_names, read_json, save, script
+from support import READ_NPZ, TARGET, arrays, chain, node_names, read_json, save, script
 
 import bisect_trt
 
@@ -37,7 +37,7 @@ def write(path: Path, *shape: int | str, also: bool = False) -> Path:
 
 def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
     """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
-    ran = resident.unsteady(*argv, "--workers", "1", "--json", "r.json")
+    ran = resident.unsteady(*argv, "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
     return ran.status, read_json(here / "r.json"), ran.out + ran.err
 
 
@@ -71,9 +71,9 @@ def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
 def test_a_check_of_ones_own_is_swept_and_what_is_recommended_runs(cli: CommandLine, here: Path) -> None:
     """It is told the shapes, and the model, whose file fixes the dimension; what is recommended names one that does not."""
     (here / "check.py").write_text(
-        "import os, sys, numpy\n"
+        f"import os\n{READ_NPZ}"
         "rows = {int(each.rpartition(':')[2].split('x')[0]) for each in sys.argv[2].split(',')}\n"
-        "fed = {len(value) for value in numpy.load(sys.argv[3]).values()}\n"
+        "fed = {shape[0] for shape, _ in read(sys.argv[3]).values()}\n"
         "assert sys.argv[2] == os.environ['BISECT_TRT_SHAPES'] and fed == rows\n"
         "print('too many' if max(rows) >= 3 and b'Relu' in open(sys.argv[1], 'rb').read() else 'few enough')\n"
     )
@@ -94,7 +94,7 @@ def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here:
     model.graph.node[1].domain = "nobody.knows"
     model.opset_import.append(helper.make_opsetid("nobody.knows", 1))
     onnx.save(model, "own.onnx")
-    (here / "check.py").write_text("import sys, numpy\nsys.exit(numpy.load(sys.argv[1])['x'].size == 16)\n")
+    (here / "check.py").write_text(f"{READ_NPZ}sys.exit(len(read(sys.argv[1])['x'][1]) == 16)\n")
     name, *rest = command
     ran = cli(name, "own.onnx", *rest, "--json", "r.json", "--check", sys.executable, "check.py", "{inputs}", "{model}")
     if name == "sweep":
@@ -165,12 +165,6 @@ def write_free(path: Path) -> Path:
     return save(path, nodes, weights, inputs={"x": ["n", "m", 8]}, outputs={"y": ["n", "m", 8]})
 
 
-def unsteady_free(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
-    """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
-    ran = resident.unsteady(*argv, "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
-    return ran.status, read_json(here / "r.json"), ran.out + ran.err
-
-
 def free_dimensions(path: Path) -> dict[str, list[str]]:
     inputs = onnx.load(str(path)).graph.input
     return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs}
@@ -183,7 +177,7 @@ def model(here: Path) -> Path:
 
 def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model: Path) -> None:
     argv = ["--unsteady", "--fault", "free:5", "--input-shapes", "x:[6,2,8]"]
-    status, result, said = unsteady_free(here, "reduce", model, "-o", "out.onnx", *argv)
+    status, result, said = unsteady(here, "reduce", model, "-o", "out.onnx", *argv)
     assert status == 0, said
     assert node_names(here / "out.onnx") == ["bad"]
     ((name, dims),) = free_dimensions(here / "out.onnx").items()
@@ -196,7 +190,7 @@ def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model
     assert dynamic["needed"]
     assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": rows}]]
     argv = ["--unsteady", "--fault", "free:5", "--load-inputs", "out.inputs.npz"]
-    status, ran, said = unsteady_free(here, "run", "out.onnx", *argv)
+    status, ran, said = unsteady(here, "run", "out.onnx", *argv)
     assert (status, ran["free_dimensions"]) == (1, True), said
     assert [entry["passed"] for entry in ran["comparisons"]] == [False]
 
@@ -206,7 +200,7 @@ def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here:
     proto.graph.node[4].name, proto.graph.node[2].name = "bad", "relu"
     onnx.save(proto, str(model))
     argv = ["--unsteady", "--fault", "fused:5", "--input-shapes", "x:[6,1,8]"]
-    status, result, said = unsteady_free(here, "diagnose", model, "-o", "out", *argv)
+    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
     assert status == 0, said
     assert {culprit["name"] for culprit in result["culprits"]} == {"bad", "squash"}
     assert [way["kind"] for way in result["workarounds"] if way["passes"]] == ["barrier"], said
@@ -217,7 +211,7 @@ def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here:
 
 def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(here: Path, model: Path) -> None:
     argv = ["--unsteady", "--fault", f"unless:{here / 'out/model.onnx'}", "--input-shapes", "x:[2,1,8]"]
-    status, result, said = unsteady_free(here, "diagnose", model, "-o", "out", *argv)
+    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
     assert (status, result["workarounds"]) == (3, []), said
     assert "re-check" in result["why"]
     assert "flaky" in result["why"]
@@ -284,10 +278,8 @@ def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Pa
 
 
 def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path) -> None:
-    Path("seen.py").write_text(
-        f"import numpy, sys\nsys.exit(int((numpy.load(sys.argv[1])['ids'] == {GUILTY}).any()))\n", "utf-8"
-    )
-    check = script(here / "check.sh", 'python seen.py "$1"')
+    Path("seen.py").write_text(f"{READ_NPZ}sys.exit({GUILTY} in read(sys.argv[1])['ids'][1])\n", "utf-8")
+    check = script(here / "check.sh", f'{sys.executable} -IS seen.py "$1"')
     options = ["--load-inputs", "x.npz", "--json", "r.json", "--max-probes", "15"]
     result = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}").ended(3).result
     least = result["samples"]["minimal_input"]
@@ -307,14 +299,14 @@ def test_nan_inf_and_conditions_are_said_as_json_and_options_have_them(cli: Comm
     """Of a NaN and an Inf in one sample the check needs both; it says so in a word that has to be among what is run again."""
     model = chain(here / "m.onnx")
     (here / "check.py").write_text(
-        "import sys, numpy\nx = numpy.load(sys.argv[1])['x']\n"
-        "print('odd' if numpy.isnan(x).any() and numpy.isinf(x).any() else 'fine'); sys.exit(3)\n"
+        f"import math\n{READ_NPZ}_, x = read(sys.argv[1])['x']\n"
+        "print('odd' if any(map(math.isnan, x)) and any(map(math.isinf, x)) else 'fine'); sys.exit(3)\n"
     )
     shape = [int(dim.dim_value) for dim in onnx.load(model).graph.input[0].type.tensor_type.shape.dim]
     x = np.ones(shape, np.float32)
     x.flat[:2] = np.nan, -np.inf
     np.savez("x.npz", x=x)
-    check = ["--fail-regex", "odd", "--check", f"{sys.executable} check.py {{inputs}}"]
+    check = ["--fail-regex", "odd", "--check", f"{sys.executable} -IS check.py {{inputs}}"]
     cli("samples", model, "--load-inputs", "x.npz", "--json", "r.json", *check).ended(0)
     least = read_json(Path("r.json"))["samples"]["minimal_input"]
     assert {each["value"] for each in least["elements_kept"]} == {"nan", "-inf"}

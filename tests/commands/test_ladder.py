@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from support import save
+from support import model_of, save
 
 import bisect_trt
 from bisect_trt.errors import UsageError
@@ -59,9 +58,7 @@ def layers(bad: dict[int, float], large: set[int], quantized: int = 5) -> onnx.M
             read = add("Mul", [read, store(f"small{layer}", 1 / BIG)], f"down{layer}")
         read = add("Tanh", [read], f"tanh{layer}")
     add("Softmax", [read], "y", axis=-1)
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4, WIDTH)) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return model_of(nodes, weights, inputs={"x": (4, WIDTH)}, outputs={"y": (4, WIDTH)})
 
 
 def samples(count: int) -> list[dict[str, NDArray[Any]]]:
@@ -144,16 +141,9 @@ def test_nodes_alone(tmp_path: Path) -> None:
 
 def floating() -> onnx.ModelProto:
     """Two nodes past fp16, and one that is not."""
-    stored = {"big": 1e5, "small": 1e-5}
     nodes = [("Mul", ["x", "big"], "up"), ("Mul", ["up", "small"], "down"), ("Tanh", ["down"], "y")]
-    graph = helper.make_graph(
-        [helper.make_node(op, read, [made], name=made) for op, read, made in nodes],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, WIDTH))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (4, WIDTH))],
-        [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in stored.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    made = [helper.make_node(op, read, [made], name=made) for op, read, made in nodes]
+    return model_of(made, {"big": 1e5, "small": 1e-5}, inputs={"x": (4, WIDTH)}, outputs={"y": (4, WIDTH)})
 
 
 @pytest.mark.parametrize(
@@ -163,6 +153,9 @@ def floating() -> onnx.ModelProto:
         ({"ladder": "int8,fp16"}, "precisions from the cheapest to fp32, such as int8,fp16,fp32"),
         ({"ladder": "int8,fp16,fp32", "fp8": True}, "--fp8 is not among the precisions of --ladder int8,fp16,fp32"),
         ({"ladder": "fp8,fp16,fp32"}, "has nothing quantized for --fp8, but int8; give --int8."),
+        # A calibration cache is TensorRT's, for models without Q/DQ.
+        ({"low": "int8", "calibration_cache": "ranges"}, "no ranges are found: TensorRT"),
+        ({"low": "fp16", "calibration_cache": "ranges"}, "no ranges are found: TensorRT"),
     ],
 )
 def test_ladders_that_cannot_be_climbed(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -172,54 +165,18 @@ def test_ladders_that_cannot_be_climbed(tmp_path: Path, options: dict[str, Any],
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("options", [{"low": "int8"}, {"low": "fp16"}])
-def test_ranges_that_nobody_looks_for(tmp_path: Path, options: dict[str, Any]) -> None:
-    """A calibration cache is TensorRT's, for models without Q/DQ."""
-    onnx.save(layers({}, set(), 1), tmp_path / "model.onnx")
-    with pytest.raises(UsageError, match="no ranges are found: TensorRT"):
-        bisect_trt.precision(
-            tmp_path / "model.onnx",
-            target="onnxrt",
-            output=tmp_path / "out.onnx",
-            calibration_cache=tmp_path / "ranges",
-            **options,
-        )
-
-
 # Where the target refuses what is lowered, that is what a search for precision says, and not that numbers are wrong.
 
 
 pytestmark = pytest.mark.usefixtures("here")  # runs are kept where one works
 
 
-NARROW = 8
-
-
 NO = "no kernel for the node"
 
 
-def quantized(path: Path, bad: Mapping[int, float], count: int = 4) -> Path:
-    """Layers between Q/DQ; a scale is ``bad`` times what fits. What layer N reads is quantized by ``aN``."""
-    rng = np.random.default_rng(0)
-    nodes, weights, read = [], [numpy_helper.from_array(np.array(0, np.int8), "z")], "x"
-    for layer in range(count):
-        scale = (4.0 if layer == 0 else 1.0) / 127 * bad.get(layer, 1.0)
-        weight = rng.standard_normal((NARROW, NARROW)) / NARROW**0.5 * 1.2
-        values = {f"a{layer}": scale, f"b{layer}": np.abs(weight).max() / 127, f"w{layer}": weight}
-        weights += [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in values.items()]
-        for tensor, by in ((read, f"a{layer}"), (f"w{layer}", f"b{layer}")):
-            nodes.append(helper.make_node("QuantizeLinear", [tensor, by, "z"], [f"{by}_q"]))
-            nodes.append(helper.make_node("DequantizeLinear", [f"{by}_q", by, "z"], [f"{by}_d"]))
-        nodes.append(
-            helper.make_node("MatMul", [f"a{layer}_d", f"b{layer}_d"], [f"matmul{layer}"], name=f"matmul{layer}")
-        )
-        read = "y" if layer == count - 1 else f"tanh{layer}"
-        nodes.append(helper.make_node("Tanh", [f"matmul{layer}"], [read], name=f"tanh{layer}"))
-    return saved(path, nodes, weights)
-
-
-def saved(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> Path:
-    return save(path, nodes, weights, inputs={"x": (4, NARROW)}, outputs={"y": (4, NARROW)})
+def quantized(path: Path, bad: dict[int, float]) -> Path:
+    onnx.save(layers(bad, set(), 4), path)
+    return path
 
 
 def searched(path: Path, refuses: str, **how: Any) -> Result:
@@ -228,7 +185,7 @@ def searched(path: Path, refuses: str, **how: Any) -> Result:
     tool.write_text(
         f'has() {{ grep -qa "$1" "$model"; }}\nmodel=$1\nif {refuses}; then echo "{NO}" >&2; exit 1; fi\ncp "$1" "$2"\n'
     )
-    sample = {"x": np.random.default_rng(1).standard_normal((4, NARROW)).astype(np.float32)}
+    sample = {"x": np.random.default_rng(1).standard_normal((4, WIDTH)).astype(np.float32)}
     return bisect_trt.precision(
         path,
         target="through",
@@ -274,7 +231,7 @@ def test_one_is_refused_among_others_that_are_wrong(tmp_path: Path) -> None:
 def test_nodes_that_crash_in_fp16(tmp_path: Path) -> None:
     """What a check says of candidates that it does not survive."""
     ops = (("Exp", "x", "e"), ("Sin", "e", "s"), ("Cos", "s", "y"))
-    path = saved(tmp_path / "model.onnx", [helper.make_node(op, [read], [made], name=op) for op, read, made in ops], [])
+    path = save(tmp_path / "model.onnx", [helper.make_node(op, [read], [made], name=op) for op, read, made in ops])
     check = ["sh", "-c", "if grep -qa y_fp16 {model}; then kill -SEGV $$; fi"]
     result = bisect_trt.precision(path, check=check, low="fp16", output=tmp_path / "mixed.onnx")
     assert [(node["name"], node["rule"]) for node in result.minimal] == [("Cos", "not run")]
@@ -289,16 +246,13 @@ def test_nodes_that_crash_in_fp16(tmp_path: Path) -> None:
 def test_a_rung_that_crashes(tmp_path: Path, quantized_fails: str, rung: str) -> None:
     """On a ladder the nodes are found too that the target does not take in fp16, where quantized the model is wrong or passes."""
     path = quantized(tmp_path / "model.onnx", {})
-    check = [
-        "sh",
-        "-c",
-        f"if grep -qa y_fp16 {{model}}; then kill -SEGV $$; fi; if {quantized_fails}; then exit 1; fi",
-    ]
+    body = f"if grep -qa y_fp16 {{model}}; then kill -SEGV $$; fi; if {quantized_fails}; then exit 1; fi"
+    check = ["sh", "-c", body]
     result = bisect_trt.precision(path, check=check, ladder=["int8", "fp16", "fp32"], output=tmp_path / "mixed.onnx")
     on = {node["name"]: node["rung"] for node in result.extra["ladder"]["nodes"]}
     assert on["matmul2"] == rung
     assert [(node["name"], node["rule"], node["reason"]) for node in result.keep_fp32] == [
-        ("tanh3", "not run", "without it: killed by SIGSEGV")
+        ("y", "not run", "without it: killed by SIGSEGV")
     ]
 
 
@@ -365,20 +319,10 @@ def tied(*, stored: bool, twice: bool, by_channel: bool, again: bool, factor: fl
     x = pair(both("Tanh", [x], ["hidden"], "tanh"), store("s4", 1 / 127))
     head = both("Transpose", [read[-1]], ["table"], "head", perm=[1, 0])
     both("MatMul", [x, pair(head, "shared") if again else head], ["tanh", "head"], "logits")
-    ends = (
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, (1, TOKENS))],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, TOKENS, WORDS))],
-    )
-    floats = [
-        numpy_helper.from_array(table, "table"),
-        *(each for each in weights if each.name in ("layer", "m0", "m1")),
-    ]
-    return tuple(
-        helper.make_model(
-            helper.make_graph(made, "g", *ends, kept), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
-        )
-        for made, kept in ((nodes, weights), (before, floats))
-    )
+    ends: dict[str, Any] = {"inputs": {"ids": (1, TOKENS)}, "outputs": {"logits": (1, TOKENS, WORDS)}}
+    floats = [numpy_helper.from_array(table, "table"), *(w for w in weights if w.name in ("layer", "m0", "m1"))]
+    both_of = ((nodes, weights), (before, floats))
+    return tuple(model_of(made, kept, types={"ids": TensorProto.INT64}, **ends) for made, kept in both_of)
 
 
 def searched_tied(folder: Path, *, reference: bool, factor: float, **how: bool) -> Result:
