@@ -1,10 +1,12 @@
 """Finds slow regions that are planted in networks of 200 to 600 nodes, and compares equal models on a loaded machine.
 
-    python -m benchmarks.latency [--cases N] [--equal N] [--only NAME]
+    python -m benchmarks.latency [--cases N] [--equal N] [--releases] [--only NAME]
 
 Each region is a pattern that one side runs fast and the other does not: a fusion or constant folding that is disabled, a layout
 or prepacking that is not used, Q/DQ that is not fused, a Loop in another runtime. ``reduce --slower-than 1.3`` is to find nodes
 of the region only. Equal models are compared at ratio 1.3 while a process runs on every core: each "slower" is a false alarm.
+
+``--releases``: regions that are slower since a release; ``releases`` is to find the release, and ``reduce`` the nodes.
 """
 
 from __future__ import annotations
@@ -156,6 +158,53 @@ def loop(make: Builder, x: str) -> str:
     return make.add("Loop", count, go, x, body=body)
 
 
+def lrn(make: Builder, x: str) -> str:
+    """A local response normalization."""
+
+    def pattern(wide: str) -> str:
+        image = make.add("Reshape", wide, make.ints(1, 64, 64, 128))
+        return make.add("Reshape", make.add("LRN", image, size=5), make.ints(512, 1024))
+
+    return make.wide(x, pattern)
+
+
+def unsigned(make: Builder, x: str) -> str:
+    """A product of unsigned 8-bit integers."""
+
+    def pattern(wide: str) -> str:
+        small = make.add("Clip", make.add("Mul", wide, make.scalar(10)), make.scalar(0), make.scalar(255))
+        weights = make.weight(make.random.integers(0, 255, (1024, 1024)).astype(np.uint8))
+        made = make.add("MatMulInteger", make.add("Cast", small, to=TensorProto.UINT8), weights)
+        return make.add("Mul", make.add("Cast", made, to=TensorProto.FLOAT), make.scalar(1e-5))
+
+    return make.wide(x, pattern)
+
+
+def arg_max(make: Builder, x: str) -> str:
+    """The index of the largest value of each row."""
+
+    def pattern(wide: str) -> str:
+        index = make.add("Cast", make.add("ArgMax", wide, axis=1), to=TensorProto.FLOAT)
+        return make.add("Add", wide, make.add("Mul", index, make.scalar(1e-3)))
+
+    return make.wide(x, pattern)
+
+
+def non_zero(make: Builder, x: str) -> str:
+    """The places of the values that are not zero."""
+
+    def pattern(wide: str) -> str:
+        places = make.add("ReduceSum", make.add("NonZero", wide), keepdims=0)
+        return make.add("Add", wide, make.add("Mul", make.add("Cast", places, to=TensorProto.FLOAT), make.scalar(1e-9)))
+
+    return make.wide(x, pattern)
+
+
+def unit_rows(make: Builder, x: str) -> str:
+    """Rows of length 1."""
+    return make.wide(x, lambda wide: make.add("LpNormalization", wide))
+
+
 @dataclass(frozen=True)
 class Plant:
     """A region, and the two sides.
@@ -188,7 +237,37 @@ PLANTS = {
 }
 
 
-def make_model(path: Path, plant: Plant | None, seed: int) -> None:
+@dataclass(frozen=True)
+class Regression:
+    """A region that is slower since a release.
+
+    Attributes:
+        build: Adds the region.
+        package: The package.
+        before: The last fast release.
+        since: The first slow one.
+        thread: What is public about it.
+    """
+
+    build: Callable[[Builder, str], str]
+    package: str
+    before: str
+    since: str
+    thread: str
+
+
+_ORT, _OPENVINO = "https://github.com/microsoft/onnxruntime/", "https://github.com/openvinotoolkit/openvino/"
+REGRESSIONS = {
+    "lrn": Regression(lrn, "onnxruntime", "1.20.1", "1.21.0", _ORT + "issues/26293"),
+    "unsigned": Regression(unsigned, "onnxruntime", "1.24.4", "1.25.0", _ORT + "pull/27671"),
+    "non_zero": Regression(non_zero, "onnxruntime", "1.30.0", "1.31.0", _ORT + "pull/32022"),
+    "arg_max": Regression(arg_max, "openvino", "2025.3.0", "2025.4.0", _OPENVINO + "pull/32217"),
+    "unit_rows": Regression(unit_rows, "openvino", "2026.1.0", "2026.2.0", _OPENVINO + "pull/35093"),
+}
+_OLDEST = {"onnxruntime": ("--onnxrt", "1.18"), "openvino": ("--openvino", "2024.2")}
+
+
+def make_model(path: Path, plant: Plant | Regression | None, seed: int) -> None:
     """Write a network of 200 to 600 nodes with a region at a random place."""
     chance, make, current = random.Random(seed), Builder(seed), "x"
     blocks = chance.randint(40, 110)
@@ -202,7 +281,7 @@ def make_model(path: Path, plant: Plant | None, seed: int) -> None:
     make.nodes.append(helper.make_node("Identity", [current], ["y"], name="last"))
     first, last = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [_ROWS, _WIDTH]) for name in ("x", "y"))
     graph = helper.make_graph(make.nodes, "net", [first], [last], make.weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, str(path))
 
 
@@ -259,6 +338,48 @@ def search(name: str, seed: int) -> Found:
         probes = found["probes"]
         assert isinstance(probes, dict)
         return Found(name, inside, nodes, named, int(probes["run"]), seconds, str(found["why"] or ""))
+
+
+@dataclass(frozen=True)
+class Dated:
+    """The answers for one regression.
+
+    Attributes:
+        name: The region.
+        exact: Whether the release is the one known, and each node named is of the region.
+        since: The release that ``releases`` names.
+        named: The nodes that ``reduce`` names.
+        probes: The probes of both.
+        seconds: The time of each.
+    """
+
+    name: str
+    exact: bool
+    since: str | None
+    named: tuple[str, ...]
+    probes: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+def date(name: str, seed: int = 5) -> Dated:
+    """Ask since which release a network is slower, and which nodes are."""
+    case = REGRESSIONS[name]
+    flag, oldest = _OLDEST[case.package]
+    words = ["model.onnx", flag, "--slower-than", "1.3", "--baseline", f"{case.package}=={case.before}"]
+    with tempfile.TemporaryDirectory() as at:
+        folder = Path(at)
+        make_model(folder / "model.onnx", case, seed)
+        began = time.monotonic()
+        history: dict[str, Any] = call(folder, "releases", *words, "--from", oldest)
+        between = time.monotonic()
+        place = f"env={case.package}=={case.since}"
+        small: dict[str, Any] = call(folder, "reduce", *words, "--on", place, "-o", "small.onnx")
+        seconds = between - began, time.monotonic() - between
+    named = tuple(str(each["name"]) for each in small["culprits"])
+    inside = bool(named) and all(each.startswith(REGION) for each in named)
+    since = history.get("first_failing")
+    probes = history["probes"]["run"], small["probes"]["run"]
+    return Dated(name, inside and since == case.since, since, named, probes, seconds)
 
 
 @contextlib.contextmanager
@@ -318,8 +439,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.latency", description=__doc__)
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--equal", type=int, default=40)
-    parser.add_argument("--only", choices=PLANTS)
+    parser.add_argument("--only", choices=[*PLANTS, *REGRESSIONS])
+    parser.add_argument("--releases", action="store_true", help="regressions between releases instead")
     options = parser.parse_args()
+    if options.releases or options.only in REGRESSIONS:
+        for name in [options.only] if options.only in REGRESSIONS else REGRESSIONS:
+            print(date(name), flush=True)
+        return
     for each in searched(options.cases, options.only):
         print(each, flush=True)
     if options.equal:

@@ -294,7 +294,7 @@ def make_prober(
     runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
-    if settings.limits is not None:
+    if settings.limits is not None and elsewhere is None:  # releases run the original only
         from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - as above
 
         assert isinstance(check, LimitCheck), "limits were given"

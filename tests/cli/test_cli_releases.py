@@ -37,6 +37,13 @@ class InferenceSession(InferenceSession):
     def run(self, *arguments, **others):
         return [each + 1 for each in super().run(*arguments, **others)]
 """
+SLOW = """
+import time
+class InferenceSession(InferenceSession):
+    def run(self, *arguments, **others):
+        time.sleep(0.003)
+        return super().run(*arguments, **others)
+"""
 REFUSES = """
 def InferenceSession(*_, **__):
     raise capi.onnxruntime_pybind11_state.Fail(
@@ -58,6 +65,7 @@ KINDS = {
     "N": LACKS,
     "P": "",
     "F": WRONG,
+    "S": SLOW,
     "R": REFUSES,
     "O": TOO_OLD,
     "B": "raise ImportError('built for another world')",
@@ -120,6 +128,12 @@ def test_boundaries(
     assert (ended, result["releases"]) == (status, seen(verdicts))
     assert (result["first_failing"], result["first_passing"]) == boundaries
     assert said in json.dumps(result["reasons"])
+
+
+def test_the_release_since_which_a_model_is_slow(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases(here, "PS").tell(monkeypatch)
+    status, result, _ = ask(here, "model.onnx", "--onnxrt", "--slower-than", "1.3", "--baseline", "onnxruntime==1.0")
+    assert (status, result["first_failing"], result["releases"]) == (0, "1.1", {"1.0": "PASS", "1.1": "FAIL"})
 
 
 SAYS = "Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
