@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -47,3 +48,12 @@ def save_model_of(path: Path | str, *parts: Any, **fields: Any) -> Path:
     """The same, written to a file without a look at what it is."""
     Path(path).write_bytes(model_of(*parts, **fields).SerializeToString())
     return Path(path)
+
+
+# ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
+SQRT_KEEPS_INF = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
+
+
+def overflowed(root: NDArray[Any]) -> bool:
+    """Whether all of a square root comes of squares that fp16 does not hold."""
+    return bool(np.isposinf(root).all() if SQRT_KEEPS_INF else not np.isfinite(root).any())

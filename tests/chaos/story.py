@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -142,14 +143,7 @@ class Story:
 
     def processes(self) -> dict[int, bytes]:
         """The command lines of all processes that it has started and that are still there."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{MARK}={self.mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ")
-            except OSError:
-                continue
-        return {pid: words for pid, words in found.items() if words}
+        return marked(f"{MARK}={self.mark}")
 
     def assert_nothing_left(self) -> None:
         """No process outlives its driver for long."""
@@ -157,6 +151,16 @@ class Story:
         while left := self.processes():
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
+
+
+def marked(entry: str) -> dict[int, bytes]:
+    """The command lines of all processes whose environment has an entry that begins like this."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"\0" + entry.encode() in b"\0" + (path / "environ").read_bytes():
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+    return {pid: words for pid, words in found.items() if words}
 
 
 VICTIMS = ("driver", "guard", "worker", "child")

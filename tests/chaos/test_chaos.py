@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -240,7 +239,3 @@ def test_an_edited_journal_is_refused_or_gone_on_with(whole: Whole, tmp_path: Pa
     if status == 0:
         answer = story.answer()
         assert (answer.culprits, answer.minimality) == (expected.culprits, expected.minimality), (kind, story.said())
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import Answer, Story
+from story import Answer, Story, marked
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif("BISECT_TRT_CHAOS_KILLS" not in os.environ, reason="it takes minutes: make chaos"),
 ]
 MARK = "BISECT_TRT_TEST_RAY"
-PLACED = ("bisect-trt-worker", "ray::Slot")
+PLACED = (b"bisect-trt-worker", b"ray::Slot")
 """What says of a process that it is an actor of ours, or started by one."""
 
 
@@ -74,16 +74,9 @@ class Cluster:
             assert time.monotonic() < deadline, said
             time.sleep(1)
 
-    def processes(self, name: str = "") -> dict[int, str]:
+    def processes(self, name: str = "") -> dict[int, bytes]:
         """The command lines of what runs on a node, or on all."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"{MARK}={self._mark}-{name}".encode() in (path / "environ").read_bytes():
-                    found[int(path.name)] = (
-                        (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    )
-        return found
+        return marked(f"{MARK}={self._mark}-{name}")
 
     def kill(self, name: str) -> None:
         """kill -9 of all that runs on a node at once, as a machine dies."""

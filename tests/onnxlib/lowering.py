@@ -105,15 +105,6 @@ def checked(lower: Lowering, source: ModelProto, **options: object) -> ModelProt
     return lowered
 
 
-# ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
-SQRT_KEEPS_INF = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
-
-
-def overflowed(root: Array) -> bool:
-    """Whether all of a square root comes of squares that fp16 does not hold."""
-    return bool(np.isposinf(root).all() if SQRT_KEEPS_INF else not np.isfinite(root).any())
-
-
 X900 = {"x": np.full((2, 3), 900, np.float32)}
 
 

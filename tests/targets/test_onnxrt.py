@@ -9,10 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import save_model_of
+from building import overflowed, save_model_of
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from support import save
 
@@ -25,15 +24,6 @@ from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 FP16 = TargetSettings(fp16=True)
 TWO = numpy_helper.from_array(np.array(2, np.float32), "two")
-# ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
-SQRT_KEEPS_INF = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
-
-
-def overflowed(root: NDArray[np.float32]) -> bool:
-    """Whether all of a square root comes of squares that fp16 does not hold."""
-    return bool(np.isposinf(root).all() if SQRT_KEEPS_INF else not np.isfinite(root).any())
-
-
 X = np.full((2, 3), 900, np.float32)
 
 

@@ -23,26 +23,11 @@ from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.npz import save_npz
 
-NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool"]
 
 
 def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo:
     return TensorInfo(name, np.dtype(dtype), shape)
-
-
-@given(st.dictionaries(NAMES, st.lists(st.integers(0, 10**6)), max_size=4))
-def test_shapes_come_back(shapes: dict[str, list[int]]) -> None:
-    assert read_options(Data, input_shapes=[f"{name}:{shape}" for name, shape in shapes.items()]).input_shapes == {
-        name: tuple(shape) for name, shape in shapes.items()
-    }
-
-
-@given(st.dictionaries(NAMES | st.just(""), st.tuples(NUMBERS, NUMBERS).map(sorted), max_size=4))
-def test_ranges_come_back(ranges: dict[str, list[float]]) -> None:
-    texts = [f"{name}:{bounds}" if name else str(bounds) for name, bounds in ranges.items()]
-    assert read_options(Data, val_range=texts).val_range == {name: tuple(bounds) for name, bounds in ranges.items()}
 
 
 @pytest.mark.parametrize(
