@@ -139,17 +139,6 @@ class Call:
             )
         return limits
 
-    def comparison(self, target: TargetSettings, timeout: float | None) -> CheckSettings:
-        """Return the comparison of a target with the reference, as the check.
-
-        Raises:
-            UsageError: As :func:`tolerance_options`, or outputs are not compared as numbers.
-        """
-        self[CompareOptions].require_numbers()
-        tolerance = tolerance_options(self[CompareOptions], target)
-        settings = CheckSettings(CheckOptions(timeout=timeout), target=target, tolerance=tolerance)
-        return replace(settings, metric=self.metric(), limits=self.limits())
-
     def check(self, target: TargetSettings | None) -> CheckSettings:
         """Return the check: a function, a command, a target or the user at a prompt.
 

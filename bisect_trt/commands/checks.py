@@ -90,8 +90,8 @@ class CheckSettings:
 
     @property
     def words(self) -> list[str]:
-        """The tolerances or the limits as words of a command line."""
-        return written(self.tolerance if self.limits is None else self.limits)
+        """The tolerances, the metric or the limits as words of a command line."""
+        return written(self.limits or self.metric or self.tolerance)
 
     def without_target(self, console: Console) -> CheckSettings:
         """Return the check without a target that a check command makes useless; prints that."""

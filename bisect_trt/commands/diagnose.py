@@ -41,8 +41,9 @@ from bisect_trt.commands.workaround import add_precision, after_diagnosis, print
 from bisect_trt.errors import quoted
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.onnxlib.qdq import find_quantized
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Workaround
-from bisect_trt.options.shared import Search
+from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import Console
@@ -50,7 +51,7 @@ from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import reference_settings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
 
@@ -157,7 +158,6 @@ class Diagnosis:
             for name, value in values.items()
             if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
         ]
-        dynamic = any(not isinstance(dim, int) for dims in subject.declared.values() for dim in dims)
         compares = check.metric is None
         steps = {
             f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
@@ -174,7 +174,7 @@ class Diagnosis:
             "a smaller --atol and --rtol, and the other options of the failing deployment": compares,
             "`bisect-trt layerwise`: inner tensors that differ although the outputs match": compares,
             "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
-            "`bisect-trt sweep`: other sizes of the free dimensions": compares and dynamic,
+            "`bisect-trt sweep`: other sizes of the free dimensions": compares and subject.has_free_dimensions,
         }
         return DoesNotReproduce("\n  - ".join([str(error), *(step for step in steps if steps[step])]))
 
@@ -327,6 +327,13 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console,
         subject.samples = [subject.samples[number - 1] for number in stay]
 
 
+def _inner_check(call: Call, target: TargetSettings, timeout: float | None) -> CheckSettings:
+    """Return the check of a target, which compares inner tensors too."""
+    call[CompareOptions].require_numbers()
+    call.options.change(CheckOptions, timeout=timeout)
+    return call.check(target)
+
+
 def run(call: Call) -> Result:
     """Find why the target is wrong, and write a reproducer.
 
@@ -336,7 +343,7 @@ def run(call: Call) -> Result:
     """
     own = call[Diagnose]
     target = call[Target].required()
-    check = call.comparison(target, own.timeout)
+    check = _inner_check(call, target, own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
     check_folder(folder, archive_of(folder) if own.archive else None, overwrite=own.overwrite or call.resumed)
     call.open()
@@ -361,7 +368,7 @@ def workaround(call: Call) -> Result:
         UnavailableError: The target or the reference cannot run the model.
     """
     own, console, result = call[Workaround], call.console, call.result
-    check, folder = call.comparison(call[Target].required(), own.timeout), own.output.parent
+    check, folder = _inner_check(call, call[Target].required(), own.timeout), own.output.parent
     call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
     call.open()
     with call.searching(check) as session:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from typing import TYPE_CHECKING
 
 from bisect_trt.commands.cause import name_cause
@@ -19,7 +18,6 @@ from bisect_trt.errors import ModelRefusedError
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.compare import MetricOptions
 from bisect_trt.options.searches import Reduce
-from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, pack
@@ -119,9 +117,7 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
         find_fix(session, check, diagnosis.search, answer, output)
         fixed = result.extra["metric"]
         result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
-    options = [*check.target.flags(), *session.place_words, *written(subject.settings.data)]
-    options += check.words if check.metric is None else written(check.metric)
-    result.suggest(shlex.join(["bisect-trt", "run", str(subject.settings.path), *options]))
+    result.suggest(session.command("run", check))
     if diagnosis.archive is not None:
         files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})
         pack(output, files, diagnosis.archive)
