@@ -97,7 +97,6 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
         "resume": ((commands.Resume,), "runs:resume", None),
         "log": ((commands.LogOptions,), "runs:log", None),
         "report": ((commands.Report,), "runs:report", None),
-        "view": ((commands.ViewOptions,), "runs:view", None),
         "diff": ((commands.Diff,), "build_choices:run", None),
     },
     "This machine": {"doctor": ((commands.Doctor, Places), "doctor:run", None)},

@@ -1,39 +1,24 @@
-"""``log``, ``report``, ``view`` and ``resume``: commands about an earlier run."""
+"""``log``, ``report`` and ``resume``: commands about an earlier run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import RunFolderError, UnknownNameError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.commands import LogOptions, Report, Resume, ViewOptions
+from bisect_trt.options.commands import LogOptions, Report, Resume
 from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER
-from bisect_trt.report.console import Console, open_page
-from bisect_trt.report.page import frame, macro, write_report
+from bisect_trt.report.console import Console
+from bisect_trt.report.page import write_report
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
-from bisect_trt.report.summary import headline
-from bisect_trt.report.text import Json, plural
-from bisect_trt.tensors.npz import replacing
-
-VIEW_FILE = "view.html"
-"""The page of ``view`` in a run's folder."""
-_CUT = " units"
-"""A part of the titles of candidates that were cut from the whole model, and of no others."""
-_LATE_S = 1.0
-"""Seconds by which the journal of a resumed run is newer than its result."""
-_SHOWN = 100
-"""Probes in the table."""
+from bisect_trt.report.text import Json
 
 
 @dataclass(frozen=True)
@@ -77,37 +62,6 @@ class EarlierRun:
             elif entry["event"] == "undo":
                 verdicts.pop(entry["number"], None)
         return cls(folder, binding, shown, [verdicts[number] for number in sorted(verdicts)], [*unfinished.values()])
-
-    @cached_property
-    def result(self) -> Json | None:
-        """The result; ``None`` while the run is running, also after it was resumed."""
-        file, journal = self.folder / RESULT_FILE, self.folder / JOURNAL
-        if not file.exists() or (journal.exists() and journal.stat().st_mtime > file.stat().st_mtime + _LATE_S):
-            return None
-        return read_result(self.folder)
-
-    @property
-    def headline(self) -> str:
-        """The answer; before there is one, the smallest failing candidate so far, or the number of probes."""
-        if self.result is not None:
-            return headline(self.result)
-        cut = [probe for probe in self.probes if probe["verdict"] == "FAIL" and _CUT in probe["title"]]
-        if cut:
-            best = min(cut, key=lambda probe: probe["size"])
-            return f"{best['title'].replace(_CUT, ' nodes')} still fail{'s' if best['size'] == 1 else ''}"
-        return f"{plural(len(self.probes), 'probe')} done" if self.probes else "no probe is done yet"
-
-    def page(self) -> str:
-        """Return the page of the run: its state and its newest probes."""
-        counts = Counter(str(probe["verdict"]).lower() for probe in self.probes)
-        verdicts = ", ".join(f"{counts[key]} {key}" for key in ("fail", "pass", "unresolved") if counts[key])
-        facts = [
-            ("Command", self.words),
-            ("Probes", f"{len(self.probes):,}{f' ({verdicts})' if verdicts else ''}"),
-            ("Running now", None if self.result else ", ".join(str(probe["title"]) for probe in self.running)),
-        ]
-        main = macro("runs.html", "run", self, facts, self.probes[: -_SHOWN - 1 : -1])
-        return frame(self.folder.name, main, "Made by bisect-trt from the folder of the run.", "runs.js")[0]
 
 
 def newest_run(file: str = RUN_FILE) -> Path:
@@ -187,34 +141,6 @@ def report(call: Call) -> Result:
     check_output(path, overwrite=True)
     write_report(result, path)
     call.console.answer(str(path))
-    return call.result
-
-
-def view(call: Call) -> Result:
-    """Write the page of a run into its folder, update it until the run ends, and open it in the browser.
-
-    Raises:
-        UnavailableError: There is no such run.
-        UsageError: The page cannot be written.
-    """
-    own = call[ViewOptions]
-    folder = newest_run() if own.run is None else own.run
-    path, shown = (folder / VIEW_FILE).absolute(), ""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            run = EarlierRun.read(folder)
-            page = run.page()
-            if page != shown:
-                with replacing(path) as file:
-                    file.write(page.encode(errors="backslashreplace"))
-            if not shown:
-                call.console.answer(str(path))
-                if not own.no_browser:
-                    open_page(path.as_uri())
-            if run.result is not None:
-                break
-            shown = page
-            time.sleep(1)
     return call.result
 
 

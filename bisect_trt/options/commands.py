@@ -190,16 +190,3 @@ class Report:
         Path | None, argument("The run's folder, under .bisect-trt, or a result.json; default the newest run.")
     ] = None
     output: Annotated[Path | None, to_file("Where the page goes; default report.html beside the result.")] = None
-
-
-@dataclass(frozen=True)
-class ViewOptions:
-    """Show a run in a browser while it runs: view.html in its folder, updated until the run ends.
-
-    Examples:
-        view
-        view .bisect-trt/reduce-model --no-browser
-    """
-
-    run: RunFolder = None
-    no_browser: Annotated[bool, switch("Write the page without opening a browser.")] = False

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import threading
 import time
-import webbrowser
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -346,14 +345,6 @@ def listed(texts: Sequence[str], most: int, rest: str = "") -> list[str]:
 def is_interactive() -> bool:
     """Return whether there is a terminal for a prompt."""
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def open_page(address: str) -> bool:
-    """Open an address in the user's browser; return whether there is a display to show it on."""
-    # On Linux without a display it would be a browser in this terminal.
-    if sys.platform != "darwin" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
-        return False
-    return webbrowser.open(address)
 
 
 class QuietConsole(Console):

@@ -236,7 +236,14 @@ def render(result: Json) -> str:
         foot = f"Made by bisect-trt{' on ' + created.replace('T', ' ') if created else ''} from result.json."
         links = [(f"#{anchor}", name) for anchor, name, _ in sections]
         main = Markup("").join(section for _, _, section in sections)
-        return frame(headline(result), main, foot, "report.js", links, extra="img-src data:")[0]
+        code = template("report.js")
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+        page = environment().get_template("page.html")
+        title, style = shorten(headline(result), 100), Markup(template("report.css"))
+        return page.render(
+            policy=Markup(policy), title=title, style=style, links=links, main=main, foot=foot, script=Markup(code)
+        )
     except _DAMAGED as error:
         raise RunFolderError(
             f"the result is damaged ({type(error).__name__}: {error}); run the command again."
@@ -253,41 +260,3 @@ def write_report(result: Json, path: Path) -> None:
     page = render(result)
     with replacing(path) as file:
         file.write(page.encode(errors="backslashreplace"))  # a path need not be text
-
-
-def frame(
-    title: str,
-    main: Markup,
-    foot: str,
-    script: str,
-    links: Sequence[tuple[str, str]] = (),
-    *,
-    extra: str = "",
-) -> tuple[str, str]:
-    """Return a whole page and its content security policy.
-
-    Args:
-        title: Of the window.
-        main: The sections.
-        foot: Text at the end.
-        script: A file of the templates; the policy allows no other script.
-        links: Address and text of each link of the navigation.
-        extra: More directives for the policy.
-    """
-    code = template(script)
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; {extra}"
-    page = (
-        environment()
-        .get_template("page.html")
-        .render(
-            policy=Markup(policy),
-            title=shorten(title, 100),
-            style=Markup(template("report.css")),
-            links=links,
-            main=main,
-            foot=foot,
-            script=Markup(code),
-        )
-    )
-    return page, policy

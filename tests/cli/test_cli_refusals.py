@@ -275,7 +275,6 @@ REFUSALS = """
 1002 nosuchtool | run m.onnx --through "nosuchtool {model} {out}"
 
 # runs and builds
-2006 gone | view gone
 2006 .bisect-trt | log
 2006 .bisect-trt | resume
 2006 .bisect-trt | report

@@ -179,7 +179,7 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
         binding.write_text(bound)
         file.write_text(text)
         with contextlib.suppress(BisectError):
-            EarlierRun.read(run).page()
+            EarlierRun.read(run)
         with contextlib.suppress(BisectError):
             Ledger(run).close()
             read += 1
