@@ -45,7 +45,10 @@ def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"real", "link", "dangling", "made"}
 
 
-@pytest.mark.parametrize("option", ["--json", "--report", "--junit", "--save-inputs", "--save-outputs", "--save-onnx"])
+OPTIONS = ["--json", "--report", "--junit", "--save-inputs", "--save-outputs", "--save-onnx"]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
 def test_a_fifo_is_written_to_and_stays(cli: CommandLine, here: Path, option: str) -> None:
     overflowing(here / "model.onnx")
     os.mkfifo("fifo")
@@ -59,15 +62,15 @@ def test_a_fifo_is_written_to_and_stays(cli: CommandLine, here: Path, option: st
     assert Path("fifo").is_fifo()
 
 
-@pytest.mark.parametrize("option", ["--json", "--report", "--junit", "--save-inputs", "--save-outputs", "--save-onnx"])
-def test_a_device_is_written_to(here: Path, option: str) -> None:
+def test_a_device_is_written_to(cli: CommandLine, here: Path) -> None:
     overflowing(here / "model.onnx")
-    run = f"bisect-trt run model.onnx {' '.join(TARGET)} {option}"
-    ran = shell(f"{run} /dev/null > /dev/null", here)  # the device is standard output too
+    words = ["run", "model.onnx", *TARGET]
+    line = " ".join([*words, *(f"{option} /dev/null" for option in OPTIONS)])
+    ran = shell(f"bisect-trt {line} > /dev/null", here)  # the device is standard output too
     assert (ran.returncode, ran.stderr) == (1, "")
-    ran = shell(f"{run} /dev/full > /dev/null", here)
-    assert ran.returncode == 2
-    assert "No space left on device" in ran.stderr
+    for option in OPTIONS:
+        ended = cli(*words, option, "/dev/full").ended(2)
+        assert "No space left on device" in ended.err, option
 
 
 @pytest.mark.parametrize("command", ["reduce", "precision", "extract"])

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from conftest import CommandLine
 from fakes import FakeCheck, FakeRun, build, scratch
-from onnx import TensorProto, helper
+from onnx import helper
 from resident import unsteady
-from support import chain, read_json, script
+from support import chain, model_of, script
 
 from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.probe.prober import reconfirm
@@ -58,8 +58,7 @@ class Stand:
 
 def network(*names: str) -> onnx.ModelProto:
     nodes = [helper.make_node("Relu", [f"t{place}"], [f"t{place + 1}"], name=name) for place, name in enumerate(names)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("t0", f"t{len(names)}")]
-    return helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+    return model_of(nodes, inputs={"t0": [2]}, outputs={f"t{len(names)}": [2]})
 
 
 LAYERS = ("a", "b", "bad1", "c", "d", "e", "f", "bad2", "g", "h")
@@ -231,20 +230,7 @@ def test_precision_is_not_blamed_for_a_failure_that_was_seen_once(cli: CommandLi
     lowered = "import sys, onnx; sys.exit(all(n.op_type != 'Cast' for n in onnx.load(sys.argv[1]).graph.node))"
     once = f'{sys.executable} -c "{lowered}" "$1" || exit 0; [ -e seen ] && exit 0; touch seen; exit 1'
     check = script(Path("check"), once)
-    ran = cli(
-        "precision",
-        chain(here / "model.onnx", 4),
-        "-o",
-        "mixed.onnx",
-        "--fp16",
-        "--workers",
-        "1",
-        "--json",
-        "r.json",
-        "--check",
-        f"./{check}",
-        "{model}",
-    )
-    result = read_json(Path("r.json"))
-    assert (ran.status, result["minimality"]) == (3, "unproven")
+    words = ["-o", "mixed.onnx", "--fp16", "--workers", "1", "--json", "r.json", "--check", f"./{check}", "{model}"]
+    result = cli("precision", chain(here / "model.onnx", 4), *words).ended(3).result
+    assert result["minimality"] == "unproven"
     assert "failed, and did not when asked again, so that a pass may be luck; --repeat 20" in result["why"]

@@ -4,53 +4,32 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
-from support import model_of, read_json, save, script
+from layered import Sketch
+from onnx import helper, numpy_helper
+from support import read_json, save, script
 
 WIDTH = 16
-
-
-class Sketch:
-    """Nodes in a row, each named like what it makes; ``x`` is fed."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[TensorProto] = []
-
-    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:
-        names = []
-        for value in inputs:
-            if not isinstance(value, str):
-                self.weights.append(numpy_helper.from_array(np.asarray(value, np.float32), f"w{len(self.weights)}"))
-            names.append(value if isinstance(value, str) else self.weights[-1].name)
-        self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
-        return name
-
-    def save(self, path: Path, shape: Sequence[int] = (4, WIDTH)) -> Path:
-        model = model_of(self.nodes, self.weights, inputs={"x": shape}, outputs={self.nodes[-1].output[0]: None})
-        onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
-        return path
 
 
 def moments(path: Path) -> Path:
     """A variance as the mean of the squares less the square of the mean: most of its nodes are needed, few are suspected."""
     g = Sketch()
-    weight = np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 4
+    weight = np.random.default_rng(0).normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4
     g.op("far", "Add", g.op("tanh", "Tanh", g.op("product", "MatMul", "x", weight)), 8.0)
     g.op("mean", "ReduceMean", "far", axes=[-1])
     g.op("mean square", "ReduceMean", g.op("squares", "Mul", "far", "far"), axes=[-1])
     g.op("variance", "Sub", "mean square", g.op("square", "Mul", "mean", "mean"))
     g.op("deviation", "Sqrt", g.op("safe", "Max", "variance", 1e-3))
     g.op("y", "Div", g.op("centred", "Sub", "far", "mean"), "deviation")
-    return g.save(path)
+    onnx.save(g.model({"x": (4, WIDTH)}), path)
+    return path
 
 
 @pytest.mark.slow
@@ -73,7 +52,8 @@ def test_what_an_origin_reads_is_said_to_be_off_by_less(cli: CommandLine) -> Non
     g.op("near", "Sub", g.op("far", "Add", "x", 20.0), 20.0)  # loses some digits, far fewer than all
     g.op("much", "Pow", g.op("hundreds", "Mul", "near", 400.0), 2.0)
     g.op("y", "Sqrt", g.op("mean", "ReduceMean", "much", axes=[1]))
-    ran = cli("layerwise", g.save(Path("model.onnx")), "--onnxrt", "--fp16", "--json", "r.json")
+    onnx.save(g.model({"x": (4, WIDTH)}), "model.onnx")
+    ran = cli("layerwise", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json")
     result = read_json(Path("r.json"))
     assert [origin["node"]["name"] for origin in result["origins"]] == ["much"], ran.out
     assert not next(each for each in result["tensors"] if each["name"] == "hundreds")["passed"]

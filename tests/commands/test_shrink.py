@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from support import arrays, examples, node_names, save
+from support import arrays, examples, model_of, node_names, save
 
 import bisect_trt
 from bisect_trt.commands.shapes import Piece, axes_by_size, cut_axes, free, free_symbols, is_sound, keep_outputs
@@ -31,14 +31,9 @@ node = helper.make_node
 CHANNELS = 32
 
 
-def model_of(nodes: list[NodeProto], weights: dict[str, NDArray[Any]], *, opset: int = 17) -> ModelProto:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, CHANNELS, 6, 6])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
-    inferred = onnx.shape_inference.infer_shapes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    )
+def on_channels(nodes: list[NodeProto], weights: dict[str, NDArray[Any]]) -> ModelProto:
+    made = model_of(nodes, weights, inputs={"x": [1, CHANNELS, 6, 6]}, outputs={"y": None}, opset=17)
+    inferred = onnx.shape_inference.infer_shapes(made)
     del inferred.graph.value_info[:]
     return inferred
 
@@ -59,19 +54,19 @@ def quantized_conv(element: type = np.int8) -> ModelProto:
         node("DequantizeLinear", ["q", "scale", "zero"], ["w"], name="dequantize", axis=0),
         node("Conv", ["x", "w", "b"], ["y"], name="conv"),
     ]
-    return model_of(nodes, weights)
+    return on_channels(nodes, weights)
 
 
 def plain_conv(op: str = "Conv", group: int = 1) -> ModelProto:
     shape = (CHANNELS, CHANNELS // group, 3, 3)
-    return model_of(
+    return on_channels(
         [node(op, ["x", "w", "b"], ["y"], name="conv", group=group)], {"w": floats(*shape), "b": floats(CHANNELS)}
     )
 
 
 def normalised(op: str, parameters: int) -> ModelProto:
     weights = {f"p{place}": np.abs(floats(CHANNELS)) + 1 for place in range(parameters)}
-    return model_of([node(op, ["x", *weights], ["y"], name="norm")], weights)
+    return on_channels([node(op, ["x", *weights], ["y"], name="norm")], weights)
 
 
 def integer_conv() -> ModelProto:
@@ -89,7 +84,7 @@ def integer_conv() -> ModelProto:
         node("QLinearConv", ["xq", "one", "none", "w", "ws", "wz", "one", "none", "b"], ["yq"], name="conv"),
         node("DequantizeLinear", ["yq", "one", "none"], ["y"], name="dequantize"),
     ]
-    return model_of(nodes, weights)
+    return on_channels(nodes, weights)
 
 
 MODELS: dict[str, Callable[[], ModelProto]] = {
@@ -147,7 +142,7 @@ def test_the_axes_of_quantized_weights_are_cut_with_the_others(element: type) ->
 
 def test_fewer_outputs_need_fewer_inputs_and_weights() -> None:
     nodes = [node("Mul", ["x", "a"], ["left"]), node("Add", ["z", "b"], ["y"]), node("Neg", ["left"], ["right"])]
-    model = model_of(nodes, {"a": floats(1), "b": floats(1)})
+    model = on_channels(nodes, {"a": floats(1), "b": floats(1)})
     model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1]))
     model.graph.output.append(helper.make_tensor_value_info("left", TensorProto.FLOAT, None))
     piece = keep_outputs(Piece(model, {"x": floats(1, CHANNELS, 6, 6), "z": floats(1)}), ["left"])
@@ -210,13 +205,8 @@ def model(tmp_path: Path) -> Path:
         helper.make_node("Concat", ["x", "x"], ["twice"], axis=0, name="twice"),
         helper.make_node("Relu", ["twice"], ["y"], name="relu"),
     ]
-    weights = [numpy_helper.from_array(np.array(value), name) for name, value in (("pair", [-1, 4]), ("zero", [0]))]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 4])
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "total")]
-    graph = helper.make_graph(nodes, "g", [x], ends, weights)
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    weights, ends = {"pair": np.array([-1, 4]), "zero": np.array([0])}, {"y": None, "total": None}
+    return save(tmp_path / "model.onnx", nodes, weights, inputs={"x": ["n", 3, 4]}, outputs=ends)
 
 
 def test_shapes_and_ranges_are_those_of_reference_runs(model: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from onnx import TensorProto, helper, numpy_helper
+from layered import Sketch
 
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.mixed_precision.nodes import make_nodes
@@ -30,38 +29,7 @@ from bisect_trt.tensors.npz import save_npz
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROWS, COLUMNS = 4, 8
-
-
-class Builder:
-    """Collects nodes, each named like the tensor that it makes, and their weights."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: dict[str, np.ndarray] = {}
-
-    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:
-        names = []
-        for value in inputs:
-            if not isinstance(value, str):
-                array = np.asarray(value, None if isinstance(value, np.ndarray) else np.float32)
-                value = f"weight{len(self.weights)}"  # noqa: PLW2901 - it goes by its name from here on
-                self.weights[value] = array
-            names.append(value)
-        self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
-        return name
-
-    def model(self, opset: int = 17) -> onnx.ModelProto:
-        read = {name for node in self.nodes for name in node.input}
-        ends = [node.name for node in self.nodes if node.name not in read]
-        fed = [name for name in ("x", "m") if name in read]
-        inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, COLUMNS]) for name in fed]
-        outputs = [onnx.ValueInfoProto(name=name) for name in ends]
-        weights = [numpy_helper.from_array(value, name) for name, value in self.weights.items()]
-        graph = helper.make_graph(self.nodes, "odd", inputs, outputs, weights)
-        opsets = [helper.make_opsetid("", opset), helper.make_opsetid("somebody.else", 1)]
-        opsets.append(helper.make_opsetid("com.microsoft", 1))
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-        return onnx.shape_inference.infer_shapes(model)
+ENDS = dict.fromkeys(("x", "m"), (ROWS, COLUMNS))
 
 
 def odd_nodes() -> onnx.ModelProto:
@@ -69,7 +37,7 @@ def odd_nodes() -> onnx.ModelProto:
 
     ``x`` is 1 to 2, ``m`` is 0 and 1 in turn.
     """
-    g = Builder()
+    g = Sketch()
     g.op("Relu", "Relu", "x")
     g.op("plain Add", "Add", "x", 1.0)
     g.op("makes big", "Mul", "x", 5e4)
@@ -94,7 +62,7 @@ def odd_nodes() -> onnx.ModelProto:
     g.op("after", "Mul", "cancels", 3.0)
     g.op("times mask", "Mul", "m", -1e9)
     g.op("softmax", "Softmax", g.op("adds mask", "Add", "x", np.array([-1e9, 0] * (COLUMNS // 2), np.float32)), axis=1)
-    return g.model()
+    return g.model(ENDS)
 
 
 @contextmanager
@@ -168,12 +136,12 @@ def test_in_bf16_only_digits_are_short(odd: Subject) -> None:
 
 
 def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path: Path) -> None:
-    g = Builder()
+    g = Sketch()
     g.op("big", "Mul", "x", 1e6)
     g.op("plugin", "Plugin", "big", domain="somebody.else")
     g.op("behind", "Add", "plugin", "x")
     g.op("beside", "Sub", "big", "x")
-    onnx.save(g.model(), str(tmp_path / "model.onnx"))
+    onnx.save(g.model(ENDS), str(tmp_path / "model.onnx"))
     with subject_of(tmp_path / "model.onnx", None, tmp_path) as subject:
         found = by_name(subject)
     assert set(found) == {"big", "beside"}
@@ -209,6 +177,7 @@ def test_the_masks_whole_way_to_the_softmax_is_named(tmp_path: Path) -> None:
     assert {entry.rule for entry in found.values()} == {"overflow"}
 
 
+@pytest.mark.slow
 def test_the_variance_chain_of_the_instance_norms_is_named(tmp_path: Path) -> None:
     with subject_of(run_example("instance_norm", tmp_path), None, tmp_path) as subject:
         found = strongest(by_name(subject))
@@ -225,11 +194,11 @@ def test_a_range_is_that_of_the_finite_values(array: np.ndarray) -> None:
 
 
 def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowered(here: Path) -> None:
-    g = Builder()
+    g = Sketch()
     g.op("over", "Mul", g.op("wide", "Mul", "x", 300.0), "wide")
     g.op("back", "Mul", "over", 1e-5)
     g.op("same", "Relu", g.op("cancels", "Sub", g.op("thousand", "Add", "back", 1000.0), 1000.0))
-    onnx.save(g.model(), str(here / "model.onnx"))
+    onnx.save(g.model(ENDS), str(here / "model.onnx"))
     x = np.random.default_rng(3).uniform(1, 2, (ROWS, COLUMNS)).astype(np.float32)
     save_npz(here / "x.npz", {"x": x})
     with subject_of(here / "model.onnx", here / "x.npz", here) as subject:

@@ -172,24 +172,16 @@ def test_several_values_follow_a_flag_and_all_that_follows_check_is_its_command(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_examples_of_help_are_command_lines(name: str) -> None:
+def test_the_examples_of_help_are_command_lines_and_its_options_few_and_different(name: str) -> None:
     examples = COMMANDS[name].examples
     assert len(examples) == 2
     for line in examples:
         assert len(f" bisect-trt {line}") <= 78
         assert parse(shlex.split(line))[0] == name
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_at_most_20_options(name: str) -> None:
     own, *others = COMMANDS[name].groups
     shown = [entry for entry in entries(own) if not entry.option.positional]
     shown += [entry for group in others for entry in entries(group) if entry.name in COMMON]
     assert len([entry for entry in shown if entry.name not in RARE]) <= 20
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_options_of_a_command_have_different_names_and_flags(name: str) -> None:
     every = [entry for group in COMMANDS[name].groups for entry in entries(group)]
     assert max(Counter(entry.name for entry in every).values()) == 1
     flags = [flag for entry in every if not entry.option.positional for flag in entry.flags]
@@ -307,24 +299,16 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
     return TargetSettings("trt", **precisions, own=trt)
 
 
-@given(trt_targets())
-def test_flags_are_a_command_line_that_asks_for_the_same(settings: TargetSettings) -> None:
-    assert asked_for(settings.flags()) == settings
-
-
-@given(st.booleans(), st.booleans(), st.lists(plain_words, max_size=3).map(tuple))
-def test_onnx_runtimes_too(fp16: bool, bf16: bool, providers: tuple[str, ...]) -> None:
-    settings = TargetSettings(fp16=fp16, bf16=bf16, own=OnnxRuntimeSettings(providers))
-    assert asked_for(settings.flags()) == settings
-
-
 pairs = st.dictionaries(plain_words, st.text(min_size=1, max_size=8), max_size=2).map(
     lambda found: tuple(found.items())
 )
 
 
-@given(
-    st.builds(
+onnxrt_targets = st.builds(
+    TargetSettings,
+    fp16=st.booleans(),
+    bf16=st.booleans(),
+    own=st.builds(
         OnnxRuntimeSettings,
         providers=st.lists(plain_words, max_size=2).map(tuple),
         graph_optimization_level=st.sampled_from(["ORT_ENABLE_ALL", "ORT_DISABLE_ALL", "ORT_ENABLE_BASIC"]),
@@ -332,16 +316,15 @@ pairs = st.dictionaries(plain_words, st.text(min_size=1, max_size=8), max_size=2
         provider_options=pairs,
         session_options=pairs,
         custom_op_libraries=st.sampled_from([(), (FILE,)]),
-    )
+    ),
 )
-def test_all_that_onnx_runtime_is_told(own: OnnxRuntimeSettings) -> None:
-    settings = TargetSettings(own=own)
+
+
+@given(trt_targets() | onnxrt_targets)
+def test_flags_are_a_command_line_that_asks_for_the_same_and_settings_cross_to_the_worker(
+    settings: TargetSettings,
+) -> None:
     assert asked_for(settings.flags()) == settings
-    assert TargetSettings.from_json(settings.to_json()) == settings
-
-
-@given(trt_targets())
-def test_settings_cross_to_the_worker(settings: TargetSettings) -> None:
     assert TargetSettings.from_json(settings.to_json()) == settings
     assert hash(TargetSettings.from_json(settings.to_json())) == hash(settings)
 

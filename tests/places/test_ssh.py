@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from support import save
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 pytestmark = pytest.mark.skipif(
@@ -85,17 +85,15 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Overflows in fp16; its weights go over once."""
-    weight = numpy_helper.from_array(np.full((300, 100), 30, np.float32), "w")
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"], "scale"),
         helper.make_node("Mul", ["m", "m"], ["s"], "square"),
         helper.make_node("Sqrt", ["s"], ["y"], "root"),
     ]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 300]), ("y", [2, 100]))]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
     path = tmp_path_factory.mktemp("model") / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return save(
+        path, nodes, {"w": np.full((300, 100), 30, np.float32)}, inputs={"x": [2, 300]}, outputs={"y": [2, 100]}
+    )
 
 
 def command(model: Path, *words: object) -> list[str]:
