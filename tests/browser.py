@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -145,9 +144,9 @@ class Browser:
         look = f"const look = () => ({condition}) ? r(true) : requestAnimationFrame(look)"
         return bool(self.evaluate(f"new Promise(r => {{ {look}; look(); }})"))
 
-    def key(self, key: str, *, shift: bool = False) -> None:
+    def key(self, key: str) -> None:
         """Press a key."""
-        about: dict[str, Any] = {"key": key, "code": key, "modifiers": 8 if shift else 0}
+        about: dict[str, Any] = {"key": key, "code": key, "modifiers": 0}
         about["windowsVirtualKeyCode"] = KEYS.get(key, ord(key[0]))
         if len(key) == 1:
             about["text"] = key
@@ -178,13 +177,3 @@ class Browser:
         x, y = self.centre(selector)
         self.mouse("mousePressed", x, y)
         self.mouse("mouseReleased", x, y)
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """A picture of what is seen, or of the whole page."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
-
-    def pdf(self, path: Path) -> None:
-        """The page as it is printed."""
-        data = self.call("Page.printToPDF", printBackground=False, preferCSSPageSize=True)["data"]
-        path.write_bytes(base64.b64decode(data))

@@ -49,9 +49,9 @@ def _line(steps: Sequence[tuple[str, str, str]]) -> list[onnx.NodeProto]:
     return nodes
 
 
-def chain(path: Path, names: str, *, rows: int | str = 2, op: str = "Add") -> Path:
-    """Nodes of these names, one behind the other; each adds 1, or does something else of two operands."""
-    nodes, shape = _line([(op, "one", name) for name in names.split()]), (rows, 4)
+def chain(path: Path, names: str, *, rows: int | str = 2) -> Path:
+    """Nodes of these names, one behind the other; each adds 1."""
+    nodes, shape = _line([("Add", "one", name) for name in names.split()]), (rows, 4)
     return _save(path, nodes, {"one": 1.0}, {"x": shape}, {nodes[-1].output[0]: shape})
 
 

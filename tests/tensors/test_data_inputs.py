@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from support import read_options
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.info import TensorInfo
@@ -31,16 +32,19 @@ def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo:
 
 
 @pytest.mark.parametrize(
-    ("option", "texts"),
+    ("group", "option", "texts"),
     [
-        ("input_shapes", ["x", "x:", "x:1,2", "x:[1,a]", "x:[1,-2]", "x:[1.5]", "x:[1,,2]", "[1,2]", "x:[1,2"]),
-        ("val_range", ["", "x", "1", "[1]", "[1,2,3]", "[2,1]", "[0,inf]", "[nan,1]", "x:[]", "x:[a,b]"]),
+        (Data, "input_shapes", ["x", "x:", "x:1,2", "x:[1,a]", "x:[1,-2]", "x:[1.5]", "x:[1,,2]", "[1,2]", "x:[1,2"]),
+        (Data, "val_range", ["", "x", "1", "[1]", "[1,2,3]", "[2,1]", "[0,inf]", "[nan,1]", "x:[]", "x:[a,b]"]),
+        (CompareOptions, "error_quantile", ["-0.1", "1.1", "nan", "x"]),
+        (CompareOptions, "atol", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"]),
+        (CompareOptions, "check_error_stat", ["out:worst"]),
     ],
 )
-def test_malformed_values_are_refused(option: str, texts: list[str]) -> None:
+def test_malformed_values_are_refused(group: type, option: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}"):
-            read_options(Data, **{option: [text]})
+            read_options(group, **{option: [text]})
 
 
 @given(

@@ -24,27 +24,15 @@ class Opset(Sketch):
         self.opset = opset
 
 
-def busy(pattern: Pattern, seed: int = 0, times: int = 1) -> Network:
-    """About 150 nodes and a bug, ``times`` over.
-
-    Args:
-        pattern: The bug.
-        seed: Of the weights.
-        times: How often it is planted.
-    """
-    values = np.random.default_rng(seed)
+def busy(pattern: Pattern) -> Network:
+    """About 150 nodes and a bug."""
+    values = np.random.default_rng(0)
     sketch = Opset("", pattern.opset)
     image, tokens = _image(sketch, values, "input"), _tokens(sketch, values, "tokens")
-    guilty, planted = [], []
-    for _ in range(times):
-        image = sketch.add("Tanh", pattern.alike(sketch, image, _IMAGE))
-        image, nodes = pattern.plant(sketch, image, _IMAGE)
-        guilty.append(nodes)
-        planted.append(image)
-        image = sketch.add("Tanh", image)
-    image = _quantized(sketch, image)
-    outputs = [(sketch.add("Tanh", image), _IMAGE), (sketch.add("Tanh", tokens), _TOKENS)]
-    outputs += [(name, _IMAGE) for name in planted]
+    image = sketch.add("Tanh", pattern.alike(sketch, image, _IMAGE))
+    planted, guilty = pattern.plant(sketch, image, _IMAGE)
+    image = _quantized(sketch, sketch.add("Tanh", planted))
+    outputs = [(sketch.add("Tanh", image), _IMAGE), (sketch.add("Tanh", tokens), _TOKENS), (planted, _IMAGE)]
     graph = helper.make_graph(
         sketch.nodes,
         "busy",
@@ -56,7 +44,7 @@ def busy(pattern: Pattern, seed: int = 0, times: int = 1) -> Network:
     opset = pattern.opset
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 20 else 8)
     onnx.checker.check_model(model, full_check=True)
-    return Network(model, tuple(guilty))
+    return Network(model, (guilty,))
 
 
 def _image(sketch: Sketch, values: np.random.Generator, tensor: str) -> str:
