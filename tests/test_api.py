@@ -173,7 +173,7 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
         ("compare", {"atoll": 1}, "'atoll'"),
         ("compare", {"timeout": -1}, "^timeout: -1 "),
         ("compare", {"target": "trt", "builder_optimization_level": 6}, "^builder_optimization_level: 6 "),
-        ("compare", {"compare_as": "cosine"}, "^compare_as: cosine"),
+        ("compare", {"check_error_stat": "cosine"}, "^check_error_stat: cosine"),
         ("compare", {"input_shapes": {"z": [1]}}, "'z'"),
         ("compare", {"inputs": {"z": np.ones(3, np.float32)}}, "'z'"),
         ("reduce", {}, "check"),
