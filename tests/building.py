@@ -1,4 +1,4 @@
-"""Small models, written down as a test needs them."""
+"""Models of any types, declarations and versions; ``support.model_of`` makes those of the usual ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -17,7 +16,7 @@ End = str | ValueInfoProto | tuple[str, int, Sequence[int | str | None] | None]
 """An input or output: by name alone, as it is declared, or its name, type and shape."""
 
 
-def model_of(
+def proto_of(
     nodes: Sequence[NodeProto],
     inputs: Iterable[End],
     outputs: Iterable[End],
@@ -44,16 +43,16 @@ def _info(end: End) -> ValueInfoProto:
     return BARE(name=end) if isinstance(end, str) else tensor_info(*end)
 
 
-def save_model_of(path: Path | str, *parts: Any, **fields: Any) -> Path:
+def save_proto(path: Path | str, *parts: Any, **fields: Any) -> Path:
     """The same, written to a file without a look at what it is."""
-    Path(path).write_bytes(model_of(*parts, **fields).SerializeToString())
+    Path(path).write_bytes(proto_of(*parts, **fields).SerializeToString())
     return Path(path)
-
-
-# ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
-SQRT_KEEPS_INF = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
 
 
 def overflowed(root: NDArray[Any]) -> bool:
     """Whether all of a square root comes of squares that fp16 does not hold."""
-    return bool(np.isposinf(root).all() if SQRT_KEEPS_INF else not np.isfinite(root).any())
+    import onnxruntime
+
+    # ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
+    keeps_inf = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
+    return bool(np.isposinf(root).all() if keeps_inf else not np.isfinite(root).any())

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import pytest
+from building import proto_of
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
@@ -170,19 +171,18 @@ def model_of(
 
     Numbers and lists among the weights, as all ends that ``types`` does not name, are of float32.
     """
-    if isinstance(weights, Mapping):
-        weights = [
-            numpy_helper.from_array(value if isinstance(value, np.ndarray) else np.array(value, np.float32), name)
-            for name, value in weights.items()
-        ]
+    stored = weights if isinstance(weights, Mapping) else {tensor.name: tensor for tensor in weights}
+    stored = {
+        name: value if isinstance(value, np.ndarray | TensorProto) else np.array(value, np.float32)
+        for name, value in stored.items()
+    }
     ends = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs or nodes[-1].output[:1], SHAPE)
     known = types or {}
     fed, returned = (
-        [helper.make_tensor_value_info(name, known.get(name, TensorProto.FLOAT), shape) for name, shape in each.items()]
+        [(name, known.get(name, TensorProto.FLOAT), shape) for name, shape in each.items()]
         for each in (inputs or {"x": SHAPE}, ends)
     )
-    graph = helper.make_graph(list(nodes), "test", fed, returned, list(weights))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return proto_of(nodes, fed, returned, stored, opset=opset)
 
 
 def save(path: Path, *model: Any, **more: Any) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import model_of
+from building import proto_of
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def named(name: str) -> onnx.ModelProto:
         helper.make_node("Sqrt", [f"{name}-out"], ["y"], "end"),
     ]
     x, y = ((end, TensorProto.FLOAT, [2, 2]) for end in "xy")
-    return model_of(nodes, [x], [y], {"c": np.array(1e6, np.float32)})
+    return proto_of(nodes, [x], [y], {"c": np.array(1e6, np.float32)})
 
 
 def is_calm(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from building import BARE, model_of, tensor_info
+from building import BARE, proto_of, tensor_info
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -321,7 +321,7 @@ def models(draw: st.DrawFn) -> ModelProto:
         for name, value in builder.weights.items():
             tensor = value if isinstance(value, TensorProto) else numpy_helper.from_array(value, name)
             inputs.append(tensor_info(name, tensor.data_type, list(tensor.dims)))
-    return model_of(nodes, inputs, [BARE(name=name) for name in outputs], builder.weights, ir_version=ir_version)
+    return proto_of(nodes, inputs, [BARE(name=name) for name in outputs], builder.weights, ir_version=ir_version)
 
 
 def feeds() -> dict[str, NDArray[Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import model_of, tensor_info
+from building import proto_of, tensor_info
 from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, models, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -106,7 +106,7 @@ def with_bodies() -> ModelProto:
         "true": np.array(True),
         "zeros": np.zeros(3, np.float32),
     }
-    return model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights)
+    return proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights)
 
 
 def test_bodies_that_capture_outer_tensors() -> None:
@@ -129,7 +129,7 @@ def test_two_opsets_and_a_custom_domain() -> None:
         node("Scaler", ["b"], ["c"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0]),
         node("Neg", ["c"], ["y"]),
     ]
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], domains=["com.microsoft", "ai.onnx.ml"])
+    model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], domains=["com.microsoft", "ai.onnx.ml"])
     whole = cutter(model, {"x": x})
     every_unit_and_all(whole)
     assert whole.check([0]).proto.opset_import == model.opset_import
@@ -152,7 +152,7 @@ def local_function() -> ModelProto:
         node("Neg", ["c"], ["y"]),
     ]
     declared = tensor_info("x", FLOAT, [2, 4])
-    return model_of(nodes, [declared], [tensor_info("y", FLOAT, [2, 2])], domains=["mine"], functions=[inner, outer])
+    return proto_of(nodes, [declared], [tensor_info("y", FLOAT, [2, 2])], domains=["mine"], functions=[inner, outer])
 
 
 def test_model_local_functions() -> None:
@@ -177,7 +177,7 @@ def test_no_sequence_is_ever_an_input() -> None:
         node("Add", ["b2", "c"], ["y"]),
     ]
     weights = {"one": np.array(1), "zero": np.array(0), "row": np.ones(3, np.float32)}
-    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights), {"x": x})
+    whole = cutter(proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights), {"x": x})
     every_unit_and_all(whole)
     assert op_types(whole.check([whole.unit("second")])) == ["SplitToSequence", "SequenceInsert", "SequenceAt"]
     # An empty sequence depends on no input; it can be no initializer either.
@@ -209,7 +209,7 @@ def test_what_is_drawn_is_no_constant() -> None:
         node("Add", ["a", "b"], ["c"]),
         node("Add", ["c", "r4"], ["y"]),
     ]
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], {"w": x}, domains=["mine"], functions=[draws])
+    model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], {"w": x}, domains=["mine"], functions=[draws])
     whole = cutter(model, {"x": x})
     constant = [model.graph.node[i].op_type for i, is_constant in enumerate(whole.network.constant) if is_constant]
     assert constant == ["Constant"]
@@ -225,7 +225,7 @@ def test_a_model_without_inputs() -> None:
         node("Neg", ["w"], ["d"]),
         node("Mul", ["c", "d"], ["y"]),
     ]
-    model = model_of(nodes, [], [tensor_info("y", FLOAT, [2, 3])], {"w": np.float32(3)})
+    model = proto_of(nodes, [], [tensor_info("y", FLOAT, [2, 3])], {"w": np.float32(3)})
     whole = cutter(model)
     # Where nothing depends on an input, all that computes is worth a search.
     assert [whole.network.nodes[whole.network.order[unit]].op_type for unit in whole.units.searched] != []
@@ -243,7 +243,7 @@ def test_initializers_that_are_inputs_are_not_fed() -> None:
     nodes = [node("Add", ["x", "w"], ["a"]), node("Mul", ["a", "w"], ["y"])]
     inputs = [tensor_info("w", FLOAT, [3]), X]
     for ir_version in (3, 8):
-        model = model_of(nodes, inputs, [tensor_info("y", FLOAT, [2, 3])], {"w": x[0]}, ir_version=ir_version)
+        model = proto_of(nodes, inputs, [tensor_info("y", FLOAT, [2, 3])], {"w": x[0]}, ir_version=ir_version)
         whole = cutter(model, {"x": x})
         every_unit_and_all(whole)
         piece = whole.check([1])
@@ -253,7 +253,7 @@ def test_initializers_that_are_inputs_are_not_fed() -> None:
 
 def test_what_a_model_declares_is_kept() -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Exp", ["b"], ["y"])]
-    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], ir_version=7, opset=11, doc_string="not this")
+    model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], ir_version=7, opset=11, doc_string="not this")
     model.graph.value_info.append(tensor_info("a", FLOAT, [2, 3]))
     model.graph.node[1].doc_string = "a note"
     piece = cutter(model, {"x": x}).check([0, 1])
@@ -271,7 +271,7 @@ def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyP
         node("Add", ["x", "big2"], ["a"]),
         node("Add", ["a", "small"], ["y"]),
     ]
-    model = model_of(nodes, [X], ["y"], {"shape": np.array([600, 2, 1])})
+    model = proto_of(nodes, [X], ["y"], {"shape": np.array([600, 2, 1])})
     model.graph.value_info.extend(
         [
             tensor_info("big", FLOAT, [600, 2, 1]),
@@ -302,7 +302,7 @@ def test_nodes_are_kept_to_the_byte(what: str) -> None:
     ]
     nodes[1].attribute.append(AWKWARD[what])
     ends = [tensor_info(name, FLOAT, [2]) for name in "xy"]
-    model = model_of(nodes, ends[:1], ends[1:], domains=["my.plugins"])
+    model = proto_of(nodes, ends[:1], ends[1:], domains=["my.plugins"])
     piece = cut(Network(model), [1, 2], {}, nothing_stored)
     assert piece.proto.graph.node[0].SerializeToString() == model.graph.node[1].SerializeToString()
     assert (piece.inputs, piece.outputs) == (("a",), ("y",))
@@ -348,7 +348,7 @@ def test_each_node_gives_its_own_values_of_values_that_are_fed(model: ModelProto
 def test_wrong_values_that_are_fed_do_not_reach_the_next_node() -> None:
     names = ["x", "a", "b", "c"]
     nodes = [helper.make_node("Neg", [names[i]], [names[i + 1]]) for i in range(3)]
-    cut = cutter(model_of(nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["c"]), {"x": feeds()["x"]})
+    cut = cutter(proto_of(nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["c"]), {"x": feeds()["x"]})
     piece = isolated(cut, ["a", "b", "c"])
     fed = {name: cut.values[tensor] for name, tensor in piece.fed.items()}
     wrong = {name: value + (piece.fed[name] == "a") for name, value in fed.items()}
@@ -363,7 +363,7 @@ def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> Non
         helper.make_node("Reshape", ["x", "width"], ["flat"]),
     ]
     x = np.ones((1, 6), np.float32)
-    model = model_of(nodes, [tensor_info("x", TensorProto.FLOAT, [1, 6])], ["flat"], {"one": np.array([1])})
+    model = proto_of(nodes, [tensor_info("x", TensorProto.FLOAT, [1, 6])], ["flat"], {"one": np.array([1])})
     piece = check_alone(cutter(model, {"x": x}), ["shape", "width", "flat"])
     assert piece.outputs == ("shape", "flat")
     assert "width" in piece.left_out
@@ -398,7 +398,7 @@ def test_new_names_are_nobodys() -> None:
         helper.make_node("Neg", ["a"], ["a_reference"]),
         helper.make_node("If", ["yes"], ["out"], then_branch=body, else_branch=body),
     ]
-    model = model_of(
+    model = proto_of(
         nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["out", "a_reference"], {"yes": np.array(True)}
     )
     given_values = {"x": feeds()["x"]}
@@ -435,7 +435,7 @@ def test_of_a_hub_only_the_nearest_readers_are_followed() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["mask"])]
     nodes += [helper.make_node("Neg", ["mask"], [f"y{place}"]) for place in range(readers)]
     ends = [(f"y{place}", TensorProto.FLOAT, [1]) for place in range(readers)]
-    network = Network(model_of(nodes, [("x", TensorProto.FLOAT, [1])], ends))
+    network = Network(proto_of(nodes, [("x", TensorProto.FLOAT, [1])], ends))
     assert len(neighbourhood(network, [0], 50)) == 1 + HUB_READERS
 
 

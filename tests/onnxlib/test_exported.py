@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import model_of, save_model_of
+from building import proto_of, save_proto
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def model_with(weight: TensorProto, op: str = "Add") -> onnx.ModelProto:
         helper.make_node("If", ["yes"], ["last"], then_branch=branch[0], else_branch=branch[1]),
     ]
     stored, functions = {weight.name: weight}, [function, unused]
-    model = model_of(nodes, ends[:1], ends[1:], stored, domains=["own"], functions=functions)
+    model = proto_of(nodes, ends[:1], ends[1:], stored, domains=["own"], functions=functions)
     onnx.checker.check_model(model)
     return model
 
@@ -106,7 +106,7 @@ def test_what_may_be_an_index_and_what_is_not_finite_stays() -> None:
 
 def test_weights_that_cannot_be_replaced_are_named() -> None:
     weight = helper.make_tensor("weight", TensorProto.FLOAT8E4M3FN, [4], [1.0, 2.0, 3.0, 4.0])
-    anonymous = anonymise(model_of([helper.make_node("Cast", ["weight"], ["y"], to=1)], [], [], {"weight": weight}))
+    anonymous = anonymise(proto_of([helper.make_node("Cast", ["weight"], ["y"], to=1)], [], [], {"weight": weight}))
     assert anonymous.kept == (anonymous.names["weight"],)
 
 
@@ -269,7 +269,7 @@ def test_who_rounds_elsewhere_in_fp16_matches(cli: CommandLine) -> None:
         last = f"s{place}"
     nodes.append(node("Cast", last, "y", to=TensorProto.FLOAT))
     first, end = ((name, TensorProto.FLOAT, [8, 16]) for name in "xy")
-    save_model_of("model.onnx", nodes, [first], [end], weights)
+    save_proto("model.onnx", nodes, [first], [end], weights)
     # NumPy rounds inside of an operator too, and ONNX Runtime computes it in fp32.
     x = rng.random((8, 16), np.float32)
     np.savez("x.npz", x=x)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import model_of, tensor_info
+from building import proto_of, tensor_info
 from conftest import CommandLine
 from cutting import activations, assert_same, cutter, feeds, models, run
 from hypothesis import HealthCheck, given, settings
@@ -81,7 +81,7 @@ def network() -> Network:
     ]
     inputs = [X, tensor_info("z", FLOAT, [2, 2])]
     weights = {"w": np.ones(1, np.float32), "dense": DENSE}
-    return Network(model_of(nodes, inputs, ["y", "m", "x", "w"], weights))
+    return Network(proto_of(nodes, inputs, ["y", "m", "x", "w"], weights))
 
 
 DENSE = np.array([[0, 5], [0, 0]], np.float32)
@@ -112,7 +112,7 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
     assert len(ops) == 7
     assert extracted(network, ["left", "right"], [])[0] == ["left", "right", "z"]
     # One of them that is an input is none to compute.
-    model = model_of([node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])], [X], ["a", "y"])
+    model = proto_of([node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])], [X], ["a", "y"])
     piece, ends = extract(Network(model), ["a"], [], {})
     assert (ends, [value.name for value in piece.graph.output]) == (["a"], ["y"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import model_of, tensor_info
+from building import proto_of, tensor_info
 from cutting import models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ node = helper.make_node
 
 
 def small() -> ModelProto:
-    return model_of([node("Add", ["x", "w"], ["y"], name="add")], [X], [Y], {"w": np.ones(3, np.float32)})
+    return proto_of([node("Add", ["x", "w"], ["y"], name="add")], [X], [Y], {"w": np.ones(3, np.float32)})
 
 
 def refusal(path: Path) -> str:
@@ -169,7 +169,7 @@ def function(name: str, calls: list[str]) -> FunctionProto:
 def calling(functions: list[FunctionProto]) -> ModelProto:
     """A model of one node, which calls the last of the functions."""
     calls = [node(functions[-1].name, ["x"], ["y"], domain="mine")]
-    return model_of(calls, [X], ["y"], domains=["mine"], functions=functions)
+    return proto_of(calls, [X], ["y"], domains=["mine"], functions=functions)
 
 
 def doubling(levels: int) -> ModelProto:
@@ -343,7 +343,7 @@ def within(model: ModelProto) -> onnx.GraphProto:
 
 
 def of_opsets(**opsets: int) -> ModelProto:
-    model = model_of([node("Relu", ["x"], ["y"])], [X], [Y], ir_version=10)
+    model = proto_of([node("Relu", ["x"], ["y"])], [X], [Y], ir_version=10)
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain.replace("_", "."), v) for domain, v in opsets.items())
     return model

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import pytest
-from building import BARE, model_of, tensor_info
+from building import BARE, proto_of, tensor_info
 from cutting import activations, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,7 +83,7 @@ def test_a_cycle_names_a_node_that_is_on_it() -> None:
     itself = [node("Neg", ["a"], ["a"]), node("Relu", ["x"], ["y"])]
     for cycle, named in ((nodes, "(Add 'one'|Exp 'two')"), (itself, "Neg 'a'")):
         with pytest.raises(UnavailableError, match=f"cycle through {named}.* so the model is not valid ONNX"):
-            Network(model_of(cycle, [X], ["y"]))
+            Network(proto_of(cycle, [X], ["y"]))
 
 
 def test_what_it_reads() -> None:
@@ -93,7 +93,7 @@ def test_what_it_reads() -> None:
         node("Constant", [], ["made"], value_float=1.0),
         node("Exp", ["made"], ["made2"]),
     ]
-    model = model_of(nodes, [tensor_info("w", TensorProto.FLOAT, []), X], ["y", "made2"], {"w": np.float32(1)})
+    model = proto_of(nodes, [tensor_info("w", TensorProto.FLOAT, []), X], ["y", "made2"], {"w": np.float32(1)})
     network = Network(model)
     assert (network.inputs, network.outputs) == (["x"], ["y", "made2"])
     assert network.reads == [("a", "made"), ("x", "w"), (), ("made",)]
@@ -109,7 +109,7 @@ def test_a_function_that_calls_itself_is_no_endless_question() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     again = helper.make_function("mine", "Again", [], ["r"], [node("Again", [], ["r"], domain="mine")], opsets)
     nodes = [node("Again", [], ["r"], domain="mine"), node("Add", ["x", "r"], ["y"])]
-    assert Network(model_of(nodes, [X], ["y"], domains=["mine"], functions=[again])).constant == [True, False]
+    assert Network(proto_of(nodes, [X], ["y"], domains=["mine"], functions=[again])).constant == [True, False]
 
 
 # Fixed shapes for inputs whose shape is free.
@@ -121,7 +121,7 @@ Shape = Sequence[int | str | None] | None
 
 def with_inputs(shapes: Mapping[str, Shape]) -> ModelProto:
     inputs = [tensor_info(name, FLOAT, shape) for name, shape in shapes.items()]
-    return model_of([node("Sum", list(shapes), ["y"])], inputs, [BARE(name="y")])
+    return proto_of([node("Sum", list(shapes), ["y"])], inputs, [BARE(name="y")])
 
 
 def fixed(model: ModelProto) -> dict[str, Shape]:
@@ -171,7 +171,7 @@ def test_free_dimensions(shapes: dict[str, list[int | str | None] | None], data:
 
 def test_another_shape_than_the_fixed_one() -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("Flatten", ["a"], ["b"]), node("Neg", ["b"], ["y"])]
-    model = model_of(nodes, [tensor_info("x", FLOAT, [1, 2, 3])], [tensor_info("y", FLOAT, [1, 6])])
+    model = proto_of(nodes, [tensor_info("x", FLOAT, [1, 2, 3])], [tensor_info("y", FLOAT, [1, 6])])
     model.graph.value_info.append(tensor_info("b", FLOAT, [1, 6]))
     assert fix_input_shapes(model, {"x": [1, 2, 3]}) == {}
     assert len(model.graph.value_info) == 1
@@ -186,7 +186,7 @@ def test_another_shape_than_the_fixed_one() -> None:
 
 def test_inputs_that_are_no_tensors() -> None:
     value = helper.make_tensor_sequence_value_info("s", FLOAT, ["n"])
-    model = model_of([node("SequenceLength", ["s"], ["y"])], [value], ["y"])
+    model = proto_of([node("SequenceLength", ["s"], ["y"])], [value], ["y"])
     assert fix_input_shapes(model, {}) == {}
     with pytest.raises(UsageError, match="'s' is no plain tensor"):
         input_infos(Network(model))
@@ -221,7 +221,7 @@ def test_what_inference_knows() -> None:
         node("Mystery", ["a"], ["b"], domain="my"),
         node("Neg", ["b"], ["y"]),
     ]
-    model = model_of(nodes, [tensor_info("x", FLOAT, [2])], [tensor_info("y", FLOAT, ["n"])], domains=["my"])
+    model = proto_of(nodes, [tensor_info("x", FLOAT, [2])], [tensor_info("y", FLOAT, ["n"])], domains=["my"])
     network = Network(model)
     infos = network.infos
     assert {name: info.shape for name, info in infos.items()} == {"x": (2,), "a": (2,), "y": ("n",)}
@@ -251,7 +251,7 @@ def test_stretch_by_stretch_inference_finds_the_same(at_once: int) -> None:
         node("Double", ["e"], ["y"], domain="my"),
         node("Relu", ["c"], ["z"]),
     ]
-    model = model_of(
+    model = proto_of(
         nodes,
         [tensor_info("x", FLOAT, [2, "n"])],
         [tensor_info("y", FLOAT, None), tensor_info("z", FLOAT, [None, None])],

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import model_of, tensor_info
+from building import proto_of, tensor_info
 from conftest import CommandLine
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import has, read_json, script
@@ -75,7 +75,7 @@ def saved(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], **fiel
     read = {name for each in nodes for name in each.input}
     weights = {name: value for name, value in WEIGHTS.items() if name in read}
     ends = [tensor_info(name, FLOAT, [2, 3]) for name in outputs]
-    onnx.save(model_of(nodes, [X], ends, weights, domains=["my.plugins"], **fields), str(path))
+    onnx.save(proto_of(nodes, [X], ends, weights, domains=["my.plugins"], **fields), str(path))
     return path
 
 
@@ -229,7 +229,7 @@ def tags(model: ModelProto) -> list[str]:
 
 def free() -> ModelProto:
     inputs = [tensor_info("x", FLOAT, ["batch", 3]), tensor_info("z", FLOAT, ["batch", None])]
-    return model_of([node("Relu", "x", "a"), node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)])
+    return proto_of([node("Relu", "x", "a"), node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)])
 
 
 def input_shapes(model: ModelProto) -> dict[str, list[int]]:
@@ -256,7 +256,7 @@ def test_large_weights_are_shared_by_all_candidates(
     weights = {name: rng.normal(size=(30, 30)).astype(np.float32) for name in ("v", "w")}
     nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
     ends = [tensor_info(name, FLOAT, [1, 30]) for name in ("x", "y")]
-    reduced, _ = reduce(cli, model_of(nodes, ends[:1], ends[1:], weights), kept, "--no-shrink")
+    reduced, _ = reduce(cli, proto_of(nodes, ends[:1], ends[1:], weights), kept, "--no-shrink")
     assert tags(reduced) == [kept]
     assert not external_files(reduced)
     used = {"a": "v", "y": "w"}.get(kept)
@@ -278,7 +278,7 @@ def test_nodes_that_only_make_weights_end_as_initializers(cli: CommandLine) -> N
         node("Neg", "a", "y"),
     ]
     ends = [tensor_info(name, FLOAT, [2]) for name in ("x", "y")]
-    model = model_of(nodes, ends[:1], ends[1:], {"two": np.array([2])})
+    model = proto_of(nodes, ends[:1], ends[1:], {"two": np.array([2])})
     reduced, _ = reduce(cli, model, "a", "--no-shrink")
     assert tags(reduced) == ["a"]
     (weight,) = reduced.graph.initializer

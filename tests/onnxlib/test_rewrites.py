@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import model_of
+from building import proto_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -90,7 +90,7 @@ SINCE = {"layer-norm": 17}
 
 def made(nodes: Nodes, weights: Mapping[str, np.ndarray], opset: int) -> onnx.ModelProto:
     x, y = ((name, TensorProto.FLOAT, SHAPE) for name in "xy")
-    model = model_of(nodes, [x], [y], weights, opset=opset)
+    model = proto_of(nodes, [x], [y], weights, opset=opset)
     onnx.checker.check_model(model, full_check=True)
     return model
 

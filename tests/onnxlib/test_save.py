@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import model_of, tensor_info
+from building import proto_of, tensor_info
 from cutting import activations, assert_same, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +39,7 @@ ONES = {"x": np.ones((1, 30), np.float32)}
 def model() -> ModelProto:
     weight = np.random.default_rng(0).normal(size=(30, 30)).astype(np.float32)
     x, y = (tensor_info(name, TensorProto.FLOAT, [1, 30]) for name in "xy")
-    return model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [x], [y], {"w": weight})
+    return proto_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [x], [y], {"w": weight})
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
 ) -> None:
     monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
     rng, element = np.random.default_rng(0), TensorProto.DataType.Value(kind)
-    model = model_of(
+    model = proto_of(
         [helper.make_node("Identity", ["x"], ["y"])], [tensor_info("x", 1, [1])], [tensor_info("y", 1, [1])], {}
     )
     size = {"INT4": 2000, "INT8": 4000}.get(kind, 8000)
@@ -150,7 +150,7 @@ def test_a_folder_of_others(tmp_path: Path) -> None:
 def large(folder: Path, size: int) -> ModelProto:
     """A model whose two weights of so many bytes lie in one file, the first at byte 100, the second right behind it."""
     x, y = (tensor_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [x], [y], {})
+    model = proto_of([helper.make_node("Identity", ["x"], ["y"])], [x], [y], {})
     (folder / "w.bin").write_bytes(os.urandom(100 + 2 * size))
     for place, name in enumerate("pq"):
         tensor = TensorProto(name=name, data_type=TensorProto.UINT8, dims=[size])
@@ -215,7 +215,7 @@ def network() -> ModelProto:
     ]
     x = tensor_info("x", TensorProto.FLOAT, [1, SIZE])
     y = tensor_info("y", TensorProto.FLOAT, [1, SIZE])
-    return model_of(nodes, [x], [y], {**weights, "b": np.ones(SIZE, np.float32)})
+    return proto_of(nodes, [x], [y], {**weights, "b": np.ones(SIZE, np.float32)})
 
 
 FEEDS = {"x": np.linspace(-1, 1, SIZE, dtype=np.float32).reshape(1, SIZE)}
@@ -330,7 +330,7 @@ def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:
     opsets = [helper.make_opsetid("", 17)]
     function = helper.make_function("mine", "F", [], ["in a function"], [constant("in a function")], opsets)
     nodes = [constant("in a node"), helper.make_node("If", ["t"], ["y"], then_branch=body, else_branch=body)]
-    model = model_of(nodes, [], ["y"], {"t": np.array(True)}, functions=[function])
+    model = proto_of(nodes, [], ["y"], {"t": np.array(True)}, functions=[function])
     assert external_files(model) == {"in a node": 20, "in a body": 20, "in a function": 20}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper
 
@@ -32,7 +32,7 @@ def endless(path: Path, *, constant: bool = False) -> Path:
     values = {"true": np.array(True), "k": np.ones(SHAPE, np.float32)}
     loop = helper.make_node("Loop", ["", "true", "k" if constant else "a"], ["b"], name="loop", body=body)
     nodes = [helper.make_node("Neg", ["x"], ["a"], name="first"), loop, helper.make_node("Add", ["a", "b"], ["y"])]
-    return save_model_of(path, nodes, [ends["x"]], [ends["y"]], values)
+    return save_proto(path, nodes, [ends["x"]], [ends["y"]], values)
 
 
 @pytest.mark.any_version

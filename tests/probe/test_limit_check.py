@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing, read_json
@@ -41,7 +41,7 @@ def write_model(path: Path) -> None:
         current = f"t{number}"
     x, y = ((name, TensorProto.FLOAT, [4, 256]) for name in ("x", current))
     ints = {name: np.array([value]) for name, value in (("zero", 0), ("end", 256), ("one", 1))}
-    save_model_of(path, nodes, [x], [y], {"w": weights, **ints})
+    save_proto(path, nodes, [x], [y], {"w": weights, **ints})
 
 
 def test_a_slow_node_is_named(here: Path, cli: CommandLine) -> None:
@@ -69,9 +69,8 @@ def test_a_disabled_optimizer_is_the_cause(here: Path, cli: CommandLine, words: 
     """A product of weights is computed in each run."""
     weights = np.random.default_rng(0).standard_normal((384, 384)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["w", "w"], ["ww"]), helper.make_node("MatMul", ["x", "ww"], ["y"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 384]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+    x, y = ((name, TensorProto.FLOAT, [4, 384]) for name in "xy")
+    save_proto("m.onnx", nodes, [x], [y], {"w": weights})
     cli("cause", "m.onnx", "--onnxrt", *words, *SLOW[3:], "--json", "c.json")
     assert read_json(here / "c.json")["cause"] == [[switch]]
 

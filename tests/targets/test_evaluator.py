@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import model_of
+from building import proto_of
 from onnx import TensorProto, helper
 
 from bisect_trt.targets.evaluator import EvaluatorSession
@@ -27,7 +27,7 @@ def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: ty
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **along),
     ]
     x, y = ((name, TensorProto.FLOAT, [3, 5]) for name in "xy")
-    model = model_of(nodes, [x], [y], {"s": scale, "z": zero}, opset=opset)
+    model = proto_of(nodes, [x], [y], {"s": scale, "z": zero}, opset=opset)
     onnx.checker.check_model(model)
     fed = {"x": rng.standard_normal((3, 5)).astype(np.float32)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, fed)[0]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import overflowed, save_model_of
+from building import overflowed, save_proto
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -38,7 +38,7 @@ def square_root_of_square(path: Path) -> Path:
 def of(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], domain: str = "com.microsoft") -> Path:
     """A model whose outputs are known by name alone."""
     inputs = [("x", TensorProto.FLOAT, (2, 3))]
-    return save_model_of(path, nodes, inputs, outputs, {"two": TWO}, opset=15, domains=[domain])
+    return save_proto(path, nodes, inputs, outputs, {"two": TWO}, opset=15, domains=[domain])
 
 
 def rewrite(path: Path, ir: int) -> None:
@@ -101,7 +101,7 @@ def test_inputs_are_described(tmp_path: Path) -> None:
     kinds = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "b": TensorProto.BOOL}
     inputs = [(name, kind, (1, "n", None)) for name, kind in kinds.items()]
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds]
-    path = save_model_of(tmp_path / "m.onnx", nodes, inputs, [f"{name}_out" for name in kinds])
+    path = save_proto(tmp_path / "m.onnx", nodes, inputs, [f"{name}_out" for name in kinds])
     infos = {info.name: info for info in load(path).inputs}
     assert {name: info.dtype for name, info in infos.items()} == {
         "f": np.dtype(np.float32),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from onnx import NodeProto, TensorProto, helper
 from support import read_json
@@ -39,7 +39,7 @@ def save(
 ) -> Path:
     """A model from ``x`` to what ``ends`` names, with their types."""
     outputs = [(name, kind, None) for name, kind in (ends or {"y": FLOAT}).items()]
-    return save_model_of(path, nodes, [("x", FLOAT, shape)], outputs, weights, domains=["mine"])
+    return save_proto(path, nodes, [("x", FLOAT, shape)], outputs, weights, domains=["mine"])
 
 
 def load(path: Path, target: TargetSettings = PLAIN) -> RuntimeSession:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper
 
@@ -34,7 +34,7 @@ def model(path: Path) -> Path:
 
 def save(path: Path, nodes: list[onnx.NodeProto], weights: dict[str, Any], *domains: str) -> Path:
     x, y = ((name, TensorProto.FLOAT, (3, 3)) for name in "xy")
-    return save_model_of(path, nodes, [x], [y], weights, domains=domains)
+    return save_proto(path, nodes, [x], [y], weights, domains=domains)
 
 
 def runs(path: Path, **own: Any) -> list[str]:

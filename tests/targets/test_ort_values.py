@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import arrays
@@ -29,7 +29,7 @@ def doubling(path: Path, kind: int, shape: tuple[int, ...] = (2, 3)) -> Path:
         helper.make_node("Cast", ["doubled"], ["y"], to=kind),
     ]
     inputs, outputs = [("x", kind, shape), ("two", 1, [])], [("y", kind, shape), ("doubled", 1, shape)]
-    return save_model_of(path, nodes, inputs, outputs, opset=19, ir_version=9)
+    return save_proto(path, nodes, inputs, outputs, opset=19, ir_version=9)
 
 
 def values(name: str, shape: tuple[int, ...] = (2, 3)) -> np.ndarray[Any, Any]:

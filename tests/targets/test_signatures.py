@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from building import save_model_of
+from building import save_proto
 from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -94,7 +94,7 @@ NAMINGS: dict[str, Callable[[str], str]] = {
 def failure(nodes: Sequence[NodeProto], folder: Path) -> RuntimeFailure | None:
     """How ONNX Runtime fails on a model, and the model's names; None where this version does not."""
     sides = [(name, TensorProto.FLOAT, (f"{name}0", f"{name}1")) for name in "ab"]
-    path = save_model_of(folder / "m.onnx", nodes, sides, ["y"], opset=21, ir_version=10, domains=["com.microsoft"])
+    path = save_proto(folder / "m.onnx", nodes, sides, ["y"], opset=21, ir_version=10, domains=["com.microsoft"])
     try:
         session = make_runtime(TargetSettings()).load(path)
         session.run({name: np.ones((5, 7), np.float32) for name in "ab"})

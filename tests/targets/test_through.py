@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,7 +65,7 @@ def model(path: Path, length: int = 12) -> Path:
             nodes.append(helper.make_node(kind, inputs, [last], name=f"n_{last}"))
     nodes.append(helper.make_node("Identity", [last], ["y"]))
     x, y = ((name, TensorProto.FLOAT, (2, 3)) for name in "xy")
-    return save_model_of(path, nodes, [x], [y], {"w": rng.normal(0, 0.7, (3, 3)).astype(np.float32)})
+    return save_proto(path, nodes, [x], [y], {"w": rng.normal(0, 0.7, (3, 3)).astype(np.float32)})
 
 
 def script(path: Path, body: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -407,7 +407,7 @@ def test_ties_do_not_hide_a_real_failure(cli: CommandLine) -> None:
         nodes.append(make("QuantizeLinear", [side, "s"], [f"q{side}"]))
         nodes.append(make("DequantizeLinear", [f"q{side}", "s"], [f"d{side}"]))
     inputs = [(name, TensorProto.FLOAT, (8, 1024)) for name in "ab"]
-    save_model_of("m.onnx", nodes, inputs, ["qa", "da", "db"], {"s": np.array(0.1, np.float32)})
+    save_proto("m.onnx", nodes, inputs, ["qa", "da", "db"], {"s": np.array(0.1, np.float32)})
     save_npz(Path("in.npz"), {name: rng.uniform(2, 20, (8, 1024)).astype(np.float32) for name in "ab"})
     assert cli("run", "m.onnx", "--onnxrt", "--load-inputs", "in.npz", "--save-outputs", "out.npz").status == 0
     saved = dict(np.load("out.npz"))

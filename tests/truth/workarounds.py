@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import model_of
+from building import proto_of
 from onnx import TensorProto, helper
 
 from bisect_trt.worker.environments import Environment
@@ -54,7 +54,7 @@ def asymmetric_pool() -> onnx.ModelProto:
         helper.make_node("Tanh", ["p"], ["y"], name="tanh"),
     ]  # fmt: skip
     x, y = ("x", TensorProto.FLOAT, [1, 3, 8, 8]), ("y", TensorProto.FLOAT, [1, 4, 4, 4])
-    return model_of(nodes, [x], [y], {"w": weight}, opset=19)
+    return proto_of(nodes, [x], [y], {"w": weight}, opset=19)
 
 
 def test_a_reference_that_is_wrong_is_told_from_the_target(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import End, model_of
+from building import End, proto_of
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
@@ -26,7 +26,7 @@ word = st.sampled_from(["", "a", "b", "a_1", "b_1", "out", "x"])
 @given(st.lists(st.tuples(word, word.filter(bool)), min_size=1, max_size=8))
 def test_every_node_gets_a_name_of_its_own_and_keeps_one_that_it_has_alone(nodes: list[tuple[str, str]]) -> None:
     made = [helper.make_node("Identity", ["x"], [output], name=name) for name, output in nodes]
-    model = model_of(made, [], [])
+    model = proto_of(made, [], [])
     name_nodes(model)
     names = [node.name for node in model.graph.node]
     assert len(set(names)) == len(names)
@@ -41,7 +41,7 @@ def reshaping() -> ModelProto:
     """``Reshape(x, size)`` with an input ``size``."""
     node = helper.make_node("Reshape", ["x", "size"], ["y"], name="r")
     inputs: list[End] = [("x", TensorProto.FLOAT, ["n", 6]), ("size", TensorProto.INT64, [2])]
-    return model_of([node], inputs, [("y", TensorProto.FLOAT, ["a", "b"])])
+    return proto_of([node], inputs, [("y", TensorProto.FLOAT, ["a", "b"])])
 
 
 values = st.tuples(st.sampled_from(["int64", "int32", "float32", "bool"]), st.lists(st.integers(0, 300), max_size=3))

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from building import save_model_of
+from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
@@ -58,7 +58,7 @@ def save(
     path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], *weights: Any, opset: int = 17, ir: int = 8
 ) -> Path:
     stored = {each.name: each for each in weights}
-    return save_model_of(path, nodes, inputs, outputs, stored, opset=opset, ir_version=ir, domains=["trt"])
+    return save_proto(path, nodes, inputs, outputs, stored, opset=opset, ir_version=ir, domains=["trt"])
 
 
 def quantized(path: Path, kind: str) -> Path:
@@ -234,7 +234,7 @@ def test_a_node_within_another_is_named_and_the_parser_divides_the_model(
     weights = {"times": np.array(2), "yes": np.array(True)}
     function = helper.make_function("acme", "Block", ["given"], ["taken"], nodes, [helper.make_opsetid("", 17)])
     ends = [infos["x"]], [infos["y"]]
-    save_model_of(here / "m.onnx", chain, *ends, weights, domains=["acme"], functions=[function])
+    save_proto(here / "m.onnx", chain, *ends, weights, domains=["acme"], functions=[function])
     assert cli("run", "m.onnx", "--trt-rtx", "--build-only", "--json", "r.json").status == 1
     result = json.loads((here / "r.json").read_text())
     assert [each["node"] for each in result["partition"]["refused"]] == ["outer"]

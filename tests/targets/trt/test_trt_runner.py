@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from building import save_model_of
+from building import save_proto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -33,7 +33,7 @@ on_each = pytest.mark.parametrize("version", VERSIONS)
 def doubling(path: Path, element: int = TensorProto.FLOAT) -> Path:
     """A model with an input ``x`` and an output ``y``."""
     x, y = ((name, element, (2, 3)) for name in "xy")
-    return save_model_of(path, [helper.make_node("Add", ["x", "x"], ["y"], name="double")], [x], [y])
+    return save_proto(path, [helper.make_node("Add", ["x", "x"], ["y"], name="double")], [x], [y])
 
 
 def run(world: World, monkeypatch: pytest.MonkeyPatch, path: Path, asked: TargetSettings, **feed: Any) -> Any:
