@@ -85,7 +85,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     },
     "Fix": {
         "precision": ((searches.PrecisionOptions, *_CHECKS, *_METRIC), "precision:run", "mixed.onnx"),
-        "workaround": ((searches.Workaround, *_TESTED, *_RUN), "diagnose:workaround", "patched.onnx"),
+        "workaround": ((searches.Workaround, *_TESTED, Limits, *_RUN), "diagnose:workaround", "patched.onnx"),
     },
     "Files": {
         "extract": ((commands.Extract, Data, General), "convert:extract_run", None),

@@ -17,7 +17,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.layerwise import LayerComparison, tell, to_json
-from bisect_trt.commands.metric import diagnose_whole
+from bisect_trt.commands.metric import diagnose_whole, work_around_limits
 from bisect_trt.commands.minimal_case import (
     HELD,
     Answer,
@@ -373,6 +373,8 @@ def workaround(call: Call) -> Result:
     call.open()
     with call.searching(check) as session:
         result.extra["workarounds"] = []
+        if check.limits is not None:
+            return work_around_limits(session, check, call[Search], own.output)
         search, options = replace(call[Search], shrink=False), Diagnose(session.subject.settings.path)
         diagnosis = Diagnosis(session, check, search, options, folder)
         case, suspects = diagnosis.find_case()

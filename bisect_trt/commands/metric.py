@@ -6,23 +6,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bisect_trt.commands.arbitration import Fault
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.checks import CheckSettings, make_scale
 from bisect_trt.commands.minimal_case import find_minimum
 from bisect_trt.commands.reduce import deliver, smallest
 from bisect_trt.commands.reproducer import make_folder
 from bisect_trt.commands.session import Case, Session, saving_best
+from bisect_trt.commands.workaround import print_ways, work_around
 from bisect_trt.errors import ModelRefusedError
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.compare import MetricOptions
 from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, pack
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.oracle import Mode, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.protocol import Failed, Score
 
@@ -122,4 +127,33 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
         files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})
         pack(output, files, diagnosis.archive)
         result.artifacts["archive"] = str(diagnosis.archive)
+    return result
+
+
+def work_around_limits(session: Session, check: CheckSettings, search: Search, output: Path) -> Result:
+    """Find the nodes that take the target past a limit, and a form of the model that keeps it; its values are compared too.
+
+    Raises:
+        DoesNotReproduce: No limit is exceeded.
+        BudgetSpent: No more probes may be made.
+        UsageError: The patched model cannot be written.
+    """
+    console, subject, result = session.console, session.subject, session.result
+    console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
+    record = session.probe_original(search)
+    console.step(f"Which of {len(subject.units)} units take it there?")
+    minimum = find_minimum(session, Mode.AUTO)
+    result.culprits = subject.describe_searched(minimum.units)
+    name_cause(session, check, subject.original)
+    console.step("Search barriers and rewrites")
+    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
+
+    runner = session.prober.runner
+    if isinstance(runner.check, LimitCheck):  # else a form that slows the baseline down would pass
+        yardstick = subject.models.write("yardstick", subject.original.proto)
+        runner.check = replace(runner.check, yardstick=yardstick)
+    ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
+    print_ways(result, console)
+    passes = any(way.passes for way in ways)
+    session.conclude(minimum if passes else replace(minimum, proven=False, why="no workaround was found"))
     return result

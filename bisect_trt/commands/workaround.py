@@ -95,8 +95,10 @@ class Way:
 
 
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
-    """Return the whole model in another form; only the original's outputs are compared."""
-    return replace(session.subject.original, made=model, title=title)
+    """Return the whole model in another form; only the original's outputs are compared, or the limit holds as it is given."""
+    check = session.prober.runner.check
+    target = check.target if isinstance(check, BuiltinCheck) and not check.compares else None
+    return replace(session.subject.original, made=model, title=title, target=target)
 
 
 def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
@@ -69,6 +70,7 @@ class LimitCheck(BuiltinCheck):
         limits: The limits.
         baseline: The runtime that speed is compared with.
         beside: The place of the baseline; ``None`` for this machine's own interpreter.
+        yardstick: The ONNX file that the baseline runs instead of a candidate: for other forms of the whole model.
         lost: Returns the milliseconds that the original loses to the baseline, once they are known.
     """
 
@@ -76,6 +78,7 @@ class LimitCheck(BuiltinCheck):
     limits: Limits = field(default_factory=Limits)
     baseline: TargetSettings | None = None
     beside: Place | None = None
+    yardstick: Path | None = None
     lost: Callable[[], float | None] = lambda: None
     parallel: bool = False
 
@@ -101,6 +104,7 @@ class LimitCheck(BuiltinCheck):
             limits.measure_time if limits.times else None,
             self.baseline if limits.slower_than is not None else None,
             self.beside,
+            self.yardstick,
             limits.slower_than,
             required,
             None if limits.latency_limit is None else limits.latency_limit / 1e3,

@@ -245,6 +245,7 @@ class Measure(Request[Measured]):
         budget_s: Seconds that the timing may take; ``None`` for no timing.
         baseline: The runtime that it is compared with, if any.
         beside: The place of the baseline, if it is not the worker itself.
+        baseline_model: The ONNX file that the baseline runs, if it is another one.
         ratio: The ratio to the baseline past which a block is too long.
         lost_s: Instead of the ratio: the seconds lost to the baseline past which a block is too long, and those up to which it is
             not. What lies between may be called either, so that no time is spent on it.
@@ -257,6 +258,7 @@ class Measure(Request[Measured]):
     budget_s: float | None = None
     baseline: TargetSettings | None = None
     beside: Place | None = None
+    baseline_model: Path | None = None
     ratio: float | None = None
     lost_s: tuple[float, float] | None = None
     limit_s: float | None = None

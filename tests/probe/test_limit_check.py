@@ -21,7 +21,8 @@ from bisect_trt.errors import UnknownNameError
 from bisect_trt.probe.limit_check import baseline_target
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.worker.protocol import Measure
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import Measure, Measured
 from bisect_trt.worker.timing import Timed, compare_blocks
 
 SLOW = ["--onnxrt", "--session-option", "session.disable_prepacking:1", "--slower-than", "1.3", "--baseline", "onnxrt"]
@@ -157,6 +158,23 @@ def test_a_piece_is_judged_by_the_time_that_it_loses() -> None:
     assert blocks((1.1,), 1.0, lost_s=(0.05, 0.08)) is True
     assert blocks((1.02,), 1.0, lost_s=(0.05, 0.08)) is False
     assert blocks((1.06,), 1.0, lost_s=(0.05, 0.08)) is True  # in between: quickly, and the same each time
+
+
+def test_another_form_of_a_model_is_compared_with_the_model_itself(here: Path, cli: CommandLine) -> None:
+    """Where the baseline ran the other form too, a form that slows both sides down would be a workaround."""
+    write_model(here / "m.onnx")
+    quick = onnx.load("m.onnx")
+    del quick.graph.node[1:]
+    quick.graph.output[0].name = "t0"
+    onnx.save(quick, "quick.onnx")
+    np.savez("in.npz", x=np.ones((4, 256), np.float32))
+    target = TargetSettings("onnxrt").with_own(session_options=(("session.disable_prepacking", "1"),))
+    known: dict[str, Any] = {"budget_s": 20, "baseline": target, "ratio": 4.0}
+    with WorkerPool(here) as pool:
+        same = pool.ask(Measure(target, here / "m.onnx", here / "in.npz", **known))
+        other = pool.ask(Measure(target, here / "m.onnx", here / "in.npz", **known, baseline_model=here / "quick.onnx"))
+    assert [isinstance(reply, Measured) and reply.slow for reply in (same, other)] == [False, True]
+    assert cli("workaround", "m.onnx", "--onnxrt", "--slower-than", "50", "--baseline", "onnxrt").status == 1
 
 
 def test_out_of_memory_is_a_failure_that_is_searched(here: Path) -> None:
