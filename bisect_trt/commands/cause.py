@@ -21,7 +21,6 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.reproducer import Cause as IssueCause
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Subset, Verdict
@@ -173,7 +172,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
     return Space(panel.candidate).search(session.prober, limited)
 
 
-def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[IssueCause]:
+def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[str]:
     """Find the fewest switches that fix the whole model, put them into the result and print them.
 
     Args:
@@ -183,7 +182,7 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
             searched too, unless each probe is a build.
 
     Returns:
-        Each answer in a sentence, with the lines of code that set the target so; or why there is none.
+        Each answer in a sentence, with the options that set the target so; or why there is none.
 
     Raises:
         UsageError: The target has no switches.
@@ -234,16 +233,13 @@ def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, 
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue
-        settings = whole.turned(units)
-        lines = settings.target.snippet(settings)
         entries.append(
             {
                 "switches": names,
                 "turned": panel.said(units),
                 "whole": passes,
                 "seen": believed.seen,
-                "code": None if lines is None else list(lines),
-                "options": [*settings.flags(), *session.place_words],
+                "options": [*whole.turned(units).flags(), *session.place_words],
             }
         )
     return {
@@ -256,7 +252,7 @@ def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, 
     }
 
 
-def _print(session: Session, detail: dict[str, Any]) -> list[IssueCause]:
+def _print(session: Session, detail: dict[str, Any]) -> list[str]:
     """Print the answers, or why there is none; return them in sentences."""
     console = session.console
     if not detail["alternatives"]:
@@ -265,21 +261,19 @@ def _print(session: Session, detail: dict[str, Any]) -> list[IssueCause]:
         )
         why = "; ".join(detail["doubted"]) or none
         console.answer(f"No cause among the switches: {why}.")
-        return [(f"{why[0].upper()}{why[1:]}.", ())]
-    answers = [(describe_alternative(entry), entry["code"] or ()) for entry in detail["alternatives"]]
-    for place, ((sentence, code), entry) in enumerate(zip(answers, detail["alternatives"], strict=True)):
-        console.answer(("Or: " if place else "Cause: ") + sentence)
-        for line in code:
-            console.answer(f"  {line}")
-        if code and session.subject.lower_ir:
-            console.answer(f"  ({session.subject.lower_ir})")
-        console.answer(f"  as options: {shlex.join(entry['options'])}")
+        return [f"{why[0].upper()}{why[1:]}."]
+    answers = list[str]()
+    for entry in detail["alternatives"]:
+        sentence, options = describe_alternative(entry), f"As options: {shlex.join(entry['options'])}"
+        console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
+        console.answer(f"  {options[0].lower()}{options[1:]}")
+        answers.append(f"{sentence} {options}")
     if not detail["complete"]:
         console.answer("  There are more: the search ended after these.")
     return answers
 
 
-def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[IssueCause]:
+def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[str]:
     """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
     session.console.step("Search the cause in the target")
     try:
@@ -317,7 +311,7 @@ def run(call: Call) -> Result:
         record = session.probe_original(call[Search])
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")
-        ((sentence, _), *_) = explain(session, check)
+        sentence, *_ = explain(session, check)
         result.status, result.minimality = "found", "1-minimal"
         if not result.extra["cause"]:
             result.status, result.minimality = "inconclusive", "unproven"

@@ -47,7 +47,7 @@ from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import Console
-from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
+from bisect_trt.report.reproducer import MODEL, SCRIPT, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
@@ -100,7 +100,7 @@ class Diagnosis:
             left = self.deliver(answer)
         if "amplified" in result.extra and answer.fault.whose != "target":
             session.console.answer(result.extra["amplified"]["sentence"])
-        cause: list[Cause] = []
+        cause: list[str] = []
         since: Since | None = None
         try:
             if answer.fault.is_bug:

@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
-from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Cause, Reproducer, Since, Trial, pack, writing
+from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Reproducer, Since, Trial, pack, writing
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.place import rerun_command
@@ -93,7 +93,7 @@ class Left:
     steady: bool
 
     def finish(
-        self, session: Session, archive: Path | None = None, cause: Sequence[Cause] = (), since: Since | None = None
+        self, session: Session, archive: Path | None = None, cause: Sequence[str] = (), since: Since | None = None
     ) -> None:
         """Write the texts again, once nothing more is probed, and pack the folder.
 

@@ -299,17 +299,6 @@ class Subject:
         return first
 
     @property
-    def lower_ir(self) -> str:
-        """The change of the IR version that older runtimes need, in words; empty if it was not lowered."""
-        if self.ir_version is None:
-            return ""
-        file, written = self.ir_version["file"], self.ir_version["written"]
-        return (
-            f"run with IR version {written}; older releases refuse the file's {file}, so save it with model.ir_version = "
-            f"{written} first"
-        )
-
-    @property
     def renaming(self) -> str:
         """The command that renames nodes with the same name, a sentence after a space; empty if names are unique."""
         if not share_names(self.network.proto):

@@ -5,6 +5,7 @@ Each is written, read back and confirmed on the whole model before it is recomme
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,7 +73,7 @@ class Way:
         what: The change, in words.
         passes: Whether the whole model passes with it; ``None`` if it was not tried.
         file: The patched model, if there is one.
-        line: Lines of code to paste, for a switch.
+        line: The options, for a switch.
         worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
         why: The confirmation, or why there is none.
         fresh: The number of fresh inputs on which it was run, and of those that pass.
@@ -168,7 +169,7 @@ def turn(result: Result) -> list[Way]:
             "switch",
             f"{' and '.join(each['switches'])} {each['turned'].partition(' ')[2]}",
             each["whole"],
-            line="\n".join(each["code"]) if each["code"] else None,
+            line=shlex.join(each["options"]),
             why=each["seen"] if each["whole"] else "the minimal case passes with it, the whole model does not",
         )
         for each in usable[:_MOST_SWITCHES]

@@ -76,8 +76,6 @@ if __name__ == "__main__":
 
 NOT_TRIED = "Not tried; 'bisect-trt releases' runs the model on newer releases."
 """The answer of ``ISSUE.md`` to whether a newer release fails, until :func:`answer_issue` replaces it."""
-Cause = tuple[str, Sequence[str]]
-"""A cause of the failure in the target, in a sentence, and the lines of code that change it."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ class Reproducer:
     blamed: Sequence[int] = ()
     fault: str | None = None
     is_bug: bool = True
-    cause: Sequence[Cause] = ()
+    cause: Sequence[str] = ()
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
     tracker: str = ""

@@ -350,10 +350,6 @@ class Target(ABC):
         """
         return settings
 
-    def snippet(self, settings: TargetSettings) -> tuple[str, ...] | None:
-        """Return the settings as lines of Python, with the model's file as ``m``; ``None`` if there are none."""
-        return None
-
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """Return the ways to run a model with the low precision in its graph, where the target may lower one itself."""
         return []

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from answers.models import cancelling
 from conftest import CommandLine
@@ -54,10 +53,6 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, 
     assert result.probes["run"] <= 12
     detail = result.extra["cause_detail"]
     assert detail["complete"]
-    for entry in detail["alternatives"]:
-        opened: dict[str, Any] = {"onnxruntime": onnxruntime, "m": str(model)}
-        exec("\n".join(entry["code"]), opened)
-        assert opened["session"].get_inputs()
     words = [sys.executable, "-m", "bisect_trt", "run", str(model), *detail["alternatives"][0]["options"]]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
@@ -69,7 +64,7 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
     assert all(entry["whole"] for entry in result.extra["cause_detail"]["alternatives"])
     issue = (tmp_path / "out" / "ISSUE.md").read_text(encoding="utf-8")
     assert "Cause in ONNX Runtime" in issue
-    assert 'disabled_optimizers=["DivMulFusion"]' in issue
+    assert "--disable-optimizer DivMulFusion" in issue
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 

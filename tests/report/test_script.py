@@ -73,7 +73,7 @@ def markdown(name: str) -> list[str]:
     text = name.encode("utf-8", "replace").decode()
     node.name = node.op_type = node.input[0] = node.output[0] = text
     seen = [TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))]
-    about: dict[str, Any] = {"fault": name, "cause": [(name, [name])]}
+    about: dict[str, Any] = {"fault": name, "cause": [name]}
     here = TargetSettings()
     wrong = Reproducer(model, None, False, {}, {}, seen, name, here, "Found.", "shape", **about)
     refused = Reproducer(model, None, False, {}, {}, [], name, here, "Found.", "build: x", name, is_bug=False)

@@ -8,7 +8,7 @@ The switches are graph optimizers, session options and optimization levels. Name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -189,10 +189,6 @@ class OnnxRuntimeTarget(Target):
         found += [*_options(own), *_levels(own), *_providers(own), *precision_switches(settings)]
         return sorted(found, key=lambda each: each.tier)
 
-    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
-        """The session's opening."""
-        return ort_snippet(settings)
-
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """With the same kernels for operators of others."""
         return plain.with_own(custom_op_libraries=settings.of(OnnxRuntimeSettings).custom_op_libraries)
@@ -358,51 +354,3 @@ def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
         return []
     turn = setting(providers=(), provider_options=())
     return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]
-
-
-def long_name(provider: str) -> str:
-    """``CUDAExecutionProvider`` for ``cuda``."""
-    if provider.endswith("ExecutionProvider"):
-        return provider
-    return {"tensorrt": "Tensorrt", "openvino": "OpenVINO"}.get(
-        provider.lower(), provider.upper()
-    ) + "ExecutionProvider"
-
-
-def ort_snippet(settings: TargetSettings) -> tuple[str, ...]:
-    """The lines that open such a session."""
-    own = settings.of(OnnxRuntimeSettings)
-    lines: list[str] = []
-    arguments: dict[str, Any] = {}
-    if own.graph_optimization_level != ALL:
-        level = f"onnxruntime.GraphOptimizationLevel.{own.graph_optimization_level}"
-        lines.append(f"options.graph_optimization_level = {level}")
-    for name, value in own.session_options:
-        entry = f"options.add_session_config_entry({name!r}, {value!r})"
-        lines.append(entry if "." in name else f"options.{name} = {_literal(name, value)}")
-    lines += [f"options.register_custom_ops_library({path!r})" for path in own.custom_op_libraries]
-    if lines:
-        lines.insert(0, "options = onnxruntime.SessionOptions()")
-        arguments["sess_options"] = "options"
-    if own.providers:
-        arguments["providers"] = _quoted(map(long_name, own.providers))
-    if own.disabled_optimizers:
-        arguments["disabled_optimizers"] = _quoted(own.disabled_optimizers)
-    words = ", ".join(["m", *(f"{name}={value}" for name, value in arguments.items())])
-    lines.append(f"session = onnxruntime.InferenceSession({words})")
-    return tuple(lines)
-
-
-def _literal(name: str, value: str) -> str:
-    """The value of an attribute of ``SessionOptions``, as code."""
-    if name == "execution_mode":
-        return f"onnxruntime.ExecutionMode.{value}"
-    if name == "execution_order":
-        return f"onnxruntime.ExecutionOrder.{value}"
-    if name.startswith(("enable_", "use_")):
-        return str(value.lower() in ("1", "true", "on"))
-    return value if value.lstrip("-").isdigit() else repr(value)
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CPU = "CPU"
 HINT = "INFERENCE_PRECISION_HINT"
-FULL, HINTS = "f32", {"fp16": "f16", "bf16": "bf16"}
+FULL = "f32"
 _CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
@@ -162,11 +162,3 @@ class OpenVinoTarget(Target):
                 )
             )
         return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)
-
-    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
-        """Return the line that compiles a model so; what was rounded to a low precision in the file runs in fp32."""
-        own = settings.of(OpenVinoSettings)
-        low = next(iter(settings.low_precisions), None)
-        properties = {HINT: FULL if low is None or settings.keep else HINTS[low], **dict(own.properties)}
-        line = f"compiled = openvino.Core().compile_model(m, {own.device!r}, {properties!r})".replace("'", '"')
-        return (line,)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import Package, ShapeRange, Target
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
-from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings, trt_snippet, trt_switches
+from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings, trt_switches
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -146,10 +146,6 @@ class TensorRtTarget(Target):
         own = settings.of(TrtSettings)
         wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
         return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
-
-    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
-        """The builder configuration."""
-        return trt_snippet(settings)
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """With the given precisions, free to run each layer in another type than the graph's; and strongly typed, since 9."""

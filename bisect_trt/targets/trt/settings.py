@@ -247,39 +247,3 @@ def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
     for flag in _FLAGS:
         if flag in trace.get("flags", ()) and flag not in own.builder_flags:
             yield Switch(f"option:{flag}", adding("builder_flags", flag), how="enabled")
-
-
-def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
-    """Return the lines that set a builder configuration up so, after ``config = builder.create_builder_config()``."""
-    own = settings.of(TrtSettings)
-    places = [
-        f"config.set_compute_capability(trt.ComputeCapability.{each}, {n})"
-        for n, each in enumerate(own.compute_capabilities)
-    ]
-    lines = [f"config.num_compute_capabilities = {len(places)}", *places] if places else []
-    lines += [] if settings.tf32 else ["config.clear_flag(trt.BuilderFlag.TF32)"]
-    names = [name.upper() for name in settings.low_precisions if name != "tf32"]
-    lines += [f"config.set_flag(trt.BuilderFlag.{name})" for name in (*names, *own.builder_flags)]
-    lines += [
-        f"config.set_memory_pool_limit(trt.MemoryPoolType.{pool.upper()}, {size})" for pool, size in own.pool_limits
-    ]
-    if own.tactic_sources is not None:
-        bits = " | ".join(f"1 << int(trt.TacticSource.{name.upper()})" for name in own.tactic_sources) or "0"
-        lines.append(f"config.set_tactic_sources({bits})")
-    if own.builder_optimization_level is not None:
-        lines.append(f"config.builder_optimization_level = {own.builder_optimization_level}")
-    lines += [f"config.{name} = {_literal(name, value)}" for name, value in own.builder_settings]
-    lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
-    lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
-    return tuple(lines)
-
-
-def _literal(name: str, value: str) -> str:
-    """Return an attribute's value as code: a number, a bool, or a member of the enumeration that the attribute is named for."""
-    if value.lower() in ("true", "false"):
-        return value.capitalize()
-    try:
-        return str(int(value, 0))
-    except ValueError:
-        enum = "".join(word.capitalize() for word in name.removeprefix("default_").split("_"))
-        return repr(value) if name == "build_route" else f"trt.{enum}.{value.upper()}"
