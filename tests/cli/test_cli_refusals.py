@@ -499,17 +499,19 @@ def test_a_command_ends_with_the_code(cli: CommandLine, here: Path, code: str) -
     words = ENDINGS[code].split()
     if words == ["resume"]:
         cli(
-            "reduce",
-            "model.onnx",
-            "-o",
-            "r.onnx",
-            "--max-probes",
-            "1",
-            "--workers",
-            "1",
-            "--check",
-            "./check",
-            "{model}",
+            *[
+                "reduce",
+                "model.onnx",
+                "-o",
+                "r.onnx",
+                "--max-probes",
+                "1",
+                "--workers",
+                "1",
+                "--check",
+                "./check",
+                "{model}",
+            ]
         )
         model.write_bytes(model.read_bytes() + b"\n")
         assert cli("resume").code == code

@@ -43,8 +43,7 @@ def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> Non
     first = found["choices"][0]
     assert (first["good"], first["bad"]) == (0, found["bad"])
     assert found["avoid"]["bad"] == 0
-    again = unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json")
-    assert again.status == 1, "what is recommended is good"
+    unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json").ended(1)  # it is good
     assert read_json(Path("again.json"))["bad"] == 0
     # Each build was kept and lies where its verdict says.
     assert found["runs"] == found["good"] + found["bad"] == len(found["builds"])
@@ -56,9 +55,7 @@ def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> Non
     page = (Path(run) / "report.html").read_text(encoding="utf-8")
     assert "bad: tactic wrong_kernel" in page
     assert f"{found['bad']} of {found['runs']} fail" in page
-    told = cli("diff", run, "--json", "diff.json")
-    assert told.status == 0
-    compared = read_json(Path("diff.json"))
+    compared = cli("diff", run, "--json", "diff.json").ended(0).result
     assert {(each["layer"], each["choice"]) for each in compared["choices"]} == {
         (each["layer"], each["choice"]) for each in found["choices"]
     }
@@ -75,8 +72,7 @@ def test_a_check_command_judges_the_engines_that_were_built(here: Path) -> None:
         encoding="utf-8",
     )
     words = ("--unsteady", "--fault", "tactic:0", "--until", "both", "--json", "r.json")
-    ran = unsteady("repeat", model, *words, "--check", sys.executable, check, "{engine}")
-    assert ran.status == 0, ran.err
+    unsteady("repeat", model, *words, "--check", sys.executable, check, "{engine}").ended(0)
     assert proven(read_json(Path("r.json"))) == {("b", "tactic split_k")}
 
 

@@ -41,8 +41,7 @@ UNJUDGED: dict[str, Any] = {"right": "no such operator", "wide": False}
 
 def fault_of(cli: CommandLine, command: str, model: Path, *options: str) -> dict[str, Any]:
     out = "out.onnx" if command == "reduce" else "out"
-    ran = cli(command, model, "--onnxrt", *options, "-o", out, "--overwrite", "--json", "r.json")
-    assert ran.status == 0, ran.err
+    ran = cli(command, model, "--onnxrt", *options, "-o", out, "--overwrite", "--json", "r.json").ended(0)
     fault: dict[str, Any] = read_json(Path("r.json"))["fault"]
     assert fault["sentence"] in ran.out.replace("\n", " ")
     return fault

@@ -447,7 +447,7 @@ def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
 # What a scale needs room for: what the readers of a tensor see of it, and not a mask; and where no scale has room for all.
 
 
-ROWS, WIDTH, LARGEST = 6, 16, 300.0
+ROWS, WIDTH = 6, 16
 
 
 def pair(tensor: str) -> str:
@@ -479,9 +479,6 @@ RNG = np.random.default_rng(0)
 
 
 FIRST, SECOND = (RNG.standard_normal((WIDTH, WIDTH)) / 4 for _ in range(2))
-
-
-OUTLIER = np.where(np.arange(WIDTH) == 3, LARGEST, 1.0)
 
 
 @pytest.mark.parametrize("reader", rest_slow(["Clip(td, low, high)", "Relu(td)"]))

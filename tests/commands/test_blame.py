@@ -292,9 +292,7 @@ def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> 
     """That the rest fails too is said, and ``--all`` finds it."""
     model = tied_and_past_the_largest(Path("model.onnx"))
     words = ("diagnose", model, "--onnxrt", "--fp16", "--load-inputs", "model.npz", "--json", "r.json", "-o", "out")
-    ran = cli(*words)
-    assert ran.status == 0, ran.err
-    result = read_json(Path("r.json"))
+    result = cli(*words).ended(0).result
     assert (result["fault"]["whose"], result["more_failures"]) == ("tie", True)
     assert (result["cause"], result["workarounds"]) == ([], [])
     assert not Path("out/mixed.onnx").exists()
@@ -409,8 +407,7 @@ def test_a_failure_that_is_lost_at_once_is_not_searched_for(
     whole = f'[ "$(grep -oaE "<[0-9]+>" "$1" | wc -l)" -ge {LENGTH} ]'
     script(here / "check", f'grep -qa poison "$1" && exit 1\n{whole} && exit 0\nexit {otherwise}')
     line = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", workers, "--json", "r.json"]
-    ran = cli(*line, "--check", "./check", "{model}")
-    assert ran.status == 3
+    ran = cli(*line, "--check", "./check", "{model}").ended(3)
     assert "so it cannot be cut" in ran.error
     result = read_json(Path("r.json"))
     assert result["status"] == "inconclusive"

@@ -219,8 +219,7 @@ def test_ways_that_pass_by_luck_are_none(here: Path, command: str) -> None:
     model.graph.node[1].name = "bad"
     onnx.save(model, here / "model.onnx")
     words = ["--unsteady", "--fault", f"once:{here / 'seen'}", "--workers", "1", "-o", "answer", "--json", "r.json"]
-    ran = unsteady(command, here / "model.onnx", *words)
-    assert ran.status == 3
+    ran = unsteady(command, here / "model.onnx", *words).ended(3)
     assert "Workaround: " not in ran.out
     assert "the check is flaky" in ran.error
 

@@ -14,7 +14,7 @@ from answers.models import cancelling
 from conftest import CommandLine
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from support import compared, model_of, node_names, overflowing, read_json, rest_slow, save, script
+from support import compared, model_of, node_names, overflowing, rest_slow, save, script
 from truth.busy import busy
 from truth.networks import generated
 from truth.patterns import PLANTED, Pattern, Sketch
@@ -115,9 +115,8 @@ KEYS = {"kind", "what", "file", "passes", "fresh", "worst_error"}
 
 
 def ways_of(cli: CommandLine, *argv: str | Path) -> tuple[dict[str, Any], str]:
-    ran = cli(*argv, "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    ran = cli(*argv, "--json", "r.json").ended(0)
+    result = ran.result
     assert all(set(way) >= KEYS for way in result["workarounds"])
     return result, ran.out
 

@@ -59,7 +59,7 @@ def quantized(path: Path, *, tail: bool = False) -> None:
 def test_the_bad_scale_is_found_on_tensorrt(cli: CommandLine, here: Path) -> None:
     quantized(here / "model.onnx")
     np.savez("x.npz", x=np.random.default_rng(1).standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
-    line = (
+    line = [
         "--trt",
         "--int8",
         "-o",
@@ -70,7 +70,7 @@ def test_the_bad_scale_is_found_on_tensorrt(cli: CommandLine, here: Path) -> Non
         "x.npz",
         "--fresh-samples",
         "20",
-    )
+    ]
     ran = cli("precision", "model.onnx", *line)
     print(ran.out)
     assert ran.status == 0, ran.out + ran.err

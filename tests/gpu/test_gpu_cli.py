@@ -24,14 +24,12 @@ def model(here: Path) -> Path:
 
 def test_run(cli: CommandLine, model: Path) -> None:
     assert cli("run", model, "--trt").status == 0
-    ran = cli("run", model, *TRT, "--json", "r.json")
-    assert ran.status == 1, ran.out
+    cli("run", model, *TRT, "--json", "r.json").ended(1)
     assert read_json(Path("r.json"))["comparisons"][0]["kind"] in ("inf", "mismatch")
 
 
 def test_diagnose_and_its_reproducer(cli: CommandLine, model: Path) -> None:
-    ran = cli("diagnose", model, *TRT, "-o", "out", "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
+    cli("diagnose", model, *TRT, "-o", "out", "--json", "r.json").ended(0)
     assert node_names(Path("out/model.onnx")) == ["big"]
     assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "big"
     done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
@@ -50,15 +48,13 @@ def test_a_model_that_does_not_parse_is_reduced_to_what_does_not(cli: CommandLin
     graph = helper.make_graph(nodes, "test", ends[:1], ends[1:])
     opsets = [helper.make_opsetid("", 13), helper.make_opsetid("odd", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), "odd.onnx")
-    ran = cli("diagnose", here / "odd.onnx", "--trt", "-o", "out")
-    assert ran.status == 0, ran.out + ran.err
+    cli("diagnose", here / "odd.onnx", "--trt", "-o", "out").ended(0)
     assert node_names(Path("out/model.onnx")) == ["DFT 2"]
 
 
 def test_precision_keeps_what_overflows(cli: CommandLine, model: Path) -> None:
-    ran = cli("precision", model, *TRT, "-o", "mixed.onnx", "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    ran = cli("precision", model, *TRT, "-o", "mixed.onnx", "--json", "r.json").ended(0)
+    result = ran.result
     assert {node["name"] for node in result["keep_fp32"]} <= {"big", "small"}
     assert result["latency_ms"]["mixed"] > 0
     proven = [path.read_bytes() for path in Path().glob(".bisect-trt/*/candidates/*/model.engine")]
@@ -69,9 +65,10 @@ def test_precision_keeps_what_overflows(cli: CommandLine, model: Path) -> None:
 
 def test_precision_recommends_only_what_passes_as_a_user_uses_it(cli: CommandLine, model: Path) -> None:
     """Before 9 a build that is asked for fp16 is free to run all of the model with Casts in it."""
-    ran = cli("precision", model, "--trt", "--fp16", "--hold-precision", "-o", "mixed.onnx", "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    uses = read_json(Path("r.json"))["uses"]
+    ran = cli("precision", model, "--trt", "--fp16", "--hold-precision", "-o", "mixed.onnx", "--json", "r.json").ended(
+        0
+    )
+    uses = ran.result["uses"]
     assert any(use["passed"] for use in uses)
     for use in uses:
         program, *words = shlex.split(use["command"])
@@ -91,25 +88,21 @@ def test_precision_with_a_command_is_given_engines(cli: CommandLine, model: Path
         "sys.exit(subprocess.run([sys.executable, '-m', 'bisect_trt', *words]).returncode)\n"
     )
     command = ["--check", sys.executable, str(check), str(model), "{engine}"]
-    ran = cli("precision", model, *TRT, "-o", "mixed.engine", *command)
-    assert ran.status == 0, ran.out + ran.err
+    ran = cli("precision", model, *TRT, "-o", "mixed.engine", *command).ended(0)
     assert Path("mixed.engine").is_file()
     assert "mixed.engine, read back" in ran.out
 
 
 def test_thirty_probes_of_one_model(cli: CommandLine, model: Path) -> None:
-    ran = cli("reduce", model, *TRT, "-o", "r.onnx", "--repeat", "30", "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
+    cli("reduce", model, *TRT, "-o", "r.onnx", "--repeat", "30", "--json", "r.json").ended(0)
     assert node_names(Path("r.onnx")) == ["big"]
     assert read_json(Path("r.json"))["flaky"]["failures"] == 30
 
 
 def test_convert_to_an_engine_and_inspect_it(cli: CommandLine, model: Path) -> None:
-    ran = cli("convert", model, "-o", "m.engine", "--fp16")
-    assert ran.status == 0, ran.err
-    ran = cli("inspect", "engine", "m.engine", "--json", "r.json")
-    assert ran.status == 0, ran.err
-    plain = read_json(Path("r.json"))["engine"]
+    ran = cli("convert", model, "-o", "m.engine", "--fp16").ended(0)
+    ran = cli("inspect", "engine", "m.engine", "--json", "r.json").ended(0)
+    plain = ran.result["engine"]
     assert [(each["name"], each["shape"]) for each in plain["inputs"]] == [("x", [16, 64])]
     assert plain["layers"]
     assert "x: float32 [16, 64]" in ran.out

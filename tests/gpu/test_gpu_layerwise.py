@@ -14,9 +14,11 @@ TRT = ["--trt", "--fp16", "--hold-precision"]
 
 
 def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Path) -> None:
-    ran = cli("layerwise", overflowing_products(here / "model.onnx"), *TRT, "--isolate", "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    result = (
+        cli("layerwise", overflowing_products(here / "model.onnx"), *TRT, "--isolate", "--json", "r.json")
+        .ended(0)
+        .result
+    )
     own = {entry["name"]: entry["own"]["passed"] for entry in result["tensors"] if entry["own"]}
     assert result["own_unseen"] == {}
     # Fed the 90000 that the reference has there, fp16 reads Inf.

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from support import overflowing
+from onnx import TensorProto, helper
+from support import overflowing, save
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
@@ -30,16 +30,10 @@ Value = tuple[str, int, Sequence[int | str]]
 def model(
     path: Path, nodes: Sequence[onnx.NodeProto], inputs: Sequence[Value], outputs: Sequence[Value], **weights: object
 ) -> Path:
-    graph = helper.make_graph(
-        list(nodes),
-        "test",
-        [helper.make_tensor_value_info(*value) for value in inputs],
-        [helper.make_tensor_value_info(*value) for value in outputs],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(proto, str(path))
-    return path
+    fed, returned = ({name: shape for name, _, shape in ends} for ends in (inputs, outputs))
+    stored = {name: np.asarray(value) for name, value in weights.items()}
+    types = {name: kind for name, kind, _ in (*inputs, *outputs)}
+    return save(path, nodes, stored, inputs=fed, outputs=returned, types=types)
 
 
 def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict[str, Any]:

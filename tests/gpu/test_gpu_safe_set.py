@@ -17,9 +17,8 @@ LINE = ("--trt", "--fp16", "--json", "r.json", "-o", "mixed.onnx")
 
 def test_it_holds_and_its_latency_is_told(cli: CommandLine, here: Path) -> None:
     overflowing_products(here / "model.onnx")
-    ran = cli("precision", "model.onnx", *LINE, "--hold-precision")
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    ran = cli("precision", "model.onnx", *LINE, "--hold-precision").ended(0)
+    result = ran.result
     held = result["validation"]
     assert (held["samples"], held["severe"]) == (200, 0), ran.out
     assert held["passed"] == 200
@@ -47,7 +46,7 @@ def test_the_safe_set_of_a_vit_holds(cli: CommandLine, here: Path) -> None:
     for seed in range(3):  # as a user would use it
         x = np.random.default_rng(seed).standard_normal((1, 3, 224, 224)).astype(np.float32)
         np.savez("normal.npz", pixel_values=x)
-        loaded = (
+        loaded = [
             "--trt",
             "--load-engine",
             "mixed.engine",
@@ -57,5 +56,5 @@ def test_the_safe_set_of_a_vit_holds(cli: CommandLine, here: Path) -> None:
             "1e-2",
             "--rtol",
             "1e-2",
-        )
+        ]
         assert cli("run", "model.onnx", *loaded).status == 0

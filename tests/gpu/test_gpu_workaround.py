@@ -31,8 +31,7 @@ def test_scaled_squares_pass_in_fp16(cli: CommandLine, vit: Path) -> None:
     assert cli("run", vit, "--trt", "--fp16").status == 1
     view = NetworkView(Network(onnx.load(str(vit))))
     onnx.save(splice_in(view, matches(view, "scaled-square")), "patched.onnx")
-    ran = cli("run", "patched.onnx", "--trt", "--fp16", "--json", "r.json")
-    assert ran.status == 0, ran.out
+    cli("run", "patched.onnx", "--trt", "--fp16", "--json", "r.json").ended(0)
 
 
 @pytest.mark.timeout(3600)

@@ -16,16 +16,14 @@ WORDS = ("reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16", "--on")
 @pytest.mark.parametrize("word", ["ray=auto,gpu", "ray=,cpus", "ray=auto,cpus=3"])
 def test_a_word_that_names_no_cluster(cli: CommandLine, here: Path, word: str) -> None:
     overflowing(here / "model.onnx")
-    ran = cli(*WORDS, word)
-    assert ran.status == 2
+    ran = cli(*WORDS, word).ended(2)
     assert f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores." in ran.error
 
 
 def test_ray_is_an_extra(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overflowing(here / "model.onnx")
     monkeypatch.setitem(sys.modules, "ray", None)
-    ran = cli(*WORDS, "ray=auto")
-    assert ran.status == 4
+    ran = cli(*WORDS, "ray=auto").ended(4)
     assert "--on ray=auto: Ray is not installed; run: pip install ray." in ran.error
 
 
@@ -35,7 +33,6 @@ def test_no_cluster_is_said(cli: CommandLine, here: Path, monkeypatch: pytest.Mo
     overflowing(here / "model.onnx")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(here))  # where Ray looks for one of this machine
-    ran = cli(*WORDS, "ray=auto")
-    assert ran.status == 4
+    ran = cli(*WORDS, "ray=auto").ended(4)
     assert "--on ray=auto: there is no Ray cluster: " in ran.error
     assert "ray start --head" in ran.error

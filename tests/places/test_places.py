@@ -290,8 +290,7 @@ def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(r
     model.ir_version = 10
     onnx.save(model, failing / "newer.onnx")
     words = ("reduce", "newer.onnx", "--onnxrt", "--fp16", "-o", "low.onnx", "--json", "low.json", "--on", HERE)
-    done = run(*words)
-    assert done.status == 0, done.err
+    done = run(*words).ended(0)
     result = json.loads((failing / "low.json").read_text())
     assert result["ir_version"] == {"file": 10, "written": 8}
     assert done.err.count("reject IR version 10") == 1
@@ -306,8 +305,7 @@ def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(r
 
 
 def test_diagnose_tries_its_script_where_the_target_runs(run: CommandLine, failing: Path) -> None:
-    done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite")
-    assert done.status == 0, done.err
+    done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite").ended(0)
     readme = (failing / "m-reproducer/README.md").read_text()
     assert "Run here, it shows the failure." in readme
     assert f"Proof    {sys.executable} m-reproducer/reproduce.py" in done.out.splitlines()
@@ -327,8 +325,7 @@ def test_unlike_places_are_refused(run: CommandLine, tmp_path: Path) -> None:
     path = f"PATH={tool.parent}:{os.environ['PATH']}"
     other = f"command={shlex.join(['env', path, sys.executable, '-'])}"
     words = ["run", "m.onnx", "--onnxrt", "--on", HERE, "--on", other]
-    done = run(*words)
-    assert done.status == 2
+    done = run(*words).ended(2)
     assert "GPU: none and Tesla X" in done.err
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support import model_of
 
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.options.searches import Tracker
@@ -26,16 +27,15 @@ TRT = TrtSettings(pool_limits=(("workspace", 1 << 30),), builder_optimization_le
 TARGET = TargetSettings("trt", fp16=True, int8=True, held=True, own=TRT)
 
 
-def model_of(nodes: int) -> onnx.ModelProto:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2, 3]) for name in ("x", "a:b")]
+def chained(nodes: int) -> onnx.ModelProto:
     names = ["x", *(f"t{number}" for number in range(1, nodes)), "a:b"]
-    chained = [helper.make_node("Add", [names[n], "x"], [names[n + 1]], name=f"add{n}") for n in range(nodes)]
-    return helper.make_model(helper.make_graph(chained, "g", ends[:1], ends[1:]))
+    adds = [helper.make_node("Add", [names[n], "x"], [names[n + 1]], name=f"add{n}") for n in range(nodes)]
+    return model_of(adds, types=dict.fromkeys(("x", "a:b"), TensorProto.FLOAT16))
 
 
 def issue(target: TargetSettings = TARGET, *, lowered: bool = False, refusal: str | None = None) -> Reproducer:
     seen, failure = ([], "build: no kernel for Foo") if refusal else ([SEEN], "inf")
-    model = model_of(14)
+    model = chained(14)
     here = {"place": "ssh=box", "GPU": "H100"}
     ran = model if lowered else None
     return Reproducer(model, ran, lowered, {}, {}, seen, "It fails.", target, "Found.", failure, refusal, places=[here])

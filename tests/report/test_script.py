@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from onnx import TensorProto, helper, numpy_helper
-from support import examples
+from onnx import helper
+from support import examples, model_of
 
 from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
@@ -66,9 +66,7 @@ def test_names_are_never_code(name: str, runtime: str) -> None:
 
 
 def markdown(name: str) -> list[str]:
-    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [2]) for each in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
-    model = helper.make_model(graph)
+    model = model_of([helper.make_node("Neg", ["x"], ["y"])])
     node = model.graph.node[0]
     text = name.encode("utf-8", "replace").decode()
     node.name = node.op_type = node.input[0] = node.output[0] = text
@@ -103,12 +101,10 @@ def test_markdown_shows_what_it_is_given(name: str) -> None:
 
 def doubled(folder: Path, node: onnx.NodeProto | None = None, *, weight: float = 2.0) -> None:
     """A model ``y = 2 x`` with what it should give for ``x = 3``, which is 6."""
-    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [1]) for each in ("x", "y")]
     node = node or helper.make_node("Mul", ["x", "w"], ["y"], name="twice")
-    weights = [numpy_helper.from_array(np.full(1, weight, np.float32), "w")] if "w" in node.input else []
-    graph = helper.make_graph([node], "g", ends[:1], ends[1:], weights)
-    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("nobody", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), str(folder / "model.onnx"))
+    model = model_of([node], {"w": [weight]} if "w" in node.input else {}, inputs={"x": [1]}, outputs={"y": [1]})
+    model.opset_import.append(helper.make_opsetid("nobody", 1))
+    onnx.save(model, str(folder / "model.onnx"))
     np.savez(folder / "inputs.npz", x=np.full(1, 3, np.float32))
     np.savez(folder / "golden.npz", y=np.full(1, 6, np.float32))
 
