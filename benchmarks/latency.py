@@ -188,16 +188,6 @@ def arg_max(make: Builder, x: str) -> str:
     return make.wide(x, pattern)
 
 
-def non_zero(make: Builder, x: str) -> str:
-    """The places of the values that are not zero."""
-
-    def pattern(wide: str) -> str:
-        places = make.add("ReduceSum", make.add("NonZero", wide), keepdims=0)
-        return make.add("Add", wide, make.add("Mul", make.add("Cast", places, to=TensorProto.FLOAT), make.scalar(1e-9)))
-
-    return make.wide(x, pattern)
-
-
 def unit_rows(make: Builder, x: str) -> str:
     """Rows of length 1."""
     return make.wide(x, lambda wide: make.add("LpNormalization", wide))
@@ -258,7 +248,6 @@ _ORT, _OPENVINO = "https://github.com/microsoft/onnxruntime/", "https://github.c
 REGRESSIONS = {
     "lrn": Regression(lrn, "onnxruntime", "1.20.1", "1.21.0", _ORT + "issues/26293"),
     "unsigned": Regression(unsigned, "onnxruntime", "1.24.4", "1.25.0", _ORT + "pull/27671"),
-    "non_zero": Regression(non_zero, "onnxruntime", "1.30.0", "1.31.0", _ORT + "pull/32022"),
     "arg_max": Regression(arg_max, "openvino", "2025.3.0", "2025.4.0", _OPENVINO + "pull/32217"),
     "unit_rows": Regression(unit_rows, "openvino", "2026.1.0", "2026.2.0", _OPENVINO + "pull/35093"),
 }
