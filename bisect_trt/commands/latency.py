@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from bisect_trt.commands.checks import CheckSettings, baseline_of
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import InputValuesError, ModelRefusedError, UnsuitableModelError
@@ -47,9 +49,14 @@ def named_in(name: str, known: Collection[str]) -> list[str]:
     return found
 
 
+def _timed(network: Network) -> list[int]:
+    """Return the nodes that may take time; also nodes that compute weights, which a side may do in each run."""
+    return [index for index in network.order if network.nodes[index].op_type != "Constant"]
+
+
 def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     """Return the nodes of each layer; a layer without a known name has the nodes of the next named layer."""
-    nodes = [index for index in network.order if not network.constant[index]]
+    nodes = _timed(network)
     known = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
     known |= {name: index for index in nodes for name in network.made(index)}
     found: list[set[int]] = []
@@ -71,7 +78,7 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
 
 def beside(network: Network, target: Layers, baseline: Layers) -> list[dict[str, Any]]:
     """Return ``nodes``, ``ms`` and ``layers`` of each row, and the same of the baseline; the largest difference first."""
-    groups = {index: [index] for index in network.order if not network.constant[index]}
+    groups = {index: [index] for index in _timed(network)}
     placed = nodes_of(network, target), nodes_of(network, baseline)
     for nodes in chain(*placed):
         merged = [*chain(*{id(groups[index]): groups[index] for index in nodes}.values())]
@@ -129,7 +136,11 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
     """
     models, original = session.subject.models, session.subject.original
     feed = models.feed("profile.in", session.subject.values(original, original.inputs))
-    reply = models.workers.ask(Trace(target, models.write("profile", original.proto), feed, "profile", place))
+    proto = onnx.ModelProto()
+    proto.CopyFrom(original.proto)
+    for node in proto.graph.node:
+        node.name = node.name or next(filter(None, node.output), "")
+    reply = models.workers.ask(Trace(target, models.write("profile", proto), feed, "profile", place))
     if isinstance(reply, Failed):
         raise ModelRefusedError(f"{target.describe()} does not run the model: {reply.message}; `run` shows more.")
     if not reply.get("layers"):
