@@ -84,7 +84,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
         "samples": ((searches.Samples, *_SEARCH), "samples:run", "minimal-input.npz"),
     },
     "Fix": {
-        "precision": ((searches.PrecisionOptions, *_CHECKS, *_METRIC), "precision:run", "mixed.onnx"),
+        "precision": ((searches.PrecisionOptions, *_CHECKS, *_METRIC, Limits), "precision:run", "mixed.onnx"),
         "workaround": ((searches.Workaround, *_TESTED, Limits, *_RUN), "diagnose:workaround", "patched.onnx"),
     },
     "Files": {

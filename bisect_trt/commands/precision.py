@@ -10,7 +10,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import saving_best
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import UnavailableError, UsageError, ValueRefusedError
+from bisect_trt.errors import ConflictError, UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
@@ -41,6 +41,11 @@ def run(call: Call) -> Result:
         check_output(own.output, overwrite=own.overwrite, read_back=True)
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     check = call.check(target)
+    if check.limits is not None and (check.limits.slower_than is not None or (settings.emulated and not settings.bits)):
+        raise ConflictError(
+            "precision takes the limits of single models, such as --latency-limit, where a target runs them itself: here "
+            "candidates are emulated, or --slower-than would compare each with itself. Drop the limit."
+        )
     call.open(check, precision_files(own))
     if settings.bits:
         return _search_groups(call, settings, check)

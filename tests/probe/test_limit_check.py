@@ -52,6 +52,26 @@ def test_a_slow_node_is_named(here: Path, cli: CommandLine) -> None:
     assert ran.status == 0
 
 
+def test_the_quantized_group_that_costs_more_than_it_brings_is_named(here: Path, cli: CommandLine) -> None:
+    """Four rows are read of each table, and ONNX Runtime dequantizes all of a table in each run."""
+    tables = {f"w{number}": np.ones((rows, 64), np.int8) for number, rows in enumerate((64, 65536, 64))}
+    nodes = [helper.make_node("Sum", [f"g{number}" for number in range(3)], ["y"], name="sum")]
+    for number, name in enumerate(tables):
+        nodes.insert(0, helper.make_node("Gather", [f"d{number}", "x"], [f"g{number}"], name=f"rows{number}"))
+        nodes.insert(
+            0, helper.make_node("DequantizeLinear", [name, "scale", "zero"], [f"d{number}"], name=f"dq{number}")
+        )
+    scales = {"scale": np.float32(0.003), "zero": np.int8(0)}
+    save_proto(
+        here / "m.onnx", nodes, [("x", TensorProto.INT64, [4])], [("y", TensorProto.FLOAT, [4, 64])], tables | scales
+    )
+    words = ("precision", "m.onnx", "-o", "o.onnx", "--onnxrt", "--json", "r.json", "--latency-limit", "0.2")
+    result = cli(*words, "--int8").ended(0).result
+    assert [each["name"] for each in result["keep_fp32"]] == ["rows1"]
+    assert cli("run", "o.onnx", "--onnxrt", "--latency-limit", "0.2").status == 0
+    assert "error[BT1003]" in cli(*words, "--fp16", "--overwrite").err
+
+
 @pytest.mark.slow  # each of a dozen switches is timed for up to 20 s
 def test_the_option_that_makes_it_slow_is_named(here: Path, cli: CommandLine) -> None:
     write_model(here / "m.onnx")
