@@ -195,10 +195,10 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, most: int = 40, *, monotone: bool = False) -> Case:
+def cases(draw: st.DrawFn, most: int = 40) -> Case:
     """Units of a random graph, some of which cannot be cut from their parents, and a failure that they show.
 
-    Unless ``monotone``, more units may make the failure vanish again, and units break without others.
+    More units may make the failure vanish again, and units break without others.
     """
     count = draw(st.integers(2, most))
     unit = st.integers(0, count - 1)
@@ -206,8 +206,8 @@ def cases(draw: st.DrawFn, most: int = 40, *, monotone: bool = False) -> Case:
     tied = dict(draw(st.lists(st.tuples(unit, unit), max_size=3)))
     parents = {child: parent for child, parent in tied.items() if parent < child}
     causes = draw(st.lists(some, min_size=1, max_size=3))
-    cures = [] if monotone else draw(st.lists(some, max_size=3))
-    breaks = [] if monotone else draw(st.lists(st.tuples(unit, unit), max_size=4))
+    cures = draw(st.lists(some, max_size=3))
+    breaks = draw(st.lists(st.tuples(unit, unit), max_size=4))
 
     def predicate(chosen: Subset) -> Verdict:
         if len(chosen) == count:

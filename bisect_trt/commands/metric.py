@@ -1,4 +1,4 @@
-"""``run`` and ``diagnose`` with ``--metric`` or limits: measure the whole model, and find the layers that are the reason.
+"""``run``, ``diagnose`` and ``workaround`` with ``--metric`` or limits: measure the whole model, find the nodes and forms.
 
 ``reproduce.py`` compares outputs, so ``diagnose`` prints the command that measures the model instead of a script.
 """
@@ -138,6 +138,8 @@ def work_around_limits(session: Session, check: CheckSettings, search: Search, o
         BudgetSpent: No more probes may be made.
         UsageError: The patched model cannot be written.
     """
+    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
+
     console, subject, result = session.console, session.subject, session.result
     console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
     record = session.probe_original(search)
@@ -146,8 +148,6 @@ def work_around_limits(session: Session, check: CheckSettings, search: Search, o
     result.culprits = subject.describe_searched(minimum.units)
     name_cause(session, check, subject.original)
     console.step("Search barriers and rewrites")
-    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
-
     runner = session.prober.runner
     if isinstance(runner.check, LimitCheck):  # else a form that slows the baseline down would pass
         yardstick = subject.models.write("yardstick", subject.original.proto)

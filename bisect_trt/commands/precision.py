@@ -41,10 +41,11 @@ def run(call: Call) -> Result:
         check_output(own.output, overwrite=own.overwrite, read_back=True)
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     check = call.check(target)
-    if check.limits is not None and (check.limits.slower_than is not None or (settings.emulated and not settings.bits)):
+    if check.limits is not None and check.limits.slower_than is not None:
+        raise ConflictError("--slower-than compares each candidate of `precision` with itself; use --latency-limit.")
+    if check.limits is not None and settings.emulated and not settings.bits:
         raise ConflictError(
-            "precision takes the limits of single models, such as --latency-limit, where a target runs them itself: here "
-            "candidates are emulated, or --slower-than would compare each with itself. Drop the limit."
+            f"{settings.low} is emulated on this target, so its time and memory are not measured; drop the limit."
         )
     call.open(check, precision_files(own))
     if settings.bits:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,8 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
         plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
         plans.append((name, found[name]))
     if len(near) > 1:
-        plans.append((" and ".join(near), disjoint(found[name] for name in near)))
+        apart = disjoint({name: found[name] for name in near})
+        plans.append((" and ".join(near), [*chain(*apart.values())]))
     tried: list[str] = []
     for name, some in plans[:most]:
 

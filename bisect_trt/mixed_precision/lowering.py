@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -86,13 +87,10 @@ class CastLowering(_ModelLowering):
                 bf16 = CastLowering(self._subject, self.units, replace(self._settings, precision="bf16"))
                 yield "in bf16", bf16.candidate(frozenset())
         view = NetworkView(self._subject.network)
-        found = {name: matches(view, name) for name in RULES}
-        fragments = disjoint(found.values())
-        if fragments:
-            used = {id(each) for each in fragments}
-            names = [name for name, some in found.items() if any(id(each) in used for each in some)]
-            what = f"with {' and '.join(names)} rewritten"
-            model = self._lower(splice_in(view, fragments), frozenset())
+        apart = disjoint({name: matches(view, name) for name in RULES})
+        if apart:
+            what = f"with {' and '.join(apart)} rewritten"
+            model = self._lower(splice_in(view, chain(*apart.values())), frozenset())
             yield what, self._made(model, frozenset(), f"the model {what}")
 
     def candidate(self, keep: Subset) -> Candidate:

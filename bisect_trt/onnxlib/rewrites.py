@@ -406,10 +406,13 @@ def matches(view: NetworkView, name: str) -> list[Fragment]:
     return [found for index in standard if (found := rule(view, index)) is not None]
 
 
-def disjoint(found: Iterable[Sequence[Fragment]]) -> list[Fragment]:
-    """Return replacements of several rules, the first of those that share a node."""
-    apart: list[Fragment] = []
-    for fragment in chain.from_iterable(found):
-        if not any(fragment.matched & other.matched for other in apart):
-            apart.append(fragment)
+def disjoint(found: Mapping[str, Sequence[Fragment]]) -> dict[str, list[Fragment]]:
+    """Return the replacements of each rule without those that share a node with an earlier one, and no rule without any."""
+    taken: set[int] = set()
+    apart: dict[str, list[Fragment]] = {}
+    for name, fragments in found.items():
+        for fragment in fragments:
+            if taken.isdisjoint(fragment.matched):
+                taken |= fragment.matched
+                apart.setdefault(name, []).append(fragment)
     return apart

@@ -321,11 +321,8 @@ class Worker:
         beside = None
         if request.baseline is not None:
             try:
-                runtime, model = (
-                    self._baseline(request.baseline, request.beside),
-                    request.baseline_model or request.model,
-                )
-                beside = Timed.of(runtime.load(model, feed), feed)
+                runtime = self._baseline(request.baseline, request.beside)
+                beside = Timed.of(runtime.load(request.baseline_model or request.model, feed), feed)
             except (BuildError, RunError, ConnectionLost, ProcessDied, BisectError) as error:
                 return replace(measured, refused=str(error))
         seen = compare_blocks(Timed.of(session, feed), beside, request.judge, request.budget_s)
