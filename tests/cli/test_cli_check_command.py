@@ -176,30 +176,6 @@ def test_what_a_check_prints_is_shown_once_where_its_exit_status_alone_decides(
 # From the options to the answer; ``tests/probe/test_command_check.py`` has each row of the table, ``tests/answers`` more.
 
 
-@pytest.mark.parametrize(
-    ("options", "whole", "part", "status", "left"),
-    [
-        # A kill from outside says nothing, so that nothing is proven.
-        ("", "ulimit -c 0; kill -ABRT $$", "kill -KILL $$", 3, 2),
-        ("--ignore-fail-code 6 7", "exit 1", "exit 7", 0, 2),
-        # Conditions: every kind that is given must be met, one of each is enough.
-        ("--fail-regex bang b[o]+m.17", "echo 'boom 17' >&2; exit 1", "echo 'boom 17'; exit 0", 0, 1),
-        ("--fail-regex bang --fail-regex boom", "echo boom; exit 1", "echo bang; exit 1", 0, 1),
-        ("--fail-code 3 4 --fail-regex boom", "echo boom; exit 3", "echo boom; exit 4", 0, 1),
-        # An original that does not fail so ends the run.
-        ("", "exit 125", "exit 1", 1, 0),
-        ("--fail-code 3", "exit 1", "exit 1", 1, 0),
-    ],
-)
-def test_options_decide(cli: CommandLine, options: str, whole: str, part: str, status: int, left: int) -> None:
-    model = chain(Path("model.onnx"), 2)
-    check = script(Path("check"), f"if {has('<0>', '<1>')}; then {whole}; else {part}; fi")
-    words = ["-o", "out.onnx", "--json", "r.json", *options.split(), "--check", f"./{check}", "{model}"]
-    result = cli("reduce", model, *words).ended(status).result
-    assert (len(node_names(Path("out.onnx"))) if Path("out.onnx").exists() else 0) == left
-    assert left or (result["status"], result["probes"]["run"]) == ("not_reproduced", 1)
-
-
 def test_another_way_to_break_is_shown_once(cli: CommandLine) -> None:
     model = chain(Path("model.onnx"), 8)
     body = f"if {has('<1>', '<6>')}; then echo boom; else echo 'the other thing'; fi; exit 1"

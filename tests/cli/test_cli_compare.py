@@ -36,19 +36,6 @@ from bisect_trt.tensors.tolerance import Tolerance
 FP16 = ["--onnxrt", "--fp16"]
 
 
-@pytest.fixture
-def fan(here: Path) -> Path:
-    """x -> three outputs: fine, off by much, off by much."""
-    nodes = [
-        helper.make_node("Add", ["x", "one"], ["fine"], name="fine"),
-        helper.make_node("Mul", ["x", "big"], ["bad"], name="bad"),
-        helper.make_node("Mul", ["fine", "big"], ["worse"], name="worse"),
-    ]
-    weights = {"one": 1.0, "big": 1e6}
-    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
-    return save(here / "fan.onnx", nodes, tensors, outputs=["fine", "bad", "worse"])
-
-
 def matches(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, bool]:
     """Whether each output that ``run`` compares matches."""
     cli("run", *words, "--json", "r.json").ended(status)
@@ -68,32 +55,6 @@ def matches(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, 
 def test_outputs_by_name_pattern_and_operator(cli: CommandLine, here: Path, words: str, names: str) -> None:
     model = overflowing(here / "model.onnx", before=2, after=1)
     assert [*matches(cli, model, "--onnxrt", "--onnx-outputs", *words.split())] == names.split()
-
-
-def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> None:
-    proto = onnx.load(fan)
-    proto.graph.node.append(helper.make_node("SequenceConstruct", ["fine", "bad"], ["several"]))
-    proto.graph.output.append(helper.make_tensor_sequence_value_info("several", onnx.TensorProto.FLOAT, None))
-    onnx.save(proto, fan)
-    ran = cli("run", fan, "--onnxrt")
-    assert (ran.status, "'several' is not compared: a seq(tensor(float))" in ran.err) == (0, True)
-    ran = cli("run", fan, "--onnxrt", "--onnx-outputs", "several")
-    assert (ran.status, "No output is left to compare" in ran.err) == (4, True)
-
-
-def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
-    # Every element is Inf instead of 1e6, so only an infinite tolerance takes it.
-    assert not matches(cli, fan, *FP16, "--atol", "bad:inf", "worse:1", status=1)["worse"]
-    np.savez("outputs.npz", fine=np.full(SHAPE, 3.0, np.float32))
-    common = ["run", fan, "--onnxrt", "--onnx-outputs", "fine", "--load-outputs", "outputs.npz"]
-    np.savez("x.npz", x=np.full(SHAPE, 1.5, np.float32))  # makes 2.5 where 3 is expected
-    common += ["--load-inputs", "x.npz"]
-    assert cli(*common).status == 1
-    assert cli(*common, "--atol", "0.5").status == 0
-    assert cli(*common, "--atol", "0.49").status == 1
-    assert cli(*common, "--atol", "0.1", "--atol", "fine:0.51").status == 0
-    assert cli(*common, "--rtol", "0.2").status == 0
-    assert cli(*common, "--rtol", "fine:0.1", "--atol", "0").status == 1
 
 
 def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
@@ -232,32 +193,6 @@ def test_saved_results_alone(cli: CommandLine, here: Path) -> None:
     ran = cli("run", "--load-outputs", "b.npz", "a.npz", "a.npz")
     assert (ran.status, "b.npz has no 'only'" in ran.err) == (1, True)
     assert not list(here.glob(".bisect-trt"))
-
-
-def test_nan_in_what_is_compared_with(cli: CommandLine) -> None:
-    np.savez("a.npz", y=np.array([np.inf, 1.0]))
-    np.savez("b.npz", y=np.array([np.nan, 1.0]))
-    table = (("a b", 1), ("a a", 1), ("a a equal", 0), ("b b equal", 1), ("a a equal valid", 1))
-    options = {"equal": "--infinities-compare-equal", "valid": "--validate"}
-    for words, status in table:
-        assert (
-            cli("run", "--load-outputs", *(options.get(each, f"{each}.npz") for each in words.split())).status == status
-        )
-
-
-def test_other_comparisons(cli: CommandLine) -> None:
-    np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), e=np.zeros((0, 4)))
-    np.savez("b.npz", y=np.array([[0.2, 0.6, 0.7]]), e=np.zeros((0, 4)))
-    common = ["run", "--load-outputs", "a.npz", "b.npz"]
-    assert cli(*common).status == 1
-    assert cli(*common, "--check-error-stat", "quantile", "--error-quantile", "y:0", "--atol", "0.11").status == 0
-    assert cli(*common, "--check-error-stat", "quantile", "--atol", "0.11").status == 1
-    np.savez("c.npz", y=np.array([0.2, 0.6, 0.7]), e=np.zeros((4, 0)))
-    assert cli("run", "--load-outputs", "c.npz", "b.npz").status == 1
-    Path("mine.py").write_text("def near(a, b):\n    return {'y': abs(a['y'] - b['y']).max() < 0.5}\n")
-    assert cli(*common, "--compare-func-script", "mine.py:near").status == 0
-    Path("mine.py").write_text("def near(a, b):\n    raise KeyError('y')\n")
-    assert "mine.py, line 2" in cli(*common, "--compare-func-script", "mine.py:near").error
 
 
 def polygraphy(capfd: pytest.CaptureFixture[str], *words: str) -> None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import onnx
 import pyte
 import pytest
 from conftest import CommandLine
@@ -433,17 +432,6 @@ def test_leaving_saves_the_best_so_far(start: Callable[..., Dialogue], way: str)
     assert "<1>" in nodes
     assert len(nodes) < 6
     assert not Path("bisect_trt_debug.onnx").exists()
-
-
-def test_precision_asks_too(start: Callable[..., Dialogue]) -> None:
-    def says_lowered() -> str:
-        model = onnx.load("bisect_trt_debug.onnx")
-        (output,) = next(node.output for node in model.graph.node if node.name == "<3>")
-        return "good" if output == "t3" else "bad"
-
-    dialogue = start("precision", "model.onnx", "--fp16", "-o", "mixed.onnx", "--json", "r.json")
-    assert dialogue.converse(says_lowered) == 0
-    assert [node["name"] for node in read_json(Path("r.json"))["keep_fp32"]] == ["<3>"]
 
 
 def test_one_answer_is_about_all_input_samples(cli: CommandLine, start: Callable[..., Dialogue]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, TARGET, chain, overflowing, read_json, save, script
+from support import SHAPE, TARGET, overflowing, read_json, save
 
 from bisect_trt.mixed_precision.curve import Point
 from bisect_trt.onnxlib.network import Network
@@ -65,41 +64,6 @@ def test_only_boundaries_get_casts(cli: CommandLine) -> None:
     (got,) = onnxruntime.InferenceSession("mixed.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
     (exact,) = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
     np.testing.assert_allclose(got, exact, rtol=1e-2)
-
-
-def test_what_holds_no_values_stays_out(cli: CommandLine) -> None:
-    """Shapes, integers and their arithmetic are no units."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"], name="<shape>"),
-        helper.make_node("Cast", ["shape"], ["sizes"], name="<sizes>", to=FLOAT),
-        helper.make_node("Mul", ["sizes", "two"], ["double"], name="<double>"),
-        helper.make_node("Cast", ["double"], ["wanted"], name="<wanted>", to=TensorProto.INT64),
-        helper.make_node("Mul", ["x", "big"], ["y"], name="<y>"),
-        helper.make_node("Mul", ["y", "small"], ["z"], name="<z>"),
-        helper.make_node("Reshape", ["z", "flat"], ["r"], name="<r>"),
-        helper.make_node("Tile", ["r", "once"], ["t"], name="<t>"),
-    ]
-    weights = {"two": 2, "big": 1e5, "small": 1e-4, "flat": np.array(SHAPE), "once": np.array([1, 1])}
-    ends = {"t": SHAPE, "wanted": (2,)}
-    save(Path("model.onnx"), nodes, weights, outputs=ends, types={"wanted": TensorProto.INT64})
-    result = cli(*LINE, *TARGET).ended(0).result
-    assert kept(result) == ["<y>", "<z>"]
-    assert (result["lowered"], result["not_lowered"]) == (2, 4)
-
-
-def test_a_diagnosis_leaves_the_fix_where_the_budget_ends(cli: CommandLine) -> None:
-    """All that is asked before the minimal case is delivered, and one probe more."""
-    overflowing(Path("model.onnx"))
-    assert cli("diagnose", "model.onnx", *TARGET, "-o", "all", "--json", "r.json").status == 0
-    log = cli("log", read_json(Path("r.json"))["artifacts"]["run"]).out
-    delivered = next(line for line in log.splitlines() if "the reproducer, read back" in line).split()[0]
-    ran = cli(
-        "diagnose", "model.onnx", *TARGET, "-o", "out", "--json", "r.json", "--max-probes", str(int(delivered) + 1)
-    )
-    assert ran.status == 0, "what fails is proven all the same"
-    assert "This goes on: bisect-trt precision model.onnx --onnxrt --fp16 -o mixed.onnx" in ran.out
-    assert not Path("out/mixed.onnx").exists()
-    assert Path("out/reproduce.py").exists()
 
 
 def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
@@ -258,14 +222,6 @@ def test_other_forms_are_tried_where_most_has_to_stay(cli: CommandLine, here: Pa
     np.savez("inputs.npz", x=scale * np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32))
     result = cli(*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20").ended(0).result
     assert f"{form.capitalize()} the whole model passes" in result["rounding"]
-
-
-def test_a_check_command_speaks_for_itself(cli: CommandLine, here: Path) -> None:
-    chain(here / "model.onnx", 6)
-    script(here / "check", """[ "$(grep -oaE 't2_fp16' "$1" | wc -l)" -lt 3 ] || exit 1""")
-    line = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json", "--fp16")
-    ran = cli(*line, "--check", "./check", "{model}").ended(0)
-    assert "Not run on fresh samples" in ran.out
 
 
 @given(st.integers(2, 300), st.data())
@@ -427,27 +383,6 @@ def test_the_set_with_the_best_score_of_its_size_is_taken(cli: CommandLine, here
         assert result["metric"]["candidate"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.slow
-def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) -> None:
-    scored = ["--metric", "score.py", "--max-drop", "0.05", *DATA]
-    result = cli("diagnose", model, *TARGET, *scored, "-o", "out", "--zip", "--json", "d.json").ended(0).result
-    assert [node["name"] for node in result["culprits"]] == ["big"]
-    assert result["metric"]["fixed"] >= result["metric"]["bound"] > result["metric"]["candidate"]
-    found = result["metric"]
-    assert {path.name for path in Path("out").iterdir()} >= {"model.onnx", "mixed.onnx"}
-    assert found["bound"] > found["candidate"]
-    with zipfile.ZipFile("out.zip") as packed:
-        assert {Path(name).name for name in packed.namelist()} >= {"model.onnx", "mixed.onnx"}
-    # The command tells a model that drops from one that does not.
-    fine = onnx.load(model)
-    for tensor in fine.graph.initializer:
-        if tensor.name in ("big", "small"):
-            tensor.CopyFrom(numpy_helper.from_array(np.ones_like(numpy_helper.to_array(tensor)), tensor.name))
-    onnx.save(fine, "fine.onnx")
-    options = shlex.split(next(command for command in result["next"] if command.startswith("bisect-trt run ")))[3:]
-    assert [cli("run", path, *options).status for path in (model, Path("fine.onnx"))] == [1, 0]
-
-
 def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
     for command in (["precision", "-o", "o.onnx"], ["diagnose", "-o", "o"]):
         name, *rest = command
@@ -467,26 +402,6 @@ def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path) -> None:
     strict = ["--metric", "strict.py:each", "--min", "0.9"]
     assert not cli("run", model, *TARGET, *DATA, *strict, "--json", "r.json").ended(1).result["metric"]["passed"]
     cli("run", model, "--onnxrt", *DATA, *strict).ended(0)
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["--metric", "top-1", "--save-outputs", "o.npz"], 2, "--save-outputs does not apply to --metric"),
-        (["--metric", "nan.py"], 2, "is NaN, so no candidate can be compared with it"),
-        (["--metric", "inf.py", "--max-drop", "1%"], 2, "is inf, so a drop from it is undefined"),
-        (["--metric", "inf.py", "--min", "30"], 0, "inf.py:metric is inf"),
-        (["--metric", "top-1", "--data-loader-script", "none.py"], 2, "no label of the set counts"),
-    ],
-)
-def test_numbers_that_nothing_can_be_held_against(
-    cli: CommandLine, model: Path, words: list[str], status: int, message: str
-) -> None:
-    for number in ("nan", "inf"):
-        Path(f"{number}.py").write_text(f"def metric(outputs): return float('{number}')\n")
-    Path("none.py").write_text(LOADER.replace("x.argmax(axis=1)", "numpy.full(2, -100)"))
-    ran = cli("run", model, *TARGET, *words)
-    assert (ran.status, message in ran.err + ran.out) == (status, True)
 
 
 def test_a_set_that_the_reference_does_not_run_on(cli: CommandLine, here: Path) -> None:

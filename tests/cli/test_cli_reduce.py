@@ -166,14 +166,6 @@ def test_a_failure_that_was_seen_once_is_not_put_down_to_serialization(cli: Comm
     assert (read_json(Path("r.json"))["status"], Path("out.onnx").exists()) == ("inconclusive", False)
 
 
-def test_the_answer_of_a_measured_check_is_run_as_often_as_the_original(cli: CommandLine, model: Path) -> None:
-    check = script(Path("check"), f"echo >> runs; {has('<3>', '<7>')} && exit 1; exit 0")
-    flaky = cli("reduce", model, *ALONE, "--repeat", "5", "--check", f"./{check}", "{model}").ended(0).result["flaky"]
-    assert flaky["rate"] == 1
-    assert flaky["least_rate"] == pytest.approx(0.01 ** (1 / 5), abs=1e-6)
-    assert len(Path("runs").read_text().splitlines()) >= read_json(Path("r.json"))["probes"]["run"] + 4 + 4
-
-
 def test_a_rate_that_falls_from_the_original_to_the_answer_leaves_no_proof(cli: CommandLine, model: Path) -> None:
     """The original fails each time, what is cut out of it in every third run."""
     seldom = f"echo >> runs; [ $(( $(wc -l < runs) % 3 )) = 0 ] && {has('<3>', '<7>')} && exit 1; exit 0"
