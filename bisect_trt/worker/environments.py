@@ -5,17 +5,16 @@ They lie in ``$XDG_CACHE_HOME/bisect-trt/envs`` (``~/.cache`` without it), or in
 
 from __future__ import annotations
 
-import configparser
+import ast
 import contextlib
 import fcntl
-import functools
-import glob
 import hashlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +26,12 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import PlaceError, ResourceError, UnavailableError, ValueRefusedError
 from bisect_trt.targets import find, names
+from bisect_trt.worker.connection import OLDEST
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import Cancel, run_to_end
 
 FOLDER = "BISECT_TRT_ENVS"
 """The environment variable that names the folder of the environments."""
-_OLDEST = 10
-"""The oldest Python 3 that a worker runs on."""
 _SECONDS = 1800.0
 """Seconds that a package index may take."""
 _ALONE = "--no-deps"
@@ -128,10 +126,7 @@ class NoSuchRelease(PlaceError):  # noqa: N818 - an ending, not an error
 
 
 def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None, cancel: Cancel | None = None) -> Path:
-    """The Python of an environment, which is made if it is not there yet.
-
-    Two processes that want the same environment make it once. It is made in a folder of its own and renamed, so it is complete
-    if it exists.
+    """The Python of an environment, which is made if it is not there yet; two processes make it once.
 
     Args:
         wanted: The contents.
@@ -163,30 +158,20 @@ def _pythons(wanted: Environment) -> Iterator[str]:
 
 
 def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: Cancel | None) -> Path:
-    root = folder()
+    """The Python of an environment of an interpreter; a file beside it says that it is complete."""
     files = [(each, Path(each).stat().st_mtime_ns) for each in wanted.requirements if each.endswith(".whl")]
-    key = hashlib.sha256(
-        repr((sorted(wanted.requirements), wanted.alone, files, os.path.realpath(python))).encode()
-    ).hexdigest()
+    named = repr((sorted(wanted.requirements), wanted.alone, files, os.path.realpath(python)))
     title = re.sub(r"[^\w.]+", "-", Path(wanted.requirements[0]).name).strip("-")[:60]
-    place = root / f"{title}-{key[:12]}"
-    made = place / "bin" / "python"
-    if made.exists():  # not if the interpreter that it was made of is gone
-        return made
+    place = folder() / f"{title}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
+    made, complete = place / "bin" / "python", place.with_suffix(f"{place.suffix}.complete")
     try:
-        with (root / f"{place.name}.lock").open("w") as lock:
+        with place.with_suffix(f"{place.suffix}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if made.exists():
-                return made
-            say(f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})")
-            for rest in (place, *root.glob(f"{glob.escape(place.name)}.making*")):  # of a process that was killed
-                shutil.rmtree(rest, ignore_errors=True)
-            making = root / f"{place.name}.making-{os.getpid()}"
-            try:
-                _make(making, wanted, python, cancel)
-                making.rename(place)
-            finally:
-                shutil.rmtree(making, ignore_errors=True)
+            if not (complete.exists() and made.exists()):  # the interpreter that it was made of may be gone
+                say(f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})")
+                complete.unlink(missing_ok=True)
+                _make(place, wanted, python, cancel)
+                complete.touch()
     except OSError as error:
         raise ResourceError(
             f"the environment {place} cannot be written: {error.strerror}; name another folder in {FOLDER}."
@@ -195,12 +180,12 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: 
 
 
 def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) -> None:
-    install = ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements]
+    settings, alone = index_settings(), [_ALONE] if wanted.alone else []
     for words in (
-        ["venv", "--quiet", "--no-project", "--no-config", "--python", python, str(place)],
-        [*install, *([_ALONE] if wanted.alone else [])],
+        ["venv", "--quiet", "--clear", "--no-project", "--no-config", "--python", python, str(place)],
+        ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements, *alone],
     ):
-        status, said = run_tool([uv(), *words], cancel=cancel)
+        status, said = run_tool([uv(), *words], settings, cancel)
         if status:
             sentence = (
                 f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
@@ -223,22 +208,21 @@ def folder() -> Path:
     Raises:
         UnavailableError: It cannot be made.
     """
-    named = os.environ.get(FOLDER)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    root = Path(named).expanduser() if named else cache / "bisect-trt" / "envs"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    root = Path(os.environ.get(FOLDER) or f"{cache}/bisect-trt/envs").expanduser().absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PlaceError(
             f"environments cannot be kept in {root}: {error.strerror}; name another folder in {FOLDER}."
         ) from error
-    return root.absolute()
+    return root
 
 
 def others() -> list[str]:
     """The versions of Python that a worker runs on beside this one's, the nearest first; the newest is the next one."""
     own = sys.version_info[1]
-    near = sorted(range(_OLDEST, own + 2), key=lambda minor: abs(minor - own))
+    near = sorted(range(OLDEST[1], own + 2), key=lambda minor: abs(minor - own))
     return [f"3.{minor}" for minor in near if minor != own]
 
 
@@ -252,19 +236,13 @@ def find_python(asked: str) -> str:
         if os.access(asked, os.X_OK):
             return asked
         raise PlaceError(f"there is no interpreter {asked}.")
-    return _found_python(asked, os.environ.get("PATH", ""))
-
-
-@functools.cache
-def _found_python(asked: str, path: str) -> str:
     if f"{sys.version.split()[0]}.".startswith(f"{asked}."):
         return sys.executable
     # uv does not look into the folder of pyenv, whose programs on PATH end with an error for most versions.
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
-    folders = [str(each) for each in sorted(pyenv.glob(f"{asked}*/bin"), reverse=True)]
-    status, said = run_tool(
-        [uv(), "python", "find", "--no-project", "--system", asked], {"PATH": os.pathsep.join([*folders, path])}
-    )
+    folders = [*sorted(map(str, pyenv.glob(f"{asked}*/bin")), reverse=True), os.environ.get("PATH", "")]
+    words = [uv(), "python", "find", "--no-project", "--system", asked]
+    status, said = run_tool(words, {"PATH": os.pathsep.join(folders)})
     if status:
         raise PlaceError(f"there is no Python {asked} here; install it, as with: uv python install {asked}.")
     return said.splitlines()[-1].strip()
@@ -334,7 +312,6 @@ def run_tool(
         UnavailableError: It cannot be started, or does not end.
     """
     settings = {
-        **index_settings(),
         "UV_NO_PROGRESS": "1",
         "UV_PYTHON_DOWNLOADS": "never",
         "VIRTUAL_ENV": "",
@@ -366,18 +343,14 @@ def index_settings() -> dict[str, str]:
     own = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {"SSL_CERT_FILE"}
     if any(map(os.environ.get, own)) or (config / "uv/uv.toml").exists() or Path("/etc/uv/uv.toml").exists():
         return {}
-    named = os.environ.get("PIP_CONFIG_FILE")
-    files = ["/etc/pip.conf", "~/.pip/pip.conf", f"{config}/pip/pip.conf", f"{sys.prefix}/pip.conf", named or ""]
-    parser = configparser.RawConfigParser()
-    with contextlib.suppress(configparser.Error):
-        parser.read([Path(each).expanduser() for each in files if each and named != os.devnull], encoding="utf-8")
+    listed = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False).stdout
+    said = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
     found = {}
     for name, variable in _SETTINGS.items():
-        sections = [parser[section].get(name) for section in ("install", "global") if parser.has_section(section)]
-        values = os.environ.get(f"PIP_{name.upper().replace('-', '_')}"), *sections
-        value = next((" ".join(each.split()) for each in values if each is not None), "")
-        if value and not (name == "cert" and os.environ.get(variable)):
-            found[variable] = value.replace(" ", ",") if name == "find-links" else value
+        given = [said[key] for key in (f"global.{name}", f"install.{name}", f":env:.{name}") if key in said]
+        words = ast.literal_eval(given[-1]).split() if given else []
+        if words and not (name == "cert" and os.environ.get(variable)):
+            found[variable] = ("," if name == "find-links" else " ").join(words)
     if "UV_INDEX" in found:  # uv refuses a folder that does not exist, and pip does not
         urls = found["UV_INDEX"].split()
         there = [url for url in urls if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()]

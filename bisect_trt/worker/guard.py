@@ -2,9 +2,8 @@
 
 Each check has its own process group, so that a time-out ends the whole group; such a group would outlive a driver that is killed
 (kill -9, out of memory). A small process, the guard, therefore waits for the end of a socket that only the driver holds open,
-and then kills the groups that are still registered and every process with the driver's mark in its environment (Linux): one
-that was just being started, or that has left its group as a daemon does. PR_SET_PDEATHSIG cannot replace it: it reaches no
-group, and the kernel sends it when the starting *thread* ends.
+and then kills the groups that are still registered. PR_SET_PDEATHSIG cannot replace it: it reaches no group, and the kernel
+sends it when the starting *thread* ends.
 
 Locks are here too. A run's folder, and a path that every candidate is written to, belong to one process at a time: two processes
 in one folder would remove each other's files, and two checks that read one path would judge each other's candidates. A lock of
@@ -32,18 +31,11 @@ from bisect_trt.errors import RunStateError
 from bisect_trt.tensors.kernel import prefer_to_end
 
 _LOCK = "run.lock"
-MARK = "BISECT_TRT_PROCESS"
-"""Environment variable of the processes that a run starts: the process ID of the driver."""
-_WATCH = f"""
-import glob, os, shutil, signal, socket, sys, time
+_WATCH = """
+import os, shutil, signal, socket
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-driver, groups, folders, locks, rest, looks = socket.socket(fileno=0), set(), set(), [], b'', 5
-def kill(group):
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
+driver, groups, folders, locks, rest = socket.socket(fileno=0), set(), set(), [], b''
 while True:
     try:
         content, files, _, _ = socket.recv_fds(driver, 65536, 1)
@@ -61,21 +53,11 @@ while True:
             groups.discard(int(what))
         elif word == b'folder':
             folders.add(bytes.fromhex(what.decode()))
-        elif word == b'close':
-            looks = 1
 for group in groups:
-    kill(group)
-while looks:  # a process that was just being started has its mark a little later, and one that is killed may start another
-    looks -= 1
-    for path in glob.glob('/proc/[0-9]*/environ'):
-        try:
-            with open(path, 'rb') as file:
-                if b'\\0{MARK}=' + sys.argv[1].encode() + b'\\0' in b'\\0' + file.read():
-                    kill(os.getpgid(int(path.split('/')[2])))
-                    looks = 5
-        except OSError:
-            pass
-    time.sleep(0.02 if looks else 0)
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
 for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
@@ -140,7 +122,7 @@ class Guard:
             cwd=cwd,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**env, MARK: str(os.getpid())},
+            env=env,
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -159,8 +141,6 @@ class Guard:
             if process is None or pipe is None or not self._is_there():
                 return
             self._process = self._pipe = None
-            with contextlib.suppress(ConnectionError):
-                pipe.sendall(b"close 0\n")
             pipe.close()
             process.wait()
             if self._scratch is not None:  # where the guard was killed
@@ -180,12 +160,10 @@ class Guard:
                 self._pipe, its = socket.socketpair()
                 with its:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid())],
+                        [sys.executable, "-I", "-S", "-c", _WATCH],
                         stdin=its.fileno(),
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
-                        # Where this driver is part of a check itself, the guard survives the end of that check's run.
-                        env={name: value for name, value in os.environ.items() if name != MARK},
                         start_new_session=True,
                     )
                 atexit.register(self.close)

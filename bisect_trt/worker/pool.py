@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.errors import BisectError
 from bisect_trt.targets.messages import OUT_OF_MEMORY
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
-from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, Order, R_co, Request
+from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, OnModel, Order, R_co, Request
 from bisect_trt.worker.worker import WorkerDied, WorkerProcess, keep, take_spare
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class WorkerPool:
         if allowed is None:
             allowed = max(self._patience, COSTLY_SECONDS) if target.compiles else self._patience
         away = bool(self.places) and not here and not target.stays
-        if away or not target.finds_weights(request.target):
-            self._bring_weights(request)
+        if isinstance(request, OnModel) and (away or not target.finds_weights(request.target)):
+            self._bring(request.model)
         lost = damaged = 0
         while True:
             with gate.turn(cancel, alone=lost > 0 and not away):
@@ -155,11 +155,6 @@ class WorkerPool:
                 damaged += 1
                 continue
             return reply  # type: ignore[no-any-return]
-
-    def _bring_weights(self, request: Request[Any]) -> None:
-        model = getattr(request, "model", None)
-        if isinstance(model, Path):
-            self._bring(model)
 
     def _exchange(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Any:  # noqa: ANN401 - of the request's type
         try:

@@ -107,13 +107,20 @@ class Measured:
 
 @dataclass(frozen=True)
 class Request(Generic[R_co]):
-    """A request to a worker.
-
-    Attributes:
-        target: The runtime that it is about.
-    """
+    """A request to a worker about a runtime."""
 
     target: TargetSettings
+
+
+@dataclass(frozen=True)
+class OnModel(Request[R_co]):
+    """A request about a model.
+
+    Attributes:
+        model: The ONNX file.
+    """
+
+    model: Path
 
 
 @dataclass(frozen=True)
@@ -122,30 +129,22 @@ class About(Request[Literal["cast", "layer"]]):
 
 
 @dataclass(frozen=True)
-class BuildEngine(Request[None]):
-    """Build a model; the target's settings name the file of its engine.
+class BuildEngine(OnModel[None]):
+    """Build a model for what it will be fed (``.npz``); the target's settings name the file of its engine."""
 
-    Attributes:
-        model: The ONNX file.
-        inputs: What it will be fed, ``.npz``.
-    """
-
-    model: Path
     inputs: Path
 
 
 @dataclass(frozen=True)
-class Collect(Request[None]):
+class Collect(OnModel[None]):
     """Run a model on one input after the other in one session, and keep every output.
 
     Attributes:
-        model: The ONNX file.
         inputs: What it is fed, ``.npz``, in this order; each may hold more than the model takes.
         to: The outputs of each: an ``.npz`` file, or else the folder of an ``ActivationStore``.
         append: Whether to feed what is in that store too, and to add to it.
     """
 
-    model: Path
     inputs: tuple[Path, ...]
     to: tuple[Path, ...]
     append: bool = False
@@ -153,23 +152,17 @@ class Collect(Request[None]):
 
 @dataclass(frozen=True)
 class Sample:
-    """One input sample.
-
-    Attributes:
-        inputs: The values fed, ``.npz``.
-        golden: The expected values: ``.npz``, or the folder of an ``ActivationStore``.
-    """
+    """One input sample (``.npz``), and the expected values: ``.npz``, or the folder of an ``ActivationStore``."""
 
     inputs: Path
     golden: Path
 
 
 @dataclass(frozen=True)
-class Compare(Request[Compared]):
+class Compare(OnModel[Compared]):
     """Run a model and compare each of its outputs that the reference has a value of.
 
     Attributes:
-        model: The ONNX file.
         samples: On these; one after the other, until one does not match.
         tolerance: How far a tensor may be off.
         names: The tensors to compare; all outputs where empty.
@@ -182,7 +175,6 @@ class Compare(Request[Compared]):
         same: Whether to use the session of the last such request, if that had the same model and target.
     """
 
-    model: Path
     samples: tuple[Sample, ...]
     tolerance: ToleranceOptions
     names: tuple[str, ...] = ()
@@ -213,11 +205,10 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Score(Request[Scored]):
-    """Score a model on a set of samples.
+class Score(OnModel[Scored]):
+    """Score a model, or a piece of the model that is scored, on a set of samples.
 
     Attributes:
-        model: The ONNX file, which may be a piece of the model that is scored.
         scoring: The metric and the samples.
         reference: Runs the rest of the model, where this is a piece.
         before: A model that computes from a sample what the piece is fed.
@@ -226,7 +217,6 @@ class Score(Request[Scored]):
         timed: Whether to measure how long it runs.
     """
 
-    model: Path
     scoring: Scoring
     reference: TargetSettings | None = None
     before: Path | None = None
@@ -236,11 +226,10 @@ class Score(Request[Scored]):
 
 
 @dataclass(frozen=True)
-class Measure(Request[Measured]):
+class Measure(OnModel[Measured]):
     """Build a model, run it, and time it beside a baseline until it is known whether it takes too long.
 
     Attributes:
-        model: The ONNX file.
         inputs: What it is fed, ``.npz``.
         budget_s: Seconds that the timing may take; ``None`` for no timing.
         baseline: The runtime that it is compared with, if any.
@@ -253,7 +242,6 @@ class Measure(Request[Measured]):
         build_limit_s: Seconds past which a build is timed again, three times at most.
     """
 
-    model: Path
     inputs: Path
     budget_s: float | None = None
     baseline: TargetSettings | None = None
@@ -282,43 +270,30 @@ class Describe(Request[dict[str, Any]]):
 
 
 @dataclass(frozen=True)
-class Trace(Request[dict[str, Any]]):
+class Trace(OnModel[dict[str, Any]]):
     """Return what the target reports of a model; see ``Runtime.trace``.
 
     Attributes:
-        model: The ONNX file.
         inputs: What it will be fed, ``.npz``.
         what: Its changes to the model before running it, or the time of each layer.
         beside: The place of the target, if it is not the worker itself.
     """
 
-    model: Path
     inputs: Path
     what: Literal["trace", "profile"] = "trace"
     beside: Place | None = None
 
 
 @dataclass(frozen=True)
-class Lower(Request[bool]):
-    """Write the form of a model that the target really runs, and return whether that is another than the model.
+class Lower(OnModel[bool]):
+    """Write the form of a model that the target really runs to a file, and return whether that is another than the model."""
 
-    Attributes:
-        model: The ONNX file.
-        to: The file to write.
-    """
-
-    model: Path
     to: Path
 
 
 @dataclass(frozen=True)
 class Look(Request[Seen]):
-    """Return the contents of a place.
-
-    Attributes:
-        packages: The packages to report the versions of.
-        start: Whether to start the target there too, for its facts.
-    """
+    """Return the versions of packages in a place, its hardware, and, unless ``start`` is false, the facts of the target there."""
 
     packages: tuple[str, ...]
     start: bool = True

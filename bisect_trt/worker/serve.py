@@ -46,6 +46,7 @@ from bisect_trt.worker.protocol import (
     Lower,
     Measure,
     Measured,
+    OnModel,
     Order,
     Request,
     Sample,
@@ -183,7 +184,7 @@ class Worker:
             reply = self._methods[type(order.request)](order.request)
         except (BuildError, RunError) as error:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
-            names = _names(getattr(order.request, "model", None))
+            names = _names(order.request)
             reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
         except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
             reply = (kind_of([each.__name__ for each in type(error).__mro__]) or BisectError)(str(error))
@@ -365,14 +366,14 @@ def _timed_load(runtime: Runtime, model: Path, feed: Feed) -> tuple[float, Runti
     return time.perf_counter() - began, session
 
 
-def _names(model: Path | None) -> list[str]:
+def _names(request: Request[Any]) -> list[str]:
     """The names in a model that failed; none where it cannot be read."""
-    if model is None:
+    if not isinstance(request, OnModel):
         return []
     try:
         import onnx  # noqa: PLC0415 - only where something has failed, and it may not be there
 
-        return list(names_of(onnx.load(str(model), load_external_data=False).graph))
+        return list(names_of(onnx.load(str(request.model), load_external_data=False).graph))
     except Exception:  # that it cannot be read is what the failure is about, then
         return []
 
