@@ -15,28 +15,33 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.summary import summary_lines
-from bisect_trt.report.text import Json, plain, plural, seconds
+from bisect_trt.report.text import VERDICT_STYLES, Json, plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+    from rich.live import Live
+    from rich.text import Text
+
 Part = str | tuple[str, str]
-"""A text, or a text with the code of its style on a terminal."""
-_BOLD, _DIM, _RED, _YELLOW = "1", "2", "1;31", "33"
-_OF_VERDICT = {Verdict.FAIL: "31", Verdict.PASS: "32", Verdict.UNRESOLVED: _YELLOW}
+"""A text, or a text with its style as rich names it."""
 IN_JSON = " (--json lists them)"
 _OTHERWISE = "if that is not your failure, describe your failure with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
 _LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings where no handler is configured
 _MOST_LINES = 400
 """The number of lines that the report shows."""
-HEARTBEAT_S, REDRAW_S = 10.0, 0.25
-"""Time between two lines of progress where there is no terminal, and until the line on a terminal is drawn again."""
+HEARTBEAT_S = 10.0
+"""Time between two lines of progress where there is no terminal."""
 _TITLE_LENGTH = 36
 """Length of a step's title in the live line, so that 80 columns also hold the probes."""
-_ERASE = "\r\x1b[2K"
+_REFRESHES = 4
+"""Updates of the live line per second."""
 
 
 @dataclass
@@ -76,29 +81,38 @@ class Story:
         return {"steps": self.steps, "answers": self.answers}
 
 
+def open_screen(*, stderr: bool = False) -> RichConsole:
+    """Return a terminal on which lines are not broken, and names are no markup: ``:word:`` is never an emoji."""
+    from rich.console import Console as Screen  # noqa: PLC0415 - rich is slow to import
+
+    return Screen(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
 class ProgressLine:
     """One line on stderr while a command works; a line every ten seconds where that is no terminal.
 
     Attributes:
-        enabled: Whether anything is shown.
         stopping: Whether the user has asked to stop.
         title: The title of the step.
         probes: The number of probes so far.
         best: The smallest candidate that fails so far.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.enabled, self.stopping, self.title, self.probes, self.best = enabled, False, "", 0, ""
+    def __init__(self) -> None:
+        """Show nothing until a step begins."""
+        self.stopping, self.title, self.probes, self.best = False, "", 0, ""
         self._size: int | None = None
         self._began = time.monotonic()
+        self._live: Live | None = None
         self._ended = threading.Event()
-        self._drawing: threading.Thread | None = None
+        self._beats: threading.Thread | None = None
+        self._shown = False
 
     def step(self, title: str) -> None:
         """Begin a step."""
         self.title, self._began = title, time.monotonic()
-        if self._drawing is None:
-            self._show()
+        if not self._shown:
+            self.show()
 
     def probed(self, record: Record) -> None:
         """Count a probe."""
@@ -118,48 +132,61 @@ class ProgressLine:
     def found(self) -> str:
         """Return the number of probes and the best so far."""
         best = f", best so far: {self.best}" if self.best else ""
-        return plain(f"{plural(self.probes, 'probe')}{best}") if self.probes and self.enabled else ""
+        return plain(f"{plural(self.probes, 'probe')}{best}") if self.probes else ""
 
-    def cropped(self, columns: int) -> str:
-        """Return the line in ASCII, narrower than a terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
-        return self.text().encode("ascii", "backslashreplace").decode()[: max(columns - 3, 1)]
+    def show(self) -> None:
+        """Show the line until :meth:`hide`."""
+        self._shown, screen = True, open_screen(stderr=True) if is_terminal(sys.stderr) else None
+        if screen is not None and screen.is_interactive:
+            from rich.live import Live  # noqa: PLC0415 - as above
 
-    def _show(self) -> None:
-        if self.enabled:
+            line = partial(self._cropped, screen)
+            self._live = Live(console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True)
+            self._live.start()
+        else:
             self._ended = threading.Event()
-            self._drawing = threading.Thread(target=self._draw, args=(self._ended,), name="progress", daemon=True)
-            self._drawing.start()
+            self._beats = threading.Thread(target=self._beat, args=(self._ended,), name="progress", daemon=True)
+            self._beats.start()
 
-    def _draw(self, ended: threading.Event) -> None:
-        if not (is_terminal(sys.stderr) and _moves_cursor()):
-            while not ended.wait(HEARTBEAT_S):
-                print(self.text(), file=sys.stderr, flush=True)
-            return
-        drawn = ""
-        while not ended.wait(REDRAW_S):
-            line = self.cropped(os.get_terminal_size(sys.stderr.fileno()).columns or 80)
-            if line != drawn:
-                print(_ERASE, line, sep="", end="", file=sys.stderr, flush=True)
-                drawn = line
-        print(_ERASE, end="", file=sys.stderr, flush=True)
+    def _cropped(self, screen: RichConsole) -> Text:
+        """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
+        from rich.text import Text  # noqa: PLC0415 - as above
+
+        line = self.text().encode(screen.encoding, "backslashreplace").decode(screen.encoding)  # its final width
+        text = Text(line, "yellow" if self.stopping else "", no_wrap=True)
+        text.truncate(max(screen.width - 3, 1), overflow="ellipsis" if screen.encoding == "utf-8" else "crop")
+        return text
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(HEARTBEAT_S):
+            print(self.text(), file=sys.stderr, flush=True)
 
     def hide(self) -> None:
         """Remove the line."""
+        self._shown = False
         self._ended.set()
-        if self._drawing is not None:  # it may be writing the line
-            self._drawing.join(timeout=1)
-            self._drawing = None
+        if self._beats is not None:  # it may be writing a line
+            self._beats.join(timeout=1)
+            self._beats = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the terminal to other output."""
-        shown = self._drawing is not None
+        shown = self._shown
         self.hide()
         try:
             yield
         finally:
             if shown:
-                self._show()
+                self.show()
+
+    def abandon(self) -> None:
+        """Show the cursor again at the end of the process, without any lock."""
+        if self._live is not None:
+            os.write(self._live.console.file.fileno(), b"\n\x1b[?25h")
 
 
 class Console(Watcher):
@@ -168,7 +195,7 @@ class Console(Watcher):
     Attributes:
         verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1 no progress.
         transcript: The lines of the run, printed or not.
-        progress: The live line.
+        progress: The live line, if there is one.
     """
 
     def __init__(self, verbosity: int = 0, *, live: bool = False) -> None:
@@ -181,23 +208,31 @@ class Console(Watcher):
         self.verbosity = verbosity
         self.transcript = Story()
         self._kinds: set[str] = set()
+        self._failed = False
         self._live = live
-        self.progress = ProgressLine(enabled=live and verbosity == 0 and sys.stderr is not None)
+        self.progress = ProgressLine() if live and verbosity == 0 and sys.stderr is not None else None
 
     def close(self) -> None:
         """Remove the live line."""
-        self.progress.hide()
+        if self.progress is not None:
+            self.progress.hide()
 
     def stopping(self) -> None:
         """Show that the user has asked to stop; safe in a signal handler."""
-        self.progress.stopping = True
+        if self.progress is not None:
+            self.progress.stopping = True
+
+    def abandon(self) -> None:
+        """Restore the terminal at the end of the process; safe in a signal handler."""
+        if self.progress is not None:
+            self.progress.abandon()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         """Leave the terminal to a prompt; the progress stays in sight."""
-        with self.progress.paused():
-            if found := self.progress.found():
-                self._print((found, _DIM))
+        with contextlib.nullcontext() if self.progress is None else self.progress.paused():
+            if self.progress is not None and self.progress.probes:
+                self._print((self.progress.found(), "dim"))
             yield
 
     def note(self, text: str) -> None:
@@ -206,8 +241,9 @@ class Console(Watcher):
     def step(self, text: str) -> None:
         """Begin a step."""
         self.transcript.step(text)
-        self.progress.step(text)
-        self._tell(text, self.verbosity > 0, _BOLD)
+        if self.progress is not None:
+            self.progress.step(text)
+        self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
         """Report a decision with its reason."""
@@ -232,7 +268,7 @@ class Console(Watcher):
         if "report" not in result:  # it has no folder
             result = {**result, "report": {"story": self.transcript.to_json()}}
         for label, text in summary_lines(result):
-            self._print((label, _BOLD), plain(text))
+            self._print((label, "bold"), plain(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
         """Report a table as part of the answer: the first rows, and how many more there are."""
@@ -246,42 +282,47 @@ class Console(Watcher):
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr."""
-        self._complain("warning:", _YELLOW, text)
+        self._complain("warning:", "yellow", plain(text))
 
     def error(self, text: str, code: str = "") -> None:
         """Print the reason for the end of the run on stderr."""
-        self._complain(f"error[{code}]:" if code else "error:", _RED, text)
+        self._complain(f"error[{code}]:" if code else "error:", "bold red", plain(text))
 
     def _complain(self, kind: str, style: str, text: str) -> None:
-        with self.progress.paused():
-            self._print((kind, style), f" {plain(text)}", stderr=True)
+        self.note(f"{kind} {text}")
+        with contextlib.nullcontext() if self.progress is None else self.progress.paused():
+            self._print((kind, style), f" {text}", stderr=True)
 
     def probed(self, record: Record) -> None:
         """Count a probe; print it with ``-v``."""
         self.transcript.probes = record.number
-        self.progress.probed(record)
-        first = record.signature not in self._kinds
+        if self.progress is not None:
+            self.progress.probed(record)
+        first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
         self._kinds.add(record.signature)
         tail = []
         if record.verdict is Verdict.UNRESOLVED and first:
             tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()]
-        elif record.verdict is Verdict.FAIL and first and record.said:
+        elif failed and first and record.said:
             tail = [f'  the check printed: "{plain(record.said)}"; {_OTHERWISE}']
         before, verdict = f"  probe {record.number:<3} ", f"{record.verdict.value:10}"
         after = f" {record.seconds:6.2f} s  {plain(record.title)}  {plain(record.reason)}"
         self.note("\n".join([f"{before}{verdict}{after}", *tail]))
         if self.verbosity > 0:
-            self._print(before, (verdict, _OF_VERDICT[record.verdict]), after)
+            self._print(before, (verdict, VERDICT_STYLES[record.verdict]), after)
             for line in tail:
                 self._print(line)
 
     def _print(self, *parts: Part, stderr: bool = False) -> None:
-        """Print one line, with styles on a terminal."""
+        """Print one line: with rich on a terminal, else without styles."""
         stream: TextIO | None = sys.stderr if stderr else sys.stdout
-        styled = ((part, "") if isinstance(part, str) else part for part in parts)
-        coloured = _has_colours(stream)
-        texts = (f"\x1b[{style}m{text}\x1b[0m" if style and text and coloured else text for text, style in styled)
-        print(*texts, sep="", file=stream, flush=True)
+        if _is_plain(stream):
+            texts = (part if isinstance(part, str) else part[0] for part in parts)
+            print(*texts, sep="", file=stream, flush=True)
+        else:
+            from rich.text import Text  # noqa: PLC0415 - as above
+
+            open_screen(stderr=stderr).print(Text.assemble(*parts))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -289,15 +330,9 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def _moves_cursor() -> bool:
-    """Return whether the terminal takes control sequences."""
-    return os.environ.get("TERM") != "dumb"
-
-
-def _has_colours(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal with colours, or treated as one."""
-    forced = bool(os.environ.get("FORCE_COLOR"))
-    return not os.environ.get("NO_COLOR") and (forced or (is_terminal(stream) and _moves_cursor()))
+def _is_plain(stream: TextIO | None) -> bool:
+    """Return whether a stream is neither a terminal nor treated as one by rich."""
+    return not (is_terminal(stream) or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
 
 
 def listed(texts: Sequence[str], most: int, rest: str = "") -> list[str]:

@@ -8,9 +8,13 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from bisect_trt.search.oracle import Verdict
+
 Json = Mapping[str, Any]
 """A part of a result, as ``result.json`` holds it."""
 
+VERDICT_STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
+"""Styles as rich names them."""
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"  # control characters and surrogates: Unicode's Cc and Cs
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # line separators, and marks that change the text's direction

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from support import examples
 
 from bisect_trt.probe.ledger import Record
@@ -37,17 +38,17 @@ def record(number: int, verdict: Verdict, title: str, reason: str = "") -> Recor
     st.lists(st.tuples(st.sampled_from(Verdict), TEXTS), max_size=4),
     st.booleans(),
     st.integers(4, 240),
+    st.sampled_from(["utf-8", "ascii"]),
 )
 def test_progress_is_one_line_no_wider_than_the_terminal(
-    title: str, probes: list[tuple[Verdict, str]], stopping: bool, columns: int
+    title: str, probes: list[tuple[Verdict, str]], stopping: bool, columns: int, encoding: str
 ) -> None:
     line = console.ProgressLine()
     line.title, line.stopping = title, stopping
     for number, (verdict, name) in enumerate(probes, 1):
         line.probed(record(number, verdict, name))
-    shown = line.cropped(columns)
-    assert shown.isascii()
-    assert len(shown) < columns
+    shown = line._cropped(mock.Mock(width=columns, encoding=encoding)).plain
+    assert cell_len(shown.encode(encoding, "backslashreplace").decode(encoding)) < columns
     assert "\n" not in shown
     assert "\x1b" not in shown
     assert stopping == line.text().startswith("stopping")
@@ -72,18 +73,19 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
 
 @given(st.lists(TEXTS | st.sampled_from([":bug:", "[bold]x[/bold]", "\\[x]", "a " * 100]), max_size=4))
 def test_a_terminal_and_a_file_get_the_same_lines(texts: list[str]) -> None:
+    """A name is what it is, whatever rich would make of it."""
     written = []
     for forced in ("", "1"):
         out = io.StringIO()
-        variables = {"FORCE_COLOR": forced, "NO_COLOR": ""}
+        variables = {"FORCE_COLOR": forced, "TTY_COMPATIBLE": ""}
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), mock.patch.dict(os.environ, variables):
             told = console.Console(1)
             for text in texts:
                 for say in (told.say, told.step, told.answer, told.warn, told.error):
                     say(text)
         written.append(re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()))
-    plainly, coloured = ([line.rstrip() for line in each.split("\n")] for each in written)
-    assert plainly == coloured
+    plainly, by_rich = ([line.rstrip() for line in each.split("\n")] for each in written)
+    assert plainly == by_rich  # but for blanks at a line's end, which older releases of rich leave out
     assert written[0].split("\n")[:-1:5] == [plain(text) for text in texts]
 
 
