@@ -154,25 +154,6 @@ def test_weights_beside_a_fixed_path_are_never_taken_for_ours(cli: CommandLine) 
     assert not Path("w.bin").exists()
 
 
-@pytest.mark.parametrize(
-    ("body", "options", "shown"),
-    [
-        ("echo 'it is wrong' >&2", [], 1),
-        (":", [], 0),
-        ("echo 'it is wrong'", ["--fail-regex", "wrong"], 0),
-        ("echo 'it is wrong'", ["--fail-code", "1"], 0),
-    ],
-)
-def test_what_a_check_prints_is_shown_once_where_its_exit_status_alone_decides(
-    cli: CommandLine, model: Path, body: str, options: list[str], shown: int
-) -> None:
-    check = script(Path("check"), f"{has('<2>')} || exit 0; {body}; exit 1")
-    ran = cli("reduce", model, "-o", "out.onnx", *options, "--check", f"./{check}", "{model}")
-    assert (ran.status, ran.out.count("it is wrong")) == (0, shown)
-    if shown:
-        assert ran.out.index("probe 1 ") < ran.out.index("it is wrong") < ran.out.index("probe 2 ")
-
-
 # From the options to the answer; ``tests/probe/test_command_check.py`` has each row of the table, ``tests/answers`` more.
 
 

@@ -20,7 +20,6 @@ from support import (
     arrays,
     chain,
     command_lines,
-    compared,
     node_names,
     overflowing,
     read_json,
@@ -31,7 +30,6 @@ from support import (
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.report import plots
 from bisect_trt.tensors import saved
-from bisect_trt.tensors.tolerance import Tolerance
 
 FP16 = ["--onnxrt", "--fp16"]
 
@@ -98,34 +96,19 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     matches(cli, "out.onnx", "--onnxrt")
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "nodes"),
-    [
-        ([], ["t1"], ["<0>", "<1>"]),
-        (["t5"], [], ["<6>", "<7>"]),
-        (["t1"], ["t2", "t4"], ["<2>", "<3>", "<4>"]),
-    ],
-)
-def test_extract(cli: CommandLine, inputs: list[str], outputs: list[str], nodes: list[str]) -> None:
-    model = chain(Path("model.onnx"), 8)
+def test_extract(cli: CommandLine, here: Path) -> None:
+    """The values beside the piece are those of a reference run, and make it give what the whole gives."""
     value = np.arange(6, dtype=np.float32).reshape(SHAPE)
     np.savez("x.npz", x=value)
-    options = [*(["--inputs", *inputs] if inputs else []), *(["--outputs", *outputs] if outputs else [])]
-    cli("extract", model, *options, "-o", "sub.onnx", "--load-inputs", "x.npz", "--json", "r.json").ended(0)
-    assert node_names(Path("sub.onnx")) == nodes
+    ends = ("--inputs", "t1", "--outputs", "t2", "t4")
+    cli("extract", chain(here / "model.onnx", 8), *ends, "-o", "sub.onnx", "--load-inputs", "x.npz").ended(0)
+    assert node_names(Path("sub.onnx")) == ["<2>", "<3>", "<4>"]
     onnx.checker.check_model("sub.onnx", full_check=True)
-    # The values beside it are those of a reference run, and they make the piece give what the whole gives.
     values = arrays("sub.inputs.npz")
-    start = inputs or ["x"]
-    assert list(values) == start
-    for name in start:
-        np.testing.assert_array_equal(values[name], value + (0 if name == "x" else int(name[1:]) + 1))
+    np.testing.assert_array_equal(values["t1"], value + 2)
     session = onnxruntime.InferenceSession("sub.onnx", providers=["CPUExecutionProvider"])
-    ends = outputs or ["t7"]
-    assert [output.name for output in session.get_outputs()] == ends
-    for name, given in zip(ends, session.run(None, values), strict=True):
-        np.testing.assert_array_equal(given, value + int(name[1:]) + 1)
-    assert read_json(Path("r.json"))["artifacts"]["extracted"] == "sub.onnx"
+    for given, added in zip(session.run(["t2", "t4"], values), (3, 5), strict=True):
+        np.testing.assert_array_equal(given, value + added)
 
 
 def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) -> None:
@@ -359,18 +342,6 @@ def test_saved_results_are_drawn(cli: CommandLine) -> None:
     assert all(f"no plot of '{name}'" in ran.out for name in "ze")
     assert all(is_picture(Path(path)) for path in read_json(Path("r.json"))["pictures"])
     assert len(list(Path("metrics").iterdir())) == 1
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((3,), "bool"), ((70, 900), "float32")])
-def test_every_shape_and_type_is_drawn(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
-    rng = np.random.default_rng(0)
-    reference: Any = (rng.random(shape) * 3).astype(dtype)
-    target: Any = (rng.random(shape) * 3).astype(dtype)
-    comparison = compared("t", reference, target, Tolerance(1e-5, 1e-5))
-    assert plots.can_be_drawn(target, reference)
-    for draw in (plots._heatmap, plots._scatter):
-        plots.draw_figure(tmp_path / "plot.png", comparison, target, reference, draw)
-        assert is_picture(tmp_path / "plot.png")
 
 
 def test_names_of_files_differ() -> None:

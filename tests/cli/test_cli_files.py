@@ -82,20 +82,6 @@ def test_every_kind_of_attribute_can_be_told(cli: CommandLine, here: Path) -> No
     assert layer["attributes"] | {"raw": ""} == {**known, "raw": ""}
 
 
-def test_free_dimensions_and_weights_in_a_file_of_their_own(cli: CommandLine, here: Path) -> None:
-    path = save(here / "m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], [])
-    model = onnx.load(str(path))
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    model.graph.initializer.append(numpy_helper.from_array(np.arange(3000, dtype=np.float32).reshape(1000, 3), "w"))
-    onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
-    plain = inspected(cli, "model", "m.onnx", "--show", "weights")
-    assert plain["inputs"][0]["shape"] == ["batch", 3]
-    (weight,) = plain["weights"]["tensors"]
-    assert (weight["shape"], weight["external"]) == ([1000, 3], True)
-    Path("m.data").unlink()
-    assert "[batch, 3]" in cli("inspect", "model", "m.onnx").out  # the weights are not read
-
-
 def test_data(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
     values = np.array([[1, -2, np.nan], [np.inf, 0, 4]], np.float32)
     np.savez("d.npz", a=values, ids=np.arange(5), none=np.zeros((0, 3), np.float32))
@@ -262,19 +248,6 @@ def test_override_input_shapes(cli: CommandLine, here: Path) -> None:
     assert (other.status, "'nope'" in other.error) == (2, True)
 
 
-def test_large_values_stay_computed(cli: CommandLine, here: Path) -> None:
-    nodes = [
-        helper.make_node("Add", ["n", "n"], ["two"]),
-        helper.make_node("Expand", ["one", "two"], ["much"]),
-        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        helper.make_node("Add", ["much", "sum"], ["t"]),
-    ]
-    for size, left in ((500, ["Add", "ReduceSum"]), (5 << 20, ["Add", "Expand", "ReduceSum"])):  # 40 MiB are too many
-        model = save(here / "m.onnx", nodes, [tensor("one", np.float32(1)), tensor("n", np.array([size]))])
-        ran = cli("sanitize", model, "-o", "out.onnx", "--overwrite")
-        assert (ran.status, sorted(operators("out.onnx"))) == (0, left)
-
-
 def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
     """The model declares a shape that depends on values, and declares it wrong; folded it gives another result."""
     nodes = [
@@ -332,21 +305,3 @@ def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) 
     assert removed.nodes == count - len(left.nodes)
     runs: list[list[np.ndarray]] = [ReferenceEvaluator(m).run([output], want) for m in (before, model)]  # type: ignore[misc]  # onnx says less than it gives
     assert np.array_equal(runs[0][0], runs[1][0])
-
-
-def test_shapes_that_inference_finds_are_declared(cli: CommandLine, here: Path) -> None:
-    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]), helper.make_node("Relu", ["t"], ["y"])]
-    save(here / "m.onnx", nodes, inputs={"x": ["n", 3]}, outputs={"y": ["a", "b"]})
-
-    def declared(path: str, *words: str) -> tuple[dict[str, list[int | str]], Any]:
-        cli("sanitize", "m.onnx", "-o", path, *words, "--json", "r.json").ended(0)
-        graph = onnx.load(path).graph
-        shapes = {each.name: each.type.tensor_type.shape.dim for each in (*graph.value_info, *graph.output)}
-        found = {name: [dim.dim_param or dim.dim_value for dim in dims] for name, dims in shapes.items()}
-        return found, read_json(here / "r.json")["changes"]["declared_shapes"]
-
-    assert declared("plain.onnx", "--no-shape-inference") == ({"y": ["a", "b"]}, 0)
-    assert declared("free.onnx")[0]["t"] == [3, "n"]
-    fixed, number = declared("fixed.onnx", "--override-input-shapes", "x:[5,3]")
-    assert (fixed["t"], number) == ([3, 5], 2)
-    onnx.checker.check_model("fixed.onnx", full_check=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pyte
 import pytest
-from conftest import CommandLine
 from support import (
     TARGET,
     assert_gone,
@@ -432,15 +431,3 @@ def test_leaving_saves_the_best_so_far(start: Callable[..., Dialogue], way: str)
     assert "<1>" in nodes
     assert len(nodes) < 6
     assert not Path("bisect_trt_debug.onnx").exists()
-
-
-def test_one_answer_is_about_all_input_samples(cli: CommandLine, start: Callable[..., Dialogue]) -> None:
-    dialogue = start(*REDUCE, "--iterations", "3")
-    assert dialogue.converse(lambda: says("<1>")) == 0
-    assert "bad on any of the 3 input samples in " in dialogue.seen
-    look = re.search(r"To look at one: bisect-trt (inspect data \S+ --show values)", dialogue.seen)
-    assert look is not None
-    words = look[1].split()
-    assert Path(words[2]).name == "inputs-2.npz"
-    shown = cli(*words)
-    assert (shown.status, "x: float32 [2, 3]" in shown.out) == (0, True)

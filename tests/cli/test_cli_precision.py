@@ -391,27 +391,3 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
         found = ran.result
         assert (found["status"], found["metric"]["name"]) == ("not_reproduced", "whole.py:metric")
     assert "or a smaller --max-drop" in " ".join(ran.out.split())  # diagnose's, the last
-
-
-def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path) -> None:
-    """As scikit-learn's do: what the reference has not is the candidate's, and the worst there is."""
-    Path("strict.py").write_text(
-        "import numpy\ndef each(outputs):\n    for o in outputs: numpy.asarray_chkfinite(next(iter(o.values())))\n"
-        "    return [1.0] * len(outputs)\n"
-    )
-    strict = ["--metric", "strict.py:each", "--min", "0.9"]
-    assert not cli("run", model, *TARGET, *DATA, *strict, "--json", "r.json").ended(1).result["metric"]["passed"]
-    cli("run", model, "--onnxrt", *DATA, *strict).ended(0)
-
-
-def test_a_set_that_the_reference_does_not_run_on(cli: CommandLine, here: Path) -> None:
-    """A table of three entries, and an index past its end in the second sample."""
-    table = np.arange(6, dtype=np.float32).reshape(3, 2)
-    gather = helper.make_node("Gather", ["table", "x"], ["y"])
-    ends: dict[str, Any] = {"inputs": {"x": [1]}, "outputs": {"y": [1, 2]}, "types": {"x": TensorProto.INT64}}
-    save(here / "g.onnx", [gather], {"table": table}, **ends)
-    (here / "data.py").write_text(
-        "import numpy\ndef load_data():\n    for i in (1, 7): yield {'x': numpy.array([i])}\n"
-    )
-    ran = cli("run", "g.onnx", "--onnxrt", *DATA, "--metric", "cosine")
-    assert (ran.status, "cannot run the model on all samples of the set" in ran.error) == (4, True)

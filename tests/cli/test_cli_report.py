@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -78,29 +77,6 @@ def test_it_is_made_again_of_the_result_alone(cli: CommandLine, tmp_path: Path) 
     assert cli("report", alone).status == 0
 
 
-def test_saved_results_are_compared_without_a_run(cli: CommandLine) -> None:
-    for name, value in (("a", 1.0), ("b", 2.0)):
-        np.savez(f"{name}.npz", y=np.full(3, value, np.float32))
-    assert cli("run", "--load-outputs", "a.npz", "b.npz", "--report", "here.html").status == 1
-    assert not RUNS.exists()
-    assert sections(Path("here.html")) == ["answer", "findings", "search", "commands", "environment"]
-
-
-def test_a_run_that_ends_early_says_how_to_go_on(cli: CommandLine) -> None:
-    model = chain(Path("model.onnx"), 20)
-    check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi")
-    options = ["-o", "out.onnx", "--max-probes", "6", "--check", f"./{check}", "{model}"]
-    assert cli("reduce", model, *options).status == 3
-    run = the_run()
-    result = read_json(run / "result.json")
-    assert result["status"] == "inconclusive"
-    assert f"bisect-trt resume {run}" in [entry["command"] for entry in result["report"]["commands"]]
-    assert len(result["report"]["probes"]) == 6
-    page = (run / "report.html").read_text(encoding="utf-8")
-    assert "Unproven" in page
-    assert "the budget is spent (--max-probes 6)." in page
-
-
 def test_a_run_that_breaks_leaves_what_is_known(cli: CommandLine) -> None:
     Path("model.onnx").write_text("no model")
     cli("run", "model.onnx", *TARGET).ended(4)
@@ -133,16 +109,6 @@ def test_a_graph_that_cannot_be_described_does_not_change_the_answer(
     assert (ran.status, "warning: the report has no nodes (ValueError: a bug)" in ran.err) == (0, True)
     assert read_json(Path("r.json"))["first_mismatch"]["tensor"] == "big_out"
     assert sections(the_run() / "report.html") == ["answer", "findings", "search", "commands", "environment"]
-
-
-def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: CommandLine) -> None:
-    assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
-    plain: dict[str, Any] = read_json(the_run() / "result.json")
-    del plain["report"]
-    Path("old.json").write_text(json.dumps(plain))
-    assert cli("report", "old.json").status == 0
-    assert sections(Path("report.html")) == ["answer", "findings", "environment"]
-    assert "Mul &#39;big&#39;" in Path("report.html").read_text()
 
 
 # JUnit XML, the steps of the action, and the fixture of pytest.

@@ -141,19 +141,6 @@ def test_a_run_whose_place_is_gone(
     assert "which does not exist" in ran.error
 
 
-def test_the_log_lists_every_probe(cli: CommandLine, begun: Path) -> None:
-    assert cli("resume", begun).status == 0
-    ran = cli("log", begun).ended(0)
-    assert "reduce model.onnx -o out.onnx" in ran.out
-    numbers = {entry["number"]: entry for entry in entries(begun, "verdict")}
-    lines = [line.split() for line in ran.out.splitlines()[2:]]
-    assert [int(line[0]) for line in lines] == sorted(numbers) == list(range(1, len(numbers) + 1))
-    for line in lines:
-        entry = numbers[int(line[0])]
-        assert line[1] == entry["verdict"]
-        assert " ".join(line).endswith(f"{entry['title']}: {entry['reason']}")
-
-
 def test_the_log_of_a_run_that_was_cut_off(cli: CommandLine, begun: Path) -> None:
     journal = begun / "journal.jsonl"
     with journal.open("ab") as file:

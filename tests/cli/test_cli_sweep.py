@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -137,16 +136,6 @@ def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: Comm
     assert "at none of the sizes" in ran.err + ran.out
 
 
-def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:
-    model = write(here / "model.onnx", "n", 8)
-    rows = np.linspace(0, 1, 24, dtype=np.float32).reshape(3, 8)
-    np.savez(here / "x.npz", x=rows)
-    argv = ["--unsteady", "--fault", "only:5", "--shapes", "x:[1..6,8]", "--load-inputs", "x.npz"]
-    status, result, said = unsteady(here, "sweep", model, *argv)
-    assert status == 0, said
-    np.testing.assert_array_equal(arrays(result["artifacts"]["inputs"])["x"], rows[[0, 1, 2, 0, 1]])
-
-
 # Failures that need a dynamic model: pieces of it keep their dimensions free, and the answer those that it needs.
 
 
@@ -224,15 +213,6 @@ def test_a_sample_without_elements_shows_nothing(cli: CommandLine) -> None:
     assert "other inputs: 'y' has no elements" in ran.out + ran.err
 
 
-def test_what_passes_both_ways_does_not_reproduce(cli: CommandLine, model: Path) -> None:
-    ran = cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--input-shapes", "x:[6,2,8]", "--json", "r.json").ended(1)
-    assert "the failure does not reproduce on the original model" in ran.err + ran.out
-    journal = Path(read_json(Path("r.json"))["artifacts"]["run"]) / "journal.jsonl"
-    asked = [entry for entry in map(json.loads, journal.read_text().splitlines()) if entry["event"] == "verdict"]
-    # Each is looked at once, as nobody asked for more. What was started ahead may have ended too, and is not asked.
-    assert [entry["runs"] for entry in asked] == [1, 1]
-
-
 # ``samples``: which of many inputs fail, and the smallest that still fails.
 
 
@@ -293,24 +273,6 @@ def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path
     assert (ran.status, [each["sample"] for each in seen["each"]]) == (3, [1, 2])
     assert f"So far {len(seen['failing'])} of 2 samples fail" in ran.out
     assert not Path("none.npz").exists()
-
-
-def test_nan_inf_and_conditions_are_said_as_json_and_options_have_them(cli: CommandLine, here: Path) -> None:
-    """Of a NaN and an Inf in one sample the check needs both; it says so in a word that has to be among what is run again."""
-    model = chain(here / "m.onnx")
-    (here / "check.py").write_text(
-        f"import math\n{READ_NPZ}_, x = read(sys.argv[1])['x']\n"
-        "print('odd' if any(map(math.isnan, x)) and any(map(math.isinf, x)) else 'fine'); sys.exit(3)\n"
-    )
-    shape = [int(dim.dim_value) for dim in onnx.load(model).graph.input[0].type.tensor_type.shape.dim]
-    x = np.ones(shape, np.float32)
-    x.flat[:2] = np.nan, -np.inf
-    np.savez("x.npz", x=x)
-    check = ["--fail-regex", "odd", "--check", f"{sys.executable} -IS check.py {{inputs}}"]
-    cli("samples", model, "--load-inputs", "x.npz", "--json", "r.json", *check).ended(0)
-    least = read_json(Path("r.json"))["samples"]["minimal_input"]
-    assert {each["value"] for each in least["elements_kept"]} == {"nan", "-inf"}
-    assert "--fail-regex odd --check" in least["command"]
 
 
 def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Path) -> None:

@@ -20,7 +20,6 @@ from support import model_of, overflowing, read_json, save
 
 from bisect_trt.commands.arbitration import Fault, Opinions
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.minimal_case import describe_answer
 from bisect_trt.commands.rounding import is_continuous, perturb, rounding_alone
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.emulation import widened
@@ -168,19 +167,6 @@ def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
     assert "crashes" in judged(opinions(target="the target crashed (SIGSEGV)")).sentence
 
 
-def test_an_evaluator_that_ignores_an_attribute_has_no_opinion(cli: CommandLine) -> None:
-    pytest.importorskip("openvino")
-    rng = np.random.default_rng(0)
-    weights = {"w": (1, 12, 4), "r": (1, 12, 3), "b": (1, 24)}
-    node = helper.make_node("LSTM", ["x", *weights], ["y"], name="l", hidden_size=3, input_forget=1)
-    stored = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
-    save(Path("model.onnx"), [node], stored, inputs={"x": [5, 2, 4]}, outputs={"y": [5, 1, 2, 3]}, opset=14)
-    ran = cli("reduce", "model.onnx", "--openvino", "-o", "out.onnx", "--json", "r.json")
-    fault = read_json(Path("r.json"))["fault"]  # OpenVINO ignores it too, so the two would agree
-    assert (ran.status, fault["whose"]) == (0, "unknown")
-    assert "ignores 'input_forget' of LSTM" in fault["sentence"]
-
-
 def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray) -> Opinions:
     """A node that decides, of which the target read ``reads`` rounded to fp16."""
     values = ["v"] if op == "TopK" else []
@@ -192,48 +178,6 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
     fed, returned = ({name: each.shape for name, each in some.items()} for some in (inputs, right))
     model = model_of([node], inputs=fed, outputs=returned, types=types)
     return Opinions(model, ("y",), inputs, right, wrong, right, rounded=wrong, low="fp16", **SIDES)
-
-
-def computed_index(op: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A step taken of a product, or an element picked by a coordinate, that is 0.5 or just above it."""
-    if op == "GridSample":
-        nodes = [helper.make_node(op, ["x", "grid"], ["y"], mode="nearest", align_corners=1)]
-        fed = {"x": np.array([3.0, 7.0]).reshape(1, 1, 1, 2), "grid": np.array([1e-7, -1.0]).reshape(1, 1, 1, 2)}
-    else:
-        nodes = [helper.make_node("Mul", ["x", "x"], ["m"]), helper.make_node(op, ["m"], ["y"])]
-        fed = {"x": np.array([0.70710683])}
-    out = {"y": [1] * fed["x"].ndim}
-    model = model_of(nodes, inputs={name: value.shape for name, value in fed.items()}, outputs=out, opset=16)
-    return model, {name: value.astype(np.float32) for name, value in fed.items()}
-
-
-@pytest.mark.parametrize("op", ["Round", "GridSample"])
-def test_an_index_just_above_its_edge_is_a_tie_and_no_fault_of_the_reference(op: str) -> None:
-    """The target decides as float64 does, of what rounding in fp32 moves over the edge."""
-    model, fed = computed_index(op)
-    names = [name for node in model.graph.node for name in node.output]
-    values = {"m": np.array([0.5000001]), "y": np.array([1.0])}
-    wide = {"m": np.array([0.49999999]), "y": np.array([0.0])}
-    if op == "GridSample":
-        values, wide = ({"y": np.array(each).reshape(1, 1, 1, 1)} for each in (7.0, 3.0))
-    reference, target = (
-        {name: each[name].astype(np.float32) for name in names} for each in (values, {**values, "y": wide["y"]})
-    )
-    case = Opinions(model, ("y",), fed, reference, target, wide, **SIDES)
-    assert verdict(case) == "tie"
-    far = {name: value + np.float32(0.4) for name, value in fed.items()}
-    elsewhere = {name: value + np.float32(0.3) * (name == "m") for name, value in reference.items()}
-    exact = {name: value.astype(np.float64) for name, value in elsewhere.items()}
-    assert verdict(Opinions(model, ("y",), far, elsewhere, {**elsewhere, "y": target["y"]}, exact, **SIDES)) == "target"
-
-
-@pytest.mark.parametrize(
-    ("off", "words"),
-    [(RIGHT[:2], "its shape"), (np.full_like(RIGHT, np.nan), "NaN or Inf"), (RIGHT + np.float32(2), "2")],
-)
-def test_what_a_target_is_off_by_is_said(off: np.ndarray, words: str) -> None:
-    fault = judged(opinions(target=off))
-    assert (fault.whose, f"it is off by {words}, and" in fault.sentence) == ("target", True), fault.sentence
 
 
 @pytest.mark.parametrize(
@@ -382,20 +326,6 @@ def test_a_refused_node_that_draws_is_still_a_bug() -> None:
     case = replace(opinions(target=RIGHT + 1), model=noise)
     assert judged(case).whose == "random"
     assert judged(replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose == "target"
-
-
-def test_an_answer_without_inputs_names_its_nodes(cli: CommandLine) -> None:
-    nodes = [
-        helper.make_node("Mul", ["w", "w"], ["z"], name="square"),
-        helper.make_node("Relu", ["x"], ["y"], name="r"),
-    ]
-    model = rows(*nodes, weights={"w": np.full(4, 1e5, np.float32)})
-    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [4]))
-    onnx.save(model, "model.onnx")
-    ran = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")
-    assert "0 nodes" not in ran.out
-    assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["square"], ran.out + ran.err
-    assert describe_answer(Network(model), []).startswith("No node is needed to fail")
 
 
 def amplifying(path: Path, gain: float, kind: int = TensorProto.FLOAT, length: int = 12) -> Path:

@@ -299,25 +299,6 @@ def calling(depth: int = 1) -> onnx.ModelProto:
     return made
 
 
-NBITS = graph(
-    [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=8, N=2, bits=4)], TABLE
-)
-
-
-NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-
-
-DYNAMIC = graph(
-    [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"]),
-        helper.make_node("MatMulInteger", ["q", "w", "qz"], ["i"]),
-        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["f", "qs"], ["y"]),
-    ],
-    {"w": np.ones((8, 8), np.int8)},
-)
-
-
 OTHER = model_of([helper.make_node("Tanh", ["x"], ["other"])], inputs={"x": (2, 8)}, outputs={"other": None})
 
 
@@ -326,12 +307,6 @@ OTHER = model_of([helper.make_node("Tanh", ["x"], ["other"])], inputs={"x": (2, 
     [
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to search"),
         (INTEGER, {"low": "int8"}, "operators that compute with integers themselves (QLinearMatMul)"),
-        (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
-        (
-            DYNAMIC,
-            {"low": "int8"},
-            "(DynamicQuantizeLinear, MatMulInteger), which cannot be searched one by one",
-        ),
         (JOINED, {"low": "int8"}, "Concat 'qw' moves it from a quantized weight"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' moves it from a quantized weight"),
         (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has Q/DQ nodes in its body"),
@@ -357,24 +332,6 @@ def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options
     assert message in str(raised.value)
 
 
-def test_a_scalar_may_be_stored_quantized(tmp_path: Path) -> None:
-    stored: Arrays = {**SCALE, "kq": np.asarray(64, np.int8), "ks": np.asarray(1 / 128, np.float32)}
-    nodes = [*PAIR, helper.make_node("DequantizeLinear", ["kq", "ks", "z"], ["k"], name="k")]
-    onnx.save(graph([*nodes, helper.make_node("Mul", ["d", "k"], ["y"], name="half")], stored), tmp_path / "model.onnx")
-    plain = graph([helper.make_node("Mul", ["x", "k"], ["y"], name="half")], {"k": np.asarray(0.5, np.float32)})
-    onnx.save(plain, tmp_path / "float.onnx")
-    result = bisect_trt.precision(
-        tmp_path / "model.onnx",
-        low="int8",
-        target="onnxrt",
-        inputs=[{"x": np.linspace(-9, 9, 16, dtype=np.float32).reshape(2, 8)}],  # there is room up to 2.54
-        output=tmp_path / "mixed.onnx",
-        reference=tmp_path / "float.onnx",
-        fresh_samples=0,
-    )
-    assert [scale for entry in result.keep_fp32 for scale in entry["scales"]][:1] == ["s"]
-
-
 def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
     """As PyTorch's exports do; the output of the model from before has the name of what is quantized."""
     nodes = [*PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
@@ -396,7 +353,6 @@ def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "onnxrt"}, "the check passes with all 1 group quantized"),
         ({"check": "false"}, "the check fails with all 1 group in floats too"),
         ({"check": "exit 125"}, "the check cannot judge the model with all 1 group in floats"),
     ],
@@ -494,12 +450,3 @@ def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> No
     assert not [
         each for group in found.extra["groups"] for each in group["tensors"] if each["bad"] and each["scale"] != "xs"
     ]
-
-
-def test_a_scale_that_does_no_harm_is_named_all_the_same(tmp_path: Path) -> None:
-    """Nothing has to go back to floats; whoever looks for a bad scale wants to know of it."""
-    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} u = Mul(td, tiny) y = Add(xd, u)"
-    found = searched(tmp_path / "model.onnx", body, {"x": 4, "t": 160}, w=FIRST, tiny=np.full((), 1e-4))
-    assert found.status == "not_reproduced"
-    assert [group["suspected"] for group in found.extra["groups"]] == [False, True]
-    assert "the model before quantization (--reference)" in str(found.why)

@@ -14,16 +14,13 @@ import pytest
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from light import Light, tag_light
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, chain, node_names, overflowing, read_json, save, script
 
 import bisect_trt
-from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.commands.minimal_case import (
     by_blame,
     extract_suspect,
-    find_minimum,
     find_suspects,
     named_nodes,
     narrow_held,
@@ -31,7 +28,6 @@ from bisect_trt.commands.minimal_case import (
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Case, Session, unless_lost
 from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
@@ -39,11 +35,10 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, Prober, Runner
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum, Mode, Subset, Verdict
+from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
@@ -111,15 +106,6 @@ def test_what_is_wrong_by_itself_comes_first(tmp_path: Path) -> None:
         right = [name for name in names if name not in ("big", "small")]
         assert right == [node.name for node in subject.network.nodes if node.name in right], "as in the graph"
         assert set(names[:2]) <= {"big", "small", right[0]}, "what reads a number that fp16 has not is next"
-
-
-def test_of_nodes_that_are_right_by_themselves_the_suspect_comes_first(tmp_path: Path) -> None:
-    with investigating(chain(tmp_path / "m.onnx"), in_fp16) as investigation:
-        subject = investigation.subject
-        answer = subject.cut(frozenset(subject.units.searched))
-        assert by_blame(investigation, answer) == list(subject.network.order)
-        last = subject.network.order[-1]
-        assert by_blame(investigation, answer, [last])[0] == last
 
 
 NAMED = helper.make_graph(
@@ -210,68 +196,6 @@ def test_a_part_that_breaks_in_the_same_function_leaves_the_answer_unproven(
     assert session.result.minimality == minimality
 
 
-# Any node of any real network, and any two, are found exactly; the check runs in this process to afford many.
-
-
-SEEDS = range(2)
-
-
-def search(model: Path, names: list[str], folder: Path) -> tuple[Minimum, list[str], list[str]]:
-    """What is found, the names of its nodes, and those of the model that they are as one of its own."""
-    check = Needs(tuple(names))
-    with investigating(model, lambda _: check, folder) as session:
-        subject = session.subject
-        session.prober.probe_original(subject.original)
-        minimum = find_minimum(session, Mode.AUTO)
-        found = [culprit["name"] for culprit in subject.describe_searched(minimum.units)]
-        return minimum, found, [node.name for node in subject.cut(minimum.units).proto.graph.node]
-
-
-def joins(light: Light) -> list[str]:
-    """Where branches meet, and the last nodes of the branches."""
-    graph = onnx.load(str(light.path)).graph
-    maker = {name: node.name for node in graph.node for name in node.output}
-    computing = set(light.computing)
-    found = []
-    for node in graph.node:
-        branches = [maker[name] for name in node.input if maker.get(name) in computing]
-        if len(branches) > 1:
-            found += [node.name, *branches]
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LIGHT_MODELS)
-def test_exactly_the_required_nodes_are_left(name: str, tmp_path: Path) -> None:
-    light = tag_light(name, tmp_path)
-    cases = [light.choose(count, seed) for count in (1, 2) for seed in SEEDS]
-    cases += [[light.computing[0]], [light.computing[-1]], [light.computing[0], light.computing[-1]]]
-    met = joins(light)
-    if met:
-        cases += [[met[0]], [met[1]], [met[-1]], met[:2], [met[1], met[-1]]]
-    for number, names in enumerate(cases):
-        minimum, found, kept = search(light.path, names, tmp_path / str(number))
-        assert minimum.proven
-        assert sorted(found) == sorted(names)
-        # As a model of its own it is those nodes and makers of weights.
-        assert not (set(kept) - set(names)) & set(light.computing)
-
-
-# Who may be asked for all failures.
-
-
-def test_nobody_is_asked_for_all_failures_at_a_prompt(tmp_path: Path) -> None:
-    path = chain(tmp_path / "model.onnx")
-    console = Console(-1)
-    with Subject(ModelSettings(path), Workspace(tmp_path / "run"), console) as subject:
-        ledger = Ledger(tmp_path)
-        prober = Prober(Runner(PromptCheck(), subject.workspace, subject.reference), ledger)
-        settings = Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx", find_all=True)
-        with pytest.raises(UsageError, match="too many questions for a prompt; give a --check command"):
-            reduce_model(Session(subject, console, Result("reduce"), prober), settings, Search())
-        ledger.close()
-
-
 def tied_and_past_the_largest(path: Path) -> Path:
     """First a comparison of what is rounded in fp16 with its own value: a tie. Then a product that fp16 cannot hold."""
     nodes = [
@@ -311,19 +235,6 @@ node = helper.make_node
 Ends = tuple[list[str], list[str], list[str]]
 
 
-def reducable(path: Path) -> Path:
-    """The model of this name in Polygraphy's tests: two inputs, joined, then two outputs."""
-    nodes = [
-        node("Identity", ["X0"], ["identity_out_0"], name="1"),
-        node("Identity", ["Y0"], ["identity_out_2"], name="3"),
-        node("Add", ["identity_out_0", "identity_out_2"], ["add_out_4"], name="5"),
-        node("Identity", ["add_out_4"], ["identity_out_6"], name="7"),
-        node("Identity", ["add_out_4"], ["identity_out_8"], name="9"),
-    ]
-    outputs = dict.fromkeys(["identity_out_6", "identity_out_8"])
-    return save(path, nodes, inputs={"X0": [1, 4], "Y0": [1, 4]}, outputs=outputs)
-
-
 def branches(path: Path) -> Path:
     """Three branches from one input; the first two are joined, the third has an output of its own."""
     nodes = [
@@ -353,39 +264,29 @@ def ends_of(path: Path) -> Ends:
     return [value.name for value in graph.input], node_names(path), [value.name for value in graph.output]
 
 
-def reduced(model: Path, check: Callable[[Path], bool], **options: Any) -> Ends:
-    result = bisect_trt.reduce(model, check, output="out.onnx", overwrite=True, **options)
-    assert (result.status, result.proven) == ("found", True)
-    onnx.checker.check_model("out.onnx", full_check=True)
-    inputs, nodes, outputs = ends_of(Path("out.onnx"))
-    assert sorted(culprit["name"] for culprit in result.culprits) == sorted(nodes)
-    return sorted(inputs), sorted(nodes), sorted(outputs)
-
-
 STEM = ["a0", "a1", "b0", "b1", "joined", "stem"]
-
-
-BOTH = ["identity_out_6", "identity_out_8"]
 
 
 @pytest.mark.parametrize("mode", ["auto", "linear"])
 @pytest.mark.parametrize(
-    ("held", "make", "check", "left"),
+    ("held", "check", "left"),
     [
-        ("inputs", reducable, has_nodes("7"), (["X0", "Y0"], ["1", "3", "5", "7"], ["identity_out_6"])),
-        ("inputs", reducable, has_nodes("7", "9"), (["X0", "Y0"], ["1", "3", "5", "7", "9"], BOTH)),
-        ("inputs", branches, has_nodes("b1", "a2"), (["x"], ["a1", "a2", "b1", "stem"], ["a2", "b1"])),
-        ("inputs", branches, has_output("left"), (["x"], sorted([*STEM, "split"]), ["left", "right"])),
-        ("outputs", reducable, has_nodes("1"), (["X0", "identity_out_2"], ["1", "5", "7", "9"], BOTH)),
-        ("outputs", reducable, has_nodes("7", "9"), (["add_out_4"], ["7", "9"], BOTH)),
-        ("outputs", branches, has_nodes("b0"), (["a0", "b1"], ["b0", "joined", "split", "y", "z"], ["y", "z"])),
-        ("outputs", branches, has_nodes("b2", "y"), (["a2", "left"], ["b2", "y"], ["b2", "y"])),
+        ("inputs", has_nodes("b1", "a2"), (["x"], ["a1", "a2", "b1", "stem"], ["a2", "b1"])),
+        ("inputs", has_output("left"), (["x"], sorted([*STEM, "split"]), ["left", "right"])),
+        ("outputs", has_nodes("b0"), (["a0", "b1"], ["b0", "joined", "split", "y", "z"], ["y", "z"])),
+        ("outputs", has_nodes("b2", "y"), (["a2", "left"], ["b2", "y"], ["b2", "y"])),
     ],
 )
 def test_with_one_end_held_only_what_leads_to_the_other_stays(
-    held: str, make: Callable[[Path], Path], check: Callable[[Path], bool], left: Ends, mode: str, here: Path
+    held: str, check: Callable[[Path], bool], left: Ends, mode: str, here: Path
 ) -> None:
-    assert reduced(make(here / "model.onnx"), check, mode=mode, **{f"reduce_{held}": False}) == left
+    model = branches(here / "model.onnx")
+    result = bisect_trt.reduce(model, check, output="out.onnx", mode=mode, **{f"reduce_{held}": False})
+    assert (result.status, result.proven) == ("found", True)
+    onnx.checker.check_model("out.onnx", full_check=True)
+    inputs, nodes, outputs = ends_of(Path("out.onnx"))
+    assert sorted(culprit["name"] for culprit in result.culprits) == sorted(nodes)
+    assert (sorted(inputs), sorted(nodes), sorted(outputs)) == left
 
 
 # A failure that rebuilding the model takes away is said to be that, and never searched for to the end.

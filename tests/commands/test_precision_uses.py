@@ -25,7 +25,6 @@ from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import PrecisionSettings, Task
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -129,19 +128,6 @@ def test_the_original_is_not_built_again_with_everything_lowered(tmp_path: Path)
         built = len(target.asked)
         assert task.prober.probe(task.lowering.candidate(frozenset())).verdict is Verdict.FAIL
         assert len(target.asked) == built
-
-
-def test_a_search_that_was_ended_names_the_engine_and_the_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = TensorRt()
-    with searching(target, tmp_path, 5) as task:
-        with pytest.raises(BudgetSpent):
-            find_precision(task, Search(workers=1))
-        passed = {Path(use["what"]).name: use["passed"] for use in task.result.extra["uses"]}
-    assert passed == {"mixed.onnx": None, "mixed.engine": True}
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{tmp_path / 'mixed.engine'}: the best so far" in said
 
 
 @pytest.mark.parametrize("loads", [False, True])

@@ -18,34 +18,6 @@ from support import read_json, save, script
 WIDTH = 16
 
 
-def moments(path: Path) -> Path:
-    """A variance as the mean of the squares less the square of the mean: most of its nodes are needed, few are suspected."""
-    g = Sketch()
-    weight = np.random.default_rng(0).normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4
-    g.op("far", "Add", g.op("tanh", "Tanh", g.op("product", "MatMul", "x", weight)), 8.0)
-    g.op("mean", "ReduceMean", "far", axes=[-1])
-    g.op("mean square", "ReduceMean", g.op("squares", "Mul", "far", "far"), axes=[-1])
-    g.op("variance", "Sub", "mean square", g.op("square", "Mul", "mean", "mean"))
-    g.op("deviation", "Sqrt", g.op("safe", "Max", "variance", 1e-3))
-    g.op("y", "Div", g.op("centred", "Sub", "far", "mean"), "deviation")
-    onnx.save(g.model({"x": (4, WIDTH)}), path)
-    return path
-
-
-@pytest.mark.slow
-def test_what_diagnose_calls_minimal_was_proven(cli: CommandLine) -> None:
-    """Also where few of the needed nodes are suspected."""
-    ran = cli("diagnose", moments(Path("model.onnx")), "--onnxrt", "--fp16", "--json", "r.json")
-    result = read_json(Path("r.json"))
-    assert result["minimality"] == "1-minimal", ran.out
-    assert result["minimal_proven"]
-    asked = cli(
-        "precision", "model.onnx", "-o", "m.onnx", "--onnxrt", "--fp16", "--json", "r.json", "--fresh-samples", "0"
-    )
-    result = read_json(Path("r.json"))
-    assert result["minimal_proven"] == (result["minimality"] == "1-minimal"), asked.out
-
-
 def test_what_an_origin_reads_is_said_to_be_off_by_less(cli: CommandLine) -> None:
     """By definition an origin reads nothing as wrong as what it makes, so it cannot be said to read what is wrong."""
     g = Sketch()

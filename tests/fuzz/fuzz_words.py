@@ -11,36 +11,18 @@ from bisect_trt.options import reading as values
 from bisect_trt.options.spec import Entry, entries
 
 _WEIGHTS = {
-    "diagnose": 2,
-    "reduce": 3,
-    "precision": 2,
-    "layerwise": 3,
+    "inspect": 6,
+    "run": 6,
     "extract": 4,
     "sanitize": 4,
-    "inspect": 6,
     "convert": 3,
-    "run": 6,
+    "reduce": 3,
+    "layerwise": 3,
+    "diagnose": 2,
 }
 _TEXTS = (
-    "",
-    "x",
-    "y",
-    "n1",
-    "nobody",
-    "*",
-    "op:Add",
-    "[",
-    "x:",
-    ":",
-    "-1",
-    "0",
-    "1e400",
-    "nan",
-    "ä",
-    "\udcff",
-    "{model}",
-    "n" * 300,
-    "a\nb",
+    *("", "x", "y", "n1", "nobody", "*", "op:Add", "[", "x:", ":", "-1", "0", "1e400", "nan", "\udcff", "{model}"),
+    *("n" * 300, "a\nb"),
 )
 _WORDS: dict[object, tuple[str, ...]] = {
     values.shape: (
@@ -58,28 +40,12 @@ _WORDS: dict[object, tuple[str, ...]] = {
     values.size: ("0", "1K", "16M", "9" * 40 + "G", "-1", "lots"),
 }
 _FILES = (
-    "values.npz",
-    "values.json",
-    "values.npz",
-    "values.json",
-    "model.onnx",
-    "none.npz",
-    ".",
-    "w.bin",
-    "n" * 300 + ".npz",
-    "no/such/x.npz",
+    *("values.npz", "values.json", "values.npz", "values.json", "model.onnx", "none.npz", ".", "w.bin"),
+    *("n" * 300 + ".npz", "no/such/x.npz"),
 )
 _OUTPUTS = (
-    "out.onnx",
-    "out.json",
-    "out",
-    "no/out.onnx",
-    ".",
-    "model.onnx",
-    "n" * 300 + ".onnx",
-    "out.npz",
-    "out.png",
-    "\udcff.onnx",
+    *("out.onnx", "out.json", "out", "no/out.onnx", ".", "model.onnx", "n" * 300 + ".onnx", "out.npz"),
+    *("out.png", "\udcff.onnx"),
 )
 _NEVER = {
     "check",  # below, since it takes the rest of the line
@@ -136,15 +102,8 @@ def _argument(name: str, entry: Entry, rng: random.Random) -> str:
     if name in ("log", "report", "resume"):
         return rng.choice([".", "model.onnx", "values.json", "0", "-7", "99999999999999999999", "none"])
     if name == "inspect":
-        return rng.choice(
-            [
-                "model.onnx",
-                "values.npz",
-                "values.json",
-                *(["model", "data"] if entry.name == "file_kind" else []),
-                *_FILES,
-            ]
-        )
+        kinds = ["model", "data"] if entry.name == "file_kind" else []
+        return rng.choice(["model.onnx", "values.npz", "values.json", *kinds, *_FILES])
     return "model.onnx" if rng.random() < 0.97 else rng.choice(_FILES)
 
 
