@@ -7,7 +7,6 @@ a few of each, ``make chaos`` 300 kills.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -19,8 +18,6 @@ from pathlib import Path
 
 import pytest
 from story import LIMIT_S, STORIES, Answer, Killer, Story
-
-from bisect_trt.probe.ledger import JOURNAL
 
 KILLS = int(os.environ.get("BISECT_TRT_CHAOS_KILLS", "6"))
 SEED = int(os.environ.get("BISECT_TRT_CHAOS_SEED", "0"))
@@ -188,54 +185,3 @@ def test_two_processes_in_one_folder_disturb_nothing(whole: Whole, tmp_path: Pat
     story.assert_nothing_left()
     if (story.folder / "result.json").exists():
         assert story.answer().culprits == expected.culprits
-
-
-def damage(path: Path, drawn: random.Random) -> str:
-    """Edit a journal as an accident would: what it says stays true, but is cut, doubled, mixed up or unreadable."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    kind = drawn.choice(("cut", "garbage", "twice", "gone", "mixed", "empty", "deleted", "newline", "foreign"))
-    place = drawn.randrange(len(lines))
-    if kind == "cut":
-        content = b"".join(lines)
-        content = content[: drawn.randrange(len(content))]
-    elif kind == "garbage":
-        lines[place] = drawn.randbytes(drawn.randrange(1, 200)) + b"\n"
-        content = b"".join(lines)
-    elif kind == "twice":
-        content = b"".join([*lines[: place + 1], *lines[place:]])
-    elif kind == "gone":
-        content = b"".join(lines[:place] + lines[place + 1 :])
-    elif kind == "mixed":
-        drawn.shuffle(lines)
-        content = b"".join(lines)
-    elif kind == "newline":
-        content = b"".join([*lines, b"\n\n", b'{"event": "verd'])
-    elif kind == "foreign":
-        content = b"".join([*lines, json.dumps(drawn.choice([1, [], {}, {"event": 7}, {"event": "outcome"}])).encode()])
-    else:
-        content = b""
-    if kind == "deleted":
-        path.unlink()
-    else:
-        path.write_bytes(content)
-    return kind
-
-
-@pytest.mark.parametrize("turn", range(3 * ROUNDS))
-def test_an_edited_journal_is_refused_or_gone_on_with(whole: Whole, tmp_path: Path, turn: int) -> None:
-    drawn = random.Random(SEED + turn)
-    story = Story(KINDS[turn % len(KINDS)], tmp_path / "story")
-    expected, seconds = whole.of(story.kind)
-    driver, until = story.begin(), time.monotonic() + drawn.uniform(0.5, 1) * seconds
-    while driver.poll() is None and (time.monotonic() < until or len(story.journal()) < 2):
-        time.sleep(0.01)
-    driver.kill()
-    driver.wait()
-    story.assert_nothing_left()
-    assert story.run is not None
-    kind = damage(story.run / JOURNAL, drawn)
-    status = story.wait(story.begin())
-    assert status in (0, 2, 3, 4), (kind, story.said())
-    if status == 0:
-        answer = story.answer()
-        assert (answer.culprits, answer.minimality) == (expected.culprits, expected.minimality), (kind, story.said())

@@ -278,6 +278,19 @@ REFUSALS = """
 1003 --strongly-typed | run m.onnx --trt --fp16 --load-engine notes --strongly-typed
 1003 --save-engine | run m.onnx --trt --fp16 --load-engine notes --save-engine e
 1003 --builder-optimization-level | run m.onnx --trt --load-engine notes --builder-optimization-level 3
+1002 --load-timing-cache nowhere | run m.onnx --trt --load-timing-cache nowhere
+1003 --builder-set 'a' | run m.onnx --trt --builder-set a=1 a=2
+1003 --tactic-sources | run m.onnx --trt --builder-set tactic_sources=1
+1003 'A' | run m.onnx --openvino --openvino-property A:1 a:2
+1003 --fp16 INFERENCE_PRECISION_HINT | run m.onnx --openvino --fp16 --openvino-property inference_precision_hint:f32
+1003 --fp16 --bf16 | run m.onnx --openvino --fp16 --bf16
+1003 --int8 | run m.onnx --openvino --int8
+1004 --slower-than | run m.onnx --onnxrt --baseline onnxrt
+1004 --measure-time | run m.onnx --onnxrt --measure-time 3
+1003 --slower-than | run m.onnx --onnxrt --slower-than 2 --atol 1
+1002 build | run m.onnx --onnxrt --memory-limit-of ran:3
+1003 --engine-size-limit | run m.onnx --onnxrt --engine-size-limit 3
+1005 nothing | run m.onnx --onnxrt --slower-than 2 --baseline nothing
 1004 --through {out} | run m.onnx --through "cp {model}"
 1004 --through {model} | run m.onnx --through ""
 1002 nosuchtool | run m.onnx --through "nosuchtool {model} {out}"

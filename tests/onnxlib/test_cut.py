@@ -12,10 +12,9 @@ from building import proto_of, tensor_info
 from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, models, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import examples
 
-from bisect_trt.commands.record import attribute_texts
 from bisect_trt.onnxlib.cut import Cut, Isolated, cut, is_frozen, isolate, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
@@ -122,19 +121,6 @@ def test_bodies_that_capture_outer_tensors() -> None:
     assert sorted(op_types(with_maker)) == ["Constant", "Loop"]
 
 
-def test_two_opsets_and_a_custom_domain() -> None:
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Gelu", ["a"], ["b"], domain="com.microsoft"),
-        node("Scaler", ["b"], ["c"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0]),
-        node("Neg", ["c"], ["y"]),
-    ]
-    model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], domains=["com.microsoft", "ai.onnx.ml"])
-    whole = cutter(model, {"x": x})
-    every_unit_and_all(whole)
-    assert whole.check([0]).proto.opset_import == model.opset_import
-
-
 def local_function() -> ModelProto:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     inner = helper.make_function("mine", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets[:1])
@@ -159,33 +145,6 @@ def test_model_local_functions() -> None:
     whole = cutter(local_function(), {"x": np.arange(8, dtype=np.float32).reshape(2, 4)})
     every_unit_and_all(whole)
     assert names(whole.check([whole.unit("b")])) == ({"a"}, {"c"})
-
-
-def test_no_sequence_is_ever_an_input() -> None:
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Neg", ["x"], ["b"]),
-        node("SplitToSequence", ["a"], ["parts"], axis=0, keepdims=0),
-        node("SequenceInsert", ["parts", "row"], ["more"]),
-        node("SequenceAt", ["more", "one"], ["second"]),
-        node("ConcatFromSequence", ["more"], ["joined"], axis=0, new_axis=1),
-        node("SequenceEmpty", [], ["empty"], dtype=FLOAT),
-        node("SequenceInsert", ["empty", "b"], ["single"]),
-        node("SequenceAt", ["single", "zero"], ["b2"]),
-        node("ReduceSum", ["joined"], ["sum"], keepdims=0),
-        node("Add", ["second", "sum"], ["c"]),
-        node("Add", ["b2", "c"], ["y"]),
-    ]
-    weights = {"one": np.array(1), "zero": np.array(0), "row": np.ones(3, np.float32)}
-    whole = cutter(proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights), {"x": x})
-    every_unit_and_all(whole)
-    assert op_types(whole.check([whole.unit("second")])) == ["SplitToSequence", "SequenceInsert", "SequenceAt"]
-    # An empty sequence depends on no input; it can be no initializer either.
-    assert op_types(whole.check([whole.unit("b2")])) == ["SequenceEmpty", "SequenceInsert", "SequenceAt"]
-    # Cut at the sequence it gives it back, with the type that only shape inference knows.
-    piece = whole.check([whole.unit("more")])
-    assert set(piece.outputs) == {"more"}
-    assert piece.proto.graph.output[0].type.WhichOneof("value") == "sequence_type"
 
 
 def test_what_is_drawn_is_no_constant() -> None:
@@ -237,18 +196,6 @@ def test_a_model_without_inputs() -> None:
         assert_same(values, {name: whole.values[name] for name in piece.outputs})
         assert len(piece.proto.graph.node) == len(nodes_chosen)
     assert names(whole.cut([whole.unit("c")])[0]) == ({"b"}, {"c"})
-
-
-def test_initializers_that_are_inputs_are_not_fed() -> None:
-    nodes = [node("Add", ["x", "w"], ["a"]), node("Mul", ["a", "w"], ["y"])]
-    inputs = [tensor_info("w", FLOAT, [3]), X]
-    for ir_version in (3, 8):
-        model = proto_of(nodes, inputs, [tensor_info("y", FLOAT, [2, 3])], {"w": x[0]}, ir_version=ir_version)
-        whole = cutter(model, {"x": x})
-        every_unit_and_all(whole)
-        piece = whole.check([1])
-        assert piece.inputs == ("a",)
-        assert [value.name for value in piece.proto.graph.input] == (["a", "w"] if ir_version < 4 else ["a"])
 
 
 def test_what_a_model_declares_is_kept() -> None:
@@ -437,24 +384,3 @@ def test_of_a_hub_only_the_nearest_readers_are_followed() -> None:
     ends = [(f"y{place}", TensorProto.FLOAT, [1]) for place in range(readers)]
     network = Network(proto_of(nodes, [("x", TensorProto.FLOAT, [1])], ends))
     assert len(neighbourhood(network, [0], 50)) == 1 + HUB_READERS
-
-
-def test_attributes_are_short_whatever_they_hold() -> None:
-    weight = helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0])
-    node = helper.make_node("Plugin", [], ["y"], axes=[1, -2], alpha=0.1, mode="linear", value=weight)
-    node.attribute.append(AttributeProto(name="state", type=AttributeProto.STRING, s=b"\xff\x00<b>" * 100_000))
-    node.attribute.append(AttributeProto(name="many", type=AttributeProto.INTS, ints=range(10_000)))
-    node.attribute.append(AttributeProto(name="words", type=AttributeProto.STRINGS, strings=[b"a", b"\xff"]))
-    node.attribute.append(AttributeProto(name="none", type=AttributeProto.INTS))
-    texts = attribute_texts(node)
-    assert {name: texts[name] for name in ("axes", "alpha", "mode", "value", "words", "none")} == {
-        "axes": "[1, -2]",
-        "alpha": "0.1",
-        "mode": "linear",
-        "value": "<tensor>",
-        "words": "[a, \ufffd]",
-        "none": "[]",
-    }
-    assert texts["many"].startswith("[0, 1, 2")
-    assert texts["many"].endswith("...]")
-    assert max(map(len, texts.values())) < 150

@@ -117,24 +117,6 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
     assert (ends, [value.name for value in piece.graph.output]) == (["a"], ["y"])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "words"),
-    [
-        (["none"], ["y"], "--inputs: the model has no tensor 'none'"),
-        (["x"], ["none"], "--outputs: the model has no tensor 'none'"),
-        (["x"], ["x"], "--outputs: 'x' is not computed"),
-        ([], ["w"], "--outputs: 'w' is not computed"),
-        (["c"], ["b"], "--inputs: no output depends on 'c'"),
-        (["x", "left", "right"], ["c"], "--inputs: no output depends on 'x'"),
-        (["left"], ["c"], "--inputs: Split 'left', which makes 'left', is needed for its other outputs"),
-    ],
-)
-def test_mistakes(network: Network, inputs: list[str], outputs: list[str], words: str) -> None:
-    with pytest.raises(UsageError) as error:
-        extract(network, inputs, outputs, {})
-    assert str(error.value).startswith(words)
-
-
 # Slices: whatever the limit, what they compute together is what the whole computes, and none is larger than it must be.
 
 

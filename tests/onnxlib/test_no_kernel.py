@@ -227,26 +227,6 @@ def tags(model: ModelProto) -> list[str]:
     return [each.name.strip("<>") for each in model.graph.node]
 
 
-def free() -> ModelProto:
-    inputs = [tensor_info("x", FLOAT, ["batch", 3]), tensor_info("z", FLOAT, ["batch", None])]
-    return proto_of([node("Relu", "x", "a"), node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)])
-
-
-def input_shapes(model: ModelProto) -> dict[str, list[int]]:
-    return {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in model.graph.input}
-
-
-def test_free_dimensions_without_values(cli: CommandLine) -> None:
-    reduced, warnings = reduce(cli, free(), "a", "--no-shrink")
-    assert input_shapes(reduced) == {"x": [1, 3]}
-    assert "'x' has free dimensions; [1, 3] is used" in warnings
-    assert "'z' has free dimensions; [1, 1] is used" in warnings
-    # A name stands for one size, so it is given once.
-    reduced, warnings = reduce(cli, free(), "a", "--no-shrink", "--input-shapes", "z:[4,3]")
-    assert input_shapes(reduced) == {"x": [4, 3]}
-    assert warnings == ""
-
-
 @pytest.mark.parametrize("kept", ["a", "b", "y"])
 def test_large_weights_are_shared_by_all_candidates(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kept: str

@@ -67,21 +67,6 @@ def test_weights_go_into_one_file_again(model: ModelProto, parted: tuple[ModelPr
     assert {path.name for path in tmp_path.iterdir()} == {"out.onnx", "run"}
 
 
-def test_large_weights_lie_beside_it(
-    model: ModelProto, parted: tuple[ModelProto, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
-    proto, folder = parted
-    out = tmp_path / "out.onnx"
-    for _ in range(2):  # the second time over the first
-        save_model(proto, folder, out)
-        assert {path.name for path in tmp_path.iterdir()} == {"out.onnx", "out.onnx.data", "run"}
-        assert data_file(out).stat().st_size == 3600
-        assert list(external_files(load_model(out))) == ["out.onnx.data"]
-        onnx.checker.check_model(str(out))
-        assert_same(run(out, ONES), run(model, ONES))
-
-
 @pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "INT8", "INT4"])
 def test_large_weights_of_all_types_are_copied_from_where_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -138,13 +123,6 @@ def test_files_that_exist(tmp_path: Path) -> None:
         check_output(tmp_path, overwrite=True)
     with pytest.raises(UsageError, match="there is no folder"):
         check_output(tmp_path / "none" / "out.onnx", overwrite=True)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_of_others(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="permission denied"):
-        check_output(tmp_path / "out.onnx", overwrite=False)
 
 
 def large(folder: Path, size: int) -> ModelProto:

@@ -72,13 +72,6 @@ def test_the_quantized_group_that_costs_more_than_it_brings_is_named(here: Path,
     assert "error[BT1003]" in cli(*words, "--fp16", "--overwrite").err
 
 
-@pytest.mark.slow  # each of a dozen switches is timed for up to 20 s
-def test_the_option_that_makes_it_slow_is_named(here: Path, cli: CommandLine) -> None:
-    write_model(here / "m.onnx")
-    cli("cause", "m.onnx", *SLOW, "--json", "c.json")
-    assert ["option:session.disable_prepacking"] in read_json(here / "c.json")["cause"]
-
-
 @pytest.mark.parametrize(
     ("words", "switch"),
     [
@@ -115,26 +108,6 @@ def test_equal_sides_are_not_slower(here: Path, cli: CommandLine) -> None:
 def test_a_model_past_a_limit_has_status_1(here: Path, cli: CommandLine, limit: tuple[str, ...], status: int) -> None:
     write_model(here / "m.onnx")
     assert cli("run", "m.onnx", "--onnxrt", *limit).status == status
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--baseline", "onnxrt"), "--baseline needs --slower-than"),
-        (("--measure-time", "3"), "--measure-time needs"),
-        (("--slower-than", "2", "--atol", "1"), "conflicts"),
-        (("--memory-limit-of", "ran:3"), "give one of run, build, device"),
-        (("--engine-size-limit", "3"), "writes no engines"),
-        (("--slower-than", "2", "--baseline", "nothing"), "--baseline nothing"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_sentence(
-    here: Path, cli: CommandLine, words: tuple[str, ...], said: str
-) -> None:
-    write_model(here / "m.onnx")
-    ran = cli("run", "m.onnx", "--onnxrt", *words)
-    assert ran.status == 2
-    assert said in " ".join(ran.err.split())
 
 
 def test_a_baseline_is_a_precision_a_target_an_option_or_the_reference() -> None:

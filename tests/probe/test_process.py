@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,9 +19,8 @@ from conftest import CommandLine
 from support import assert_gone, chain, has, node_names, pids, read_json, run_check, script
 
 from bisect_trt.commands.record import system_errors
-from bisect_trt.errors import ResourceError, UsageError
+from bisect_trt.errors import ResourceError
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors import kernel as memory
 from bisect_trt.worker import process as module
 from bisect_trt.worker.process import Cancel, MemoryGate, ProcessEnd, run_to_end
@@ -162,16 +160,6 @@ def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
 def test_too_many_open_files_name_the_limit() -> None:
     with pytest.raises(ResourceError, match=r"Too many open files; raise the limit \(ulimit -n\)"), system_errors():
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_a_umask_that_takes_all_rights_is_named(here: Path) -> None:
-    (here / "file").write_text("")
-    before = os.umask(0o777)
-    try:
-        with pytest.raises(UsageError, match="umask 022"):
-            Workspace(here / "file" / "run")
-    finally:
-        os.umask(before)
 
 
 def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
@@ -385,21 +373,3 @@ guard.release(process.pid)
     strict = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code]
     ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_few_open_files_are_enough(here: Path) -> None:
-    chain(here / "model.onnx", 8)
-    words = [
-        sys.executable,
-        "-m",
-        "bisect_trt",
-        "reduce",
-        "model.onnx",
-        "--check",
-        "sh",
-        "-c",
-        "! grep -qa '<3>' {model}",
-    ]
-    command = shlex.join([*words[:5], "-o", "out.onnx", *words[5:]])
-    done = subprocess.run(f"ulimit -n 200; {command}", shell=True, capture_output=True, text=True, check=False)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

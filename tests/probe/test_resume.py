@@ -38,7 +38,7 @@ from bisect_trt.commands.binding import RUN_FILE
 from bisect_trt.commands.runs import EarlierRun
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
-from bisect_trt.probe.ledger import JOURNAL, BudgetSpent, Ledger, read_journal
+from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.speculation import likely_questions
@@ -326,21 +326,6 @@ def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], 
             assert run.check.running == 0
             # Nothing that was answered is asked again.
             assert max(run.check.ended.values()) == 1
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(cases(), st.integers(1, 8), st.integers(1, 12), st.integers(0, 1 << 30))
-def test_a_budget_ends_at_the_same_probe(case: Case, workers: int, probes: int, seed: int) -> None:
-    with scratch() as folder:
-        with FakeRun(Path(folder, "whole"), FakeCheck(case.predicate)) as whole:
-            whole.reduce(case.count, case.algorithm)
-        with FakeRun(Path(folder, "part"), FakeCheck(case.predicate, seed), workers, max_probes=probes) as part:
-            if len(whole.told.records) > probes:
-                with pytest.raises(BudgetSpent):
-                    part.reduce(case.count, case.algorithm)
-            else:
-                part.reduce(case.count, case.algorithm)
-    assert decisions(part.told.records) == decisions(whole.told.records[:probes])
 
 
 @given(st.integers(1, 4), st.integers(64, 300), st.data())

@@ -252,35 +252,6 @@ def poisoned(value: Any) -> Any:
     return [poisoned(each) for each in value] if isinstance(value, list) else value
 
 
-def test_paper_is_white_and_has_no_buttons(browser: Browser, layers: Path) -> None:
-    browser.open(layers, dark=True)
-    scheme = {"name": "prefers-color-scheme", "value": "dark"}
-    browser.call("Emulation.setEmulatedMedia", media="print", features=[scheme])
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert (
-        browser.evaluate("[...document.querySelectorAll('button, nav, select')].some(e => e.checkVisibility())")
-        is False
-    )
-    browser.call("Emulation.setEmulatedMedia", media="", features=[])
-
-
-def test_landmarks_and_names_for_those_who_hear_the_page(browser: Browser, search: Path) -> None:
-    browser.open(search)
-    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
-    roles = [node["role"]["value"] for node in tree if not node["ignored"]]
-    for role in ("banner", "navigation", "main", "contentinfo"):
-        assert roles.count(role) == 1, role
-    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
-    unnamed = [
-        node["role"]["value"]
-        for node in tree
-        if not node["ignored"]
-        and node["role"]["value"] in ("button", "link", "combobox", "searchbox", "textbox", "image")
-        if not node.get("name", {}).get("value")
-    ]
-    assert unnamed == []
-
-
 AXE = importlib.util.find_spec("axe_core_python")
 BROKEN = """axe.run(document, {resultTypes: ["violations"]}).then(
   r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"""
@@ -301,18 +272,3 @@ def test_no_rule_of_accessibility_is_broken(
         browser.evaluate(f"{rules};0")
         assert browser.evaluate(BROKEN) == [], page
         assert fits(browser)
-
-
-def test_a_long_name_stays_in_its_box(browser: Browser, layers: Path) -> None:
-    result = read_json(next(layers.parent.glob(".bisect-trt/*/result.json")))
-    for node in result["report"]["graph"]["nodes"]:
-        node["name"] = f"/a/module/of/a/module/{node['name']}/with/a/name"
-    write_report(result, layers.parent / "long.html")
-    browser.open(layers.parent / "long.html")
-    assert (
-        browser.evaluate(
-            "[...document.querySelectorAll('.node')].filter(n => n.querySelector('.name').getBBox().width > "
-            "n.querySelector('rect').getBBox().width).length"
-        )
-        == 0
-    )

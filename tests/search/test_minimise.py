@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
-import numpy as np
-import onnx
 import pytest
-from fakes import Case, Listening, cases, scratch
-from hypothesis import given, settings
+from fakes import Case, cases
+from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
-from support import node_names, save
 
-from bisect_trt.commands.reduce import reduce_model
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.options.searches import Reduce
-from bisect_trt.options.shared import Search
-from bisect_trt.probe.ledger import Ledger
-from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober, Runner
-from bisect_trt.probe.workspace import CandidateFiles, Workspace
-from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode, Subset, Units, Verdict
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
-from bisect_trt.worker.process import Cancel
 
 pytestmark = pytest.mark.any_version
 Predicate = Callable[[Subset], Verdict]
@@ -172,82 +155,3 @@ def test_what_is_known_to_pass_is_not_searched_again(case: tuple[int, frozenset[
 
 
 # Culprits in parallel branches: exactly those nodes, where "all before one node" holds neither or everything.
-
-
-def residual_blocks(path: Path) -> tuple[Path, list[list[str]]]:
-    """Residual blocks: two branches of three nodes and of one, a join, a Relu; each node is named like what it makes."""
-    nodes: list[onnx.NodeProto] = []
-    last, branches = "x", []
-
-    def add(name: str, *reads: str) -> str:
-        nodes.append(helper.make_node("Add" if len(reads) == 2 else "Relu", reads, [name], name=name))
-        return name
-
-    for block in range(8):
-        name = f"block{block}."
-        branch, skip = last, add(f"{name}skip", last, "one")
-        for place in range(3):
-            branch = add(f"{name}conv{place}", branch, "one")
-        branches += [[f"{name}conv{place}" for place in range(3)], [skip]]
-        last = add(f"{name}relu", add(f"{name}join", branch, skip))
-    return save(path, nodes, [numpy_helper.from_array(np.array(1, np.float32), "one")]), branches
-
-
-class ProducesAll:
-    """Fails while each of the tensors is made by some node."""
-
-    parallel = True
-
-    def __init__(self, tensors: Sequence[str]) -> None:
-        self._tensors = set(tensors)
-
-    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - too quick
-        made = {name for node in onnx.load(str(files.model)).graph.node for name in node.output}
-        if self._tensors <= made:
-            return Outcome(Ending.FAILED, "wrong", "they are all made")
-        return Outcome(Ending.PASSED, "pass", "one is missing")
-
-
-class Model:
-    """A model that is read and run once, and reduced many times."""
-
-    def __init__(self, folder: Path) -> None:
-        path, self.branches = residual_blocks(folder / "model.onnx")
-        self.console = Console(-1)
-        self.subject = Subject(ModelSettings(path), Workspace(folder / "run"), self.console)
-
-    def reduce(self, culprits: Sequence[str], workers: int) -> tuple[Result, list[str], list[tuple[str, str]]]:
-        """The result, the nodes that are left, and all decisions."""
-        with scratch() as folder:
-            told = Listening()
-            ledger = Ledger(Path(folder), [told])
-            runner = Runner(ProducesAll(culprits), self.subject.workspace, self.subject.reference)
-            prober = Prober(runner, ledger, workers)
-            output = Path(folder, "out.onnx")
-            settings = Reduce(Path("model.onnx"), output)
-            investigation = Session(self.subject, self.console, Result("reduce"), prober)
-            result = reduce_model(investigation, settings, Search())
-            ledger.close()
-            return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    made = Model(tmp_path_factory.mktemp("branches"))
-    with made.subject:
-        yield made
-
-
-@settings(max_examples=6, deadline=None)
-@given(st.data())
-def test_one_culprit_in_each_of_two_branches(model: Model, data: st.DataObject) -> None:
-    branches = data.draw(st.lists(st.sampled_from(model.branches), min_size=2, max_size=2, unique_by=tuple))
-    culprits = [data.draw(st.sampled_from(branch)) for branch in branches]
-    result, nodes, decisions = model.reduce(culprits, 1)
-    assert sorted(nodes) == sorted(culprits)
-    assert result.minimality == "1-minimal"
-    assert sorted(node["name"] for node in result.culprits) == sorted(culprits)
-    # The original, two bisections with a question each, the proof, the shrinking of two nodes, the re-check.
-    units = len(model.subject.units)
-    assert len(decisions) <= 2 * (np.log2(units) + 4) + 20
-    assert model.reduce(culprits, data.draw(st.integers(2, 8)))[1:] == (nodes, decisions)

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from support import save
 
-from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import RuntimeSession, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings, runner
 from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -41,14 +40,6 @@ def of(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], domain: s
     return save_proto(path, nodes, inputs, outputs, {"two": TWO}, opset=15, domains=[domain])
 
 
-def rewrite(path: Path, ir: int) -> None:
-    model = onnx.load(path)
-    model.ir_version = ir
-    if ir < 4:  # then, weights are listed as inputs
-        model.graph.input.append(helper.make_tensor_value_info("two", TensorProto.FLOAT, ()))
-    path.write_bytes(model.SerializeToString())
-
-
 def test_the_reference_has_the_same_bits_without_spinning() -> None:
     light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
     ready, waiting = (make_runtime(reference_settings(spinning=spinning)).load(light) for spinning in (True, False))
@@ -68,20 +59,6 @@ def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> Non
     assert overflowed(half["y"])
 
 
-@pytest.mark.parametrize("ir", range(3, 11))
-def test_marked_tensors_need_no_type(tmp_path: Path, ir: int) -> None:
-    """As marked by layerwise comparison: any inner tensor, in a model of any age."""
-    model = of(
-        tmp_path / "m.onnx",
-        [helper.make_node("Pow", ["x", "two"], ["p"]), helper.make_node("Sqrt", ["p"], ["y"])],
-        "yp",
-    )
-    rewrite(model, ir)
-    outputs = load(model).run({"x": X})
-    assert list(outputs) == ["y", "p"]
-    assert np.array_equal(outputs["p"], X * X)
-
-
 def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
@@ -95,20 +72,6 @@ def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
         "parts": "a seq(tensor(float)), which NumPy has no arrays of",
         "maybe": "a optional(tensor(float)), which NumPy has no arrays of",
     }
-
-
-def test_inputs_are_described(tmp_path: Path) -> None:
-    kinds = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "b": TensorProto.BOOL}
-    inputs = [(name, kind, (1, "n", None)) for name, kind in kinds.items()]
-    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds]
-    path = save_proto(tmp_path / "m.onnx", nodes, inputs, [f"{name}_out" for name in kinds])
-    infos = {info.name: info for info in load(path).inputs}
-    assert {name: info.dtype for name, info in infos.items()} == {
-        "f": np.dtype(np.float32),
-        "d": np.dtype(np.float64),
-        "b": np.dtype(bool),
-    }
-    assert all(info.shape == (1, "n", None) for info in infos.values())
 
 
 # Weights outside the model --------------------------------------------------------------------------------------------
@@ -151,25 +114,6 @@ def test_types_behind_a_contributed_operator_are_found(tmp_path: Path) -> None:
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [TargetSettings(), FP16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize("content", [b"", b"no model at all", b"\x08\x08\x12\x04onnx"])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes, settings: TargetSettings) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(content)
-    with pytest.raises(BuildError) as caught:
-        load(path, settings)
-    assert_clean(caught.value.message)
-
-
-@pytest.mark.parametrize("settings", [TargetSettings(), FP16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize("domain", ["my.domain", ""])
-def test_an_unknown_operator_is_refused_by_name(tmp_path: Path, domain: str, settings: TargetSettings) -> None:
-    path = of(tmp_path / "m.onnx", [helper.make_node("Frobnicate", ["x"], ["y"], domain=domain)], "y", "my.domain")
-    with pytest.raises(BuildError, match="Frobnicate") as caught:
-        load(path, settings)
-    assert_clean(caught.value.message)
 
 
 def reshape(path: Path, columns: int) -> Path:
@@ -226,11 +170,6 @@ def assert_clean(message: str) -> None:
 @given(st.lists(st.sampled_from(("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider")), max_size=3))
 def test_providers_by_long_and_short_names(names: list[str]) -> None:
     assert find_providers(names or ["cpu"]) == ["CPUExecutionProvider"]
-
-
-def test_an_unknown_provider_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnavailableError, match=r"'abacus'.*cpu"):
-        make_runtime(TargetSettings(own=OnnxRuntimeSettings(("abacus",))))
 
 
 CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()

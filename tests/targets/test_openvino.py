@@ -164,23 +164,6 @@ def test_the_other_commands(cli: CommandLine) -> None:
     assert "--fp16: OpenVINO's CPU computes fp16 in fp32; use --bf16" in ran.error
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--openvino-property", "A:1", "a:2"], "--openvino-property is given twice for 'A'; give it once."),
-        (
-            ["--fp16", "--openvino-property", "inference_precision_hint:f32"],
-            "--fp16 and --openvino-property INFERENCE_PRECISION_HINT both set the precision; drop one.",
-        ),
-        (["--fp16", "--bf16"], "--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them."),
-        (["--int8"], "--int8 is an option of TensorRT, and the target is OpenVINO; drop one."),
-    ],
-)
-def test_options_that_contradict(cli: CommandLine, words: list[str], complaint: str) -> None:
-    path = save(Path("model.onnx"), [make("Relu", ["x"], ["y"])])
-    assert cli("run", path, "--openvino", *words).error.endswith(f"]: {complaint}")
-
-
 def quantized(path: Path) -> Path:
     """What OpenVINO 2024.2 to 2026.4 computes wrong on a CPU: the scale of a quantized Concat is lost before a Conv."""
     steps = np.arange(32) * 37 % 255 - 127

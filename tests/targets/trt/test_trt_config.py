@@ -7,19 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from trt_standin import APIS, OLD, STRONG, VERSIONS, WEAK, HostCudart, StandIn, World, plain, trt_target
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.spec import make_group
 from bisect_trt.targets.messages import set_option
-from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import Looked, TargetSettings, Tier
 from bisect_trt.targets.trt import config as config_module
-from bisect_trt.targets.trt.config import check_settings, make_calibrator, make_config, set_ranges, write_file
+from bisect_trt.targets.trt.config import check_settings, make_config, set_ranges
 from bisect_trt.targets.trt.engine import DTYPES
 from bisect_trt.targets.trt.process import Cuda
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -179,19 +176,6 @@ def test_samples_are_handed_out_by_name_and_ranges_kept(version: str, tmp_path: 
     assert made.read_calibration_cache() == cache.read_bytes() == b"ranges"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"builder_set": [("a", "1"), ("a", "2")]}, "--builder-set is given twice for 'a'"),
-        ({"builder_set": [("tactic_sources", "1")]}, "--builder-set tactic_sources: use --tactic-sources"),
-        ({"load_timing_cache": Path("nowhere")}, "load_timing_cache: nowhere: give the path of a file that exists"),
-    ],
-)
-def test_options_that_conflict(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        make_group(Target, {"trt": True, **options}).required()
-
-
 def test_int8_without_ranges_is_refused() -> None:
     target, conv = trt_target("int8"), {"Conv", "Relu"}
     with pytest.raises(UsageError, match="no QuantizeLinear or DequantizeLinear node, and no ranges are given"):
@@ -239,23 +223,3 @@ def test_every_switch_is_one_that_the_version_takes_and_is_said(version: str) ->
         now = switch.turn(settings)
         configure(now, version)
         assert now.flags() != settings.flags(), switch.name
-
-
-@pytest.mark.parametrize("kind", ["engine", "calibration cache"])
-def test_a_kill_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """What is written takes the old file's place in one step, which here does not happen."""
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    calibrator = make_calibrator(SimpleNamespace(IInt8EntropyCalibrator2=object), None, (), path)
-    write = (
-        calibrator.write_calibration_cache
-        if kind == "calibration cache"
-        else lambda content: write_file(path, bytes(content))
-    )
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError))
-    with pytest.raises(UsageError):
-        write(memoryview(b"new"))
-    assert path.read_bytes() == b"old"
-    monkeypatch.undo()
-    write(memoryview(b"new"))
-    assert path.read_bytes() == b"new"

@@ -21,7 +21,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.report.reproducer import render_script
 from bisect_trt.targets.base import Minimal, make_runtime
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, read_choices
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.runner import TrtRunner
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
@@ -296,12 +296,3 @@ def test_a_script_shows_the_failure(version: str, tmp_path: Path, monkeypatch: p
     world.refuses = "the parser"
     source = rendered(trt_target(), tmp_path, "build: the ONNX parser: In node #: UNSUPPORTED")
     assert judged(world, source, tmp_path, monkeypatch, X) == there
-
-
-def test_a_refused_build_has_a_signature_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in (OLD, WEAK):
-        world = World(version)
-        world.refuses = "the parser"
-        with pytest.raises(BuildError, match="the ONNX parser refuses node 'double': In node 7: UNSUPPORTED") as error:
-            run(world, monkeypatch, doubling(tmp_path / "m.onnx"), trt_target())
-        assert "7" not in error.value.signature
