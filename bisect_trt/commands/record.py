@@ -6,11 +6,9 @@ import errno
 import math
 import shlex
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,7 @@ from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import tolerance_ratio
+from bisect_trt.tensors.comparison import TensorComparison, tolerance_ratio
 from bisect_trt.tensors.info import tensor_stats
 
 if TYPE_CHECKING:
@@ -42,29 +40,6 @@ _MOST_ELEMENTS = 1 << 23
 _SHOWN_INPUTS = 64
 """Inputs of a node that are listed."""
 _ATTRIBUTE_LENGTH, _SHOWN_VALUES = 120, 32
-_ERROR_FIELDS = ("passed", "kind", "max_abs", "max_rel", "atol", "rtol", "worst", "mismatching", "total", "reason")
-_FILES = {
-    "model.onnx": "the smallest model that still fails",
-    "mixed.onnx": "the model in mixed precision: it passes",
-    "patched.onnx": "the whole model, changed so that it passes",
-    "model_fp16.onnx": "the same, lowered to fp16: the model that the target ran",
-    "model_bf16.onnx": "the same, lowered to bf16: the model that the target ran",
-    "inputs.npz": "values of its inputs, by tensor name",
-    "golden.npz": "the reference's outputs, by tensor name",
-    "reproduce.py": "runs it and prints the mismatch; does not need bisect-trt",
-    "README.md": "the failure, the results and versions",
-    "ISSUE.md": "the text of a bug report",
-    "archive": "the reproducer's folder, packed",
-    "reduced": "the smallest model that still fails",
-    "min_good": "the largest model next to it that passes",
-    "inputs": "values of its inputs, by tensor name",
-    "golden": "the reference's outputs, by tensor name",
-    "issue": "the text of a bug report, with the releases",
-    "extracted": "the piece that was cut out",
-    "mixed": "the model in mixed precision",
-    "patched": "the whole model, changed so that it passes",
-}
-"""Descriptions of files, by name in a reproducer's folder or key among the artifacts."""
 
 
 def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
@@ -99,23 +74,12 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
         fix = "check its path, permissions and disk"
         if error.errno == errno.EMFILE:
             fix = "raise the limit (ulimit -n), or give a smaller --workers"
-        raise ResourceError(f"{_file_of(error, call)} cannot be used: {error.strerror or error}; {fix}.") from error
+        run = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
+        raise ResourceError(f"{error.filename or run} cannot be used: {error.strerror or error}; {fix}.") from error
     except MemoryError as error:
         raise ResourceError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
     except RecursionError as error:
         raise ModelFileError("the model is nested too deeply; export it in a simpler form.") from error
-
-
-def _file_of(error: OSError, call: Call | None) -> str:
-    """Return the file that an error is about; an error of a full disk does not name it."""
-    if error.filename:
-        return str(error.filename)
-    found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
-    for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
-        for value in frame.f_locals.values():
-            name = getattr(value, "name", None) if isinstance(value, IOBase) else None
-            found = name if isinstance(name, str) else found
-    return found
 
 
 @contextmanager
@@ -195,7 +159,6 @@ def leave_record(
     known |= {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
         "story": console.transcript.to_json(),
-        "files": _files(result),
         "commands": _commands(result, folder, argv),
         "environment": {
             **{f"on {seen['place']}": seen["said"] for seen in result.extra.get("places", ())},
@@ -228,24 +191,6 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     return [{"what": what, "command": shlex.join(words)} for what, words in commands]
 
 
-def _files(result: Result) -> list[dict[str, Any]]:
-    """Return the files that were written for the user, with their sizes in bytes."""
-    left: dict[Path, str] = {}
-    for key, value in result.artifacts.items():
-        if value is None or key in ("run", "report"):
-            continue
-        path = Path(value)
-        if path.is_dir():
-            left |= {entry: _FILES.get(entry.name, "") for entry in sorted(path.iterdir())}
-        elif path.is_file():
-            left.setdefault(path, _FILES.get(key, ""))
-    return [{"path": str(path), "bytes": _size(path), "what": what} for path, what in left.items()]
-
-
-def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
-
-
 def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
     """Return the nodes around the culprit for the report; the model is not run.
 
@@ -271,7 +216,6 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
     names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
     ranges = _ranges(subject, [name for name in names if name not in network.initializers])
     infos = subject.infos if "reference" in vars(subject) else network.infos  # the reference is not run for this
-    kept = _kept(result)
 
     def source(name: str) -> str:
         maker = network.producer.get(name)
@@ -280,11 +224,6 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
 
     def describe(node: int) -> dict[str, Any]:
         proto, made, reads = network.nodes[node], network.made(node), network.reads[node]
-        precision = reason = None
-        if kept is not None:
-            place = next((name for name in (proto.name, *made) if name and name in kept), None)
-            floats = any(name in infos and infos[name].dtype.name == "float32" for name in made)
-            precision, reason = ("low" if floats else None, None) if place is None else ("fp32", kept[place])
         return {
             "id": node,
             "name": proto.name,
@@ -296,8 +235,6 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
             "outputs": made,
             "written": network.written(node),
             "verdict": _verdict(result, named, comparisons, made),
-            "precision": precision,
-            "reason": reason,
         }
 
     def tensor(name: str) -> dict[str, Any]:
@@ -344,17 +281,6 @@ def _verdict(
     return "spare" if searched and named["culprits"] else "unseen"
 
 
-def _kept(result: Result) -> dict[str, str | None] | None:
-    """Return why nodes stay in fp32, by name and by outputs; ``None`` if no search decided on precisions."""
-    if result.artifacts.get("mixed") is None:
-        return None
-    kept: dict[str, str | None] = {}
-    for entry in result.extra["keep_fp32"] or ():
-        known = entry if isinstance(entry, Mapping) else {"name": str(entry)}
-        kept |= dict.fromkeys((str(known.get("name") or ""), *known.get("outputs", ())), known.get("reason"))
-    return kept
-
-
 def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
     left, ranges = _MOST_ELEMENTS, dict[str, dict[str, Any]]()
@@ -377,8 +303,9 @@ def _outputs(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     return [entry["outputs"][0] for entry in entries if entry.get("outputs")]
 
 
-def _error(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: comparison.get(key) for key in _ERROR_FIELDS} | {"ratio": plain_number(tolerance_ratio(comparison))}
+def _error(comparison: dict[str, Any]) -> dict[str, Any]:
+    text, ratio = TensorComparison.from_json(comparison).describe(), plain_number(tolerance_ratio(comparison))
+    return {"passed": comparison["passed"], "ratio": ratio, "text": text}
 
 
 def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from bisect_trt.errors import RunFolderError
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report import charts
 from bisect_trt.report.summary import grouped, headline, summary
-from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
+from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, template
 from bisect_trt.tensors.npz import replacing
 
 VERDICTS = {
@@ -37,7 +36,6 @@ VERDICTS = {
     "unseen": "not compared",
 }
 """State of a node, by its verdict."""
-PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
 _BADGES = {
     "found": ("Proven", "good"),
     "not_reproduced": ("Does not reproduce", "neutral"),
@@ -46,7 +44,6 @@ _BADGES = {
     "error": ("Error", "bad"),
 }
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, jinja2.TemplateError)
-_STEP_LENGTH = 48
 _SIZE_VERDICTS = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNRESOLVED": ("not known", "unresolved")}
 
 
@@ -65,25 +62,6 @@ def _badge(result: Json) -> tuple[str, str]:
     return words, style
 
 
-def _error_words(error: Json) -> str:
-    """Return what follows ``matches`` or ``does not match`` for a compared tensor."""
-    if error["kind"] in ("shape", "dtype", "missing"):
-        return f" ({error['kind']})"
-    if error.get("reason"):
-        return f": {error['reason']}"
-    if error["max_abs"] == 0:
-        return ", each element the same" if error["passed"] else ""
-    text, worst = f": at most {number(error['max_abs'])}", error["worst"]
-    text += f", {number(error['ratio'], 3)} of the tolerance" if error["ratio"] != "inf" else ""
-    if worst is not None and worst["error"] != 0:
-        text += f"; at {worst['index']} expected {number(worst['reference'], 7)}, got {number(worst['target'], 7)}"
-    if error["mismatching"]:
-        text += f"; {error['mismatching']:,} of {error['total']:,} elements mismatch"
-    if error["atol"] is not None:
-        text += f" (atol {number(error['atol'], 3)}, rtol {number(error['rtol'], 3)})"
-    return text
-
-
 def _script_data(value: object) -> Markup:
     """Return a value as JSON for a script element: no ``<`` can end the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -93,12 +71,6 @@ def _script_data(value: object) -> Markup:
 def _breakable(text: str) -> Markup:
     """Return a name that may be broken after its slashes."""
     return Markup("/<wbr>").join(escape(clean(part)) for part in text.split("/"))
-
-
-def _step_name(step: str) -> str:
-    """Return the beginning of a step's title: the part before a colon, or its first words."""
-    head = step.split(": ", maxsplit=1)[0]
-    return head if len(head) <= _STEP_LENGTH else textwrap.shorten(step, _STEP_LENGTH, placeholder=" ...")
 
 
 def _by_cost(groups: Sequence[Json]) -> list[Json]:
@@ -134,7 +106,6 @@ def environment() -> jinja2.Environment:
     made.filters |= {
         "badge": _badge,
         "breakable": _breakable,
-        "error_words": _error_words,
         "grouped": grouped,
         "in_module": lambda entry: in_module(entry).strip(),
         "kind": kind,
@@ -143,9 +114,7 @@ def environment() -> jinja2.Environment:
         "script_data": _script_data,
         "seconds": seconds,
         "shorten": shorten,
-        "size": size,
         "sorted_groups": _by_cost,
-        "step_name": _step_name,
     }
     made.globals["size_verdicts"] = _SIZE_VERDICTS
     return made
@@ -168,11 +137,9 @@ def _graph_section(graph: Json) -> Markup:
 
 
 def _described_node(node: Json) -> dict[str, Any]:
-    """Return a node with its title and its states in words."""
-    precision = node["precision"]
-    states = [VERDICTS.get(node["verdict"], "")] if node["verdict"] != "unseen" or not precision else []
-    states += [PRECISIONS[precision] + (f": {node['reason']}" if node["reason"] else "")] if precision else []
-    return {**node, "title": str(node["name"] or next(iter(node["outputs"]), "?")), "states": states}
+    """Return a node with its title and its verdict in words."""
+    title = str(node["name"] or next(iter(node["outputs"]), "?"))
+    return {**node, "title": title, "state": VERDICTS.get(node["verdict"], "")}
 
 
 def _curve_section(curve: Json) -> Markup:

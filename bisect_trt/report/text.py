@@ -63,16 +63,6 @@ def seconds(value: float, *, whole: bool = False) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def size(count: int) -> str:
-    """Return a number of bytes as text."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"
-
-
 def plural(count: int, word: str) -> str:
     """Return ``1 node``, ``2 nodes``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"

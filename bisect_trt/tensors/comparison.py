@@ -194,9 +194,8 @@ class TensorComparison:
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
         """Return the comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text."""
-        known: dict[str, Any] = from_plain(plain)
-        del known["required_atol"]
-        known.pop("module", None)  # the result adds the producing node's
+        # The result adds the operator, the module and the error of the layer alone.
+        known: dict[str, Any] = from_plain({each.name: plain[each.name] for each in fields(cls)})
         for shape in ("reference_shape", "target_shape"):
             known[shape] = None if known[shape] is None else tuple(known[shape])
         if known["worst"] is not None:
