@@ -329,23 +329,6 @@ def node_names(path: Path) -> list[str]:
     return [node.name for node in onnx.load(str(path)).graph.node]
 
 
-def guard_of(driver: int) -> int:
-    """The process that ends what a driver has started, if the driver itself is ended."""
-    children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
-    (guard,) = (int(pid) for pid in children if b"socket.recv_fds" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return guard
-
-
-def holds_lock(pid: int) -> bool:
-    """Whether a process holds a lock, as far as the system says who does. Source: proc_locks(5)."""
-    return f" {pid} " in Path("/proc/locks").read_text()
-
-
-def waits_for_lock(pid: int) -> bool:
-    """Whether a process waits for one."""
-    return any(line.split()[1] == "->" and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
-
-
 def gone(pid: int) -> bool:
     """Whether a process has ended; one that nobody has waited for yet counts as ended."""
     try:

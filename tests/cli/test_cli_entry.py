@@ -195,15 +195,6 @@ def test_a_path_that_is_no_text(here: Path, command: str) -> None:
     assert report.read_text(encoding="utf-8").startswith("<!")
 
 
-def test_a_check_is_given_paths_that_are_no_text(here: Path) -> None:
-    chain(here / "model.onnx")
-    folder = here / os.fsdecode(b"d\xff")
-    folder.mkdir()
-    check = script(folder / "check", f"{has('<1>')} && exit 1; exit 0")
-    ran = bisect_trt("reduce", "model.onnx", "-o", "out.onnx", "--check", check, "{model}", cwd=here)
-    assert (ran.status, node_names(here / "out.onnx")) == (0, ["<1>"]), ran.err
-
-
 def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: Path) -> None:
     """A name that is a command, a quote and an option, as a stranger may give a file."""
     name = "-a 'b$(touch owned);`touch owned`.onnx"

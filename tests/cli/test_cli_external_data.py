@@ -139,22 +139,6 @@ def large(apart: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return apart
 
 
-@takes_a_folder
-def test_a_whole_model_beside_the_weights_needs_no_copy_of_them(cli: CommandLine, large: Path) -> None:
-    before = {path.name: path.stat() for path in large.parent.iterdir()}
-    out = large.parent / "out.onnx"
-    ran = cli("convert", large, "-o", out, "--fp16", "--keep-fp32", "big_out", "--keep-fp32", "small_out").ended(0)
-    assert "its weights stay in 'part1.bin', 'part2.bin' beside it, which it needs as they are" in ran.out
-    assert {path.name for path in large.parent.iterdir()} == {*before, "out.onnx"}
-    assert {path.name: path.stat().st_mtime_ns for path in large.parent.iterdir() if path != out} == {
-        name: stat.st_mtime_ns for name, stat in before.items()
-    }
-    onnx.checker.check_model(str(out))
-    feed = {"x": np.full((16, 64), 0.3, np.float32)}
-    made, expected = (onnxruntime.InferenceSession(str(path)).run(None, feed)[0] for path in (out, large))
-    np.testing.assert_allclose(made, expected, rtol=0.01)
-
-
 @pytest.mark.slow
 @takes_a_folder
 def test_an_answer_is_read_back_from_where_it_was_written(cli: CommandLine, here: Path, large: Path) -> None:

@@ -190,17 +190,6 @@ def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (status, len(some["releases"])) == (1, 6)
 
 
-@pytest.mark.slow
-def test_a_budget_leaves_what_was_seen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases(here, "PPFF").tell(monkeypatch)
-    status, result, _ = ask(here, "model.onnx", "--onnxrt", "--workers", "1", "--max-probes", "2")
-    assert (status, result["status"]) == (3, "inconclusive")
-    assert result["releases"] == {"1.0": "PASS", "1.3": "FAIL"}
-    assert result["first_failing"] is None
-    journal = Path(result["artifacts"]["run"]) / "journal.jsonl"
-    assert sum('"event": "outcome"' in line for line in journal.read_text().splitlines()) == 2
-
-
 def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its values are fed, and Python gives what the command line gives."""
     releases(here, "PF").tell(monkeypatch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,23 +60,6 @@ def test_precision_keeps_what_overflows(cli: CommandLine, model: Path) -> None:
     assert proven == [Path("mixed.engine").read_bytes()]
     assert "mixed.engine, read back" in ran.out
     assert cli("run", model, "--trt", "--load-engine", "mixed.engine", "--atol", "1e-2", "--rtol", "1e-2").status == 0
-
-
-def test_precision_recommends_only_what_passes_as_a_user_uses_it(cli: CommandLine, model: Path) -> None:
-    """Before 9 a build that is asked for fp16 is free to run all of the model with Casts in it."""
-    ran = cli("precision", model, "--trt", "--fp16", "--hold-precision", "-o", "mixed.onnx", "--json", "r.json").ended(
-        0
-    )
-    uses = ran.result["uses"]
-    assert any(use["passed"] for use in uses)
-    for use in uses:
-        program, *words = shlex.split(use["command"])
-        if program == "bisect-trt":
-            passed = cli(*words, "--atol", "1e-2", "--rtol", "1e-2").status == 0
-            assert passed is use["passed"], use
-    assert next(use["what"] for use in uses if use["passed"]) in ran.out
-    best = next(use for use in uses if use["passed"])
-    assert f"seen to pass: {best['what']}: {best['command']}" in " ".join(ran.out.split())
 
 
 def test_precision_with_a_command_is_given_engines(cli: CommandLine, model: Path) -> None:

@@ -13,11 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 from support import overflowing, save
 
-from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.config import is_strongly_typed
 from bisect_trt.targets.trt.network import parse
 from bisect_trt.targets.trt.process import tensorrt
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -38,18 +36,6 @@ def model(
 
 def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict[str, Any]:
     return dict(make_runtime(settings).load(path, feed).run(feed))
-
-
-def test_a_float_model(tmp_path: Path) -> None:
-    path = model(
-        tmp_path / "m.onnx",
-        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Mul", ["r", "two"], ["y"])],
-        [("x", TensorProto.FLOAT, [2, 3])],
-        [("y", TensorProto.FLOAT, [2, 3])],
-        two=np.float32(2),
-    )
-    x = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_allclose(run(path, x=x)["y"], np.maximum(x, 0) * 2)
 
 
 def test_integers_and_bools_keep_their_onnx_types(tmp_path: Path) -> None:
@@ -162,14 +148,6 @@ def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
     run(path, replace(FP32, own=TrtSettings(load_timing_cache=str(cache))), x=x)
 
 
-def test_an_engine_that_is_none_is_said_so(tmp_path: Path) -> None:
-    engine = tmp_path / "m.engine"
-    engine.write_bytes(b"not an engine" * 100)
-    path = overflowing(tmp_path / "m.onnx")
-    with pytest.raises(UnavailableError, match="cannot load the engine"):
-        run(path, replace(FP32, own=TrtSettings(load_engine=str(engine))), x=np.ones((2, 3), np.float32))
-
-
 def test_an_optimisation_profile(tmp_path: Path) -> None:
     path = model(
         tmp_path / "m.onnx",
@@ -182,15 +160,6 @@ def test_an_optimisation_profile(tmp_path: Path) -> None:
     for size in (1, 5, 8):
         x = np.full((size, 3), -1.0, np.float32)
         assert session.run({"x": x})["y"].shape == (size, 3)
-
-
-def test_what_this_version_does_not_have_is_said() -> None:
-    if is_strongly_typed(tensorrt().trt, {"runtime": "trt", "strongly_typed": True}):
-        pytest.skip("only versions before 9 lack strong typing")
-    with pytest.raises(UsageError, match="--strongly-typed needs TensorRT 9"):
-        make_runtime(replace(FP32, own=TrtSettings(strongly_typed=True)))
-    with pytest.raises(UsageError, match="--bf16"):
-        make_runtime(replace(FP32, bf16=True))
 
 
 @pytest.mark.parametrize("option", [

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from building import proto_of, tensor_info
-from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, models, run
+from cutting import SHAPE, Cutter, assert_same, cutter, feeds, models, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -176,28 +176,6 @@ def test_what_is_drawn_is_no_constant() -> None:
     assert set(piece.inputs) == {"x", "r1", "r2", "r3", "r4"}
 
 
-def test_a_model_without_inputs() -> None:
-    nodes = [
-        node("Constant", [], ["a"], value=numpy_helper.from_array(x)),
-        node("Relu", ["a"], ["b"]),
-        node("Add", ["b", "w"], ["c"]),
-        node("Neg", ["w"], ["d"]),
-        node("Mul", ["c", "d"], ["y"]),
-    ]
-    model = proto_of(nodes, [], [tensor_info("y", FLOAT, [2, 3])], {"w": np.float32(3)})
-    whole = cutter(model)
-    # Where nothing depends on an input, all that computes is worth a search.
-    assert [whole.network.nodes[whole.network.order[unit]].op_type for unit in whole.units.searched] != []
-    assert len(whole.units) == 4
-    for chosen in ([whole.unit("c")], [whole.unit("d"), whole.unit("y")], range(5)):
-        piece, nodes_chosen = whole.cut(chosen)
-        onnx.checker.check_model(piece.proto)
-        values = run(piece.proto, {name: whole.values[name] for name in piece.inputs})
-        assert_same(values, {name: whole.values[name] for name in piece.outputs})
-        assert len(piece.proto.graph.node) == len(nodes_chosen)
-    assert names(whole.cut([whole.unit("c")])[0]) == ({"b"}, {"c"})
-
-
 def test_what_a_model_declares_is_kept() -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Exp", ["b"], ["y"])]
     model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], ir_version=7, opset=11, doc_string="not this")
@@ -333,25 +311,6 @@ def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> Non
 )
 def test_what_is_stored(dtype: type, shape: tuple[int | None, ...] | None, expected: bool) -> None:
     assert is_frozen(TensorInfo("t", np.dtype(dtype), shape)) == expected
-
-
-def test_new_names_are_nobodys() -> None:
-    """Not of a tensor, nor of anything in a body."""
-    body = helper.make_graph(
-        [helper.make_node("Neg", ["a"], ["a_reference_2"])], "b", [], [onnx.ValueInfoProto(name="a_reference_2")]
-    )
-    nodes = [
-        helper.make_node("Neg", ["x"], ["a"]),
-        helper.make_node("Neg", ["a"], ["a_reference"]),
-        helper.make_node("If", ["yes"], ["out"], then_branch=body, else_branch=body),
-    ]
-    model = proto_of(
-        nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["out", "a_reference"], {"yes": np.array(True)}
-    )
-    given_values = {"x": feeds()["x"]}
-    cut = Cutter(model, activations(model, given_values))
-    piece = check_alone(cut, ["a", "a_reference", "out"])
-    assert list(piece.fed) == ["a_reference_3"]
 
 
 # The region around some nodes, for any graph: it is near, connected, small, and says what it shows.

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import onnx
 import pytest
 from building import BARE, proto_of, tensor_info
-from cutting import activations, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -167,21 +165,6 @@ def test_free_dimensions(shapes: dict[str, list[int | str | None] | None], data:
         told = any(not isinstance(dim, int) and (dim or "") not in named for dim in old)
         assert (name in assumed) == told
         assert assumed.get(name, shape) == shape
-
-
-def test_another_shape_than_the_fixed_one() -> None:
-    nodes = [node("Relu", ["x"], ["a"]), node("Flatten", ["a"], ["b"]), node("Neg", ["b"], ["y"])]
-    model = proto_of(nodes, [tensor_info("x", FLOAT, [1, 2, 3])], [tensor_info("y", FLOAT, [1, 6])])
-    model.graph.value_info.append(tensor_info("b", FLOAT, [1, 6]))
-    assert fix_input_shapes(model, {"x": [1, 2, 3]}) == {}
-    assert len(model.graph.value_info) == 1
-    assert fix_input_shapes(model, {"x": [5, 2, 4]}) == {}
-    # What was declared of the old shape is gone, and the model still is one.
-    onnx.checker.check_model(model, full_check=True)
-    infos = Network(model).infos
-    assert infos["b"].shape == infos["y"].shape == (5, 8)
-    assert run(model, {"x": np.ones((5, 2, 4), np.float32)})["y"].shape == (5, 8)
-    assert activations(model, {"x": np.ones((5, 2, 4), np.float32)})["b"].shape == (5, 8)
 
 
 def test_inputs_that_are_no_tensors() -> None:

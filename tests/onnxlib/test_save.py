@@ -18,7 +18,7 @@ from onnx.external_data_helper import uses_external_data
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib import save
 from bisect_trt.onnxlib.cut import cut
-from bisect_trt.onnxlib.load import external_files, load_all_inside, load_model, place_of, read_weight
+from bisect_trt.onnxlib.load import external_files, load_model, place_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import (
     WEIGHTS_FILE,
@@ -310,26 +310,6 @@ def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:
     nodes = [constant("in a node"), helper.make_node("If", ["t"], ["y"], then_branch=body, else_branch=body)]
     model = proto_of(nodes, [], ["y"], {"t": np.array(True)}, functions=[function])
     assert external_files(model) == {"in a node": 20, "in a body": 20, "in a function": 20}
-
-
-@pytest.mark.parametrize("states_length", [True, False])
-@pytest.mark.parametrize("linked", [True, False])
-def test_a_weight_is_read_the_same_however_its_file_lies(tmp_path: Path, states_length: bool, linked: bool) -> None:
-    values = np.arange(3, dtype=np.float32)
-    (tmp_path / "w.bin").write_bytes(b"before" + values.tobytes() + b"after")
-    if linked:
-        os.link(tmp_path / "w.bin", tmp_path / "second name")
-    model = ModelProto()
-    tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[3])
-    save.refer_to(tensor, "w.bin", 6, 12)
-    if not states_length:
-        del tensor.external_data[2]
-    assert external_files(model) == {"w.bin": 18}
-    assert read_weight(tensor, tmp_path).tolist() == [0, 1, 2]
-    save_model(model, tmp_path, tmp_path / "out.onnx")
-    assert numpy_helper.to_array(onnx.load(str(tmp_path / "out.onnx")).graph.initializer[0]).tolist() == [0, 1, 2]
-    load_all_inside(model, tmp_path)
-    assert numpy_helper.to_array(tensor).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("entry", ["", "x", "-1", "1.5", " "])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from support import chain, guard_of, has, holds_lock, node_names, read_json, script, waits_for_lock
+from support import chain, has, node_names, script
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -76,44 +75,6 @@ def test_a_call_that_is_at_work_is_left_alone(here: Path) -> None:
     }
     assert not [*here.glob("*.lock")]
     assert bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx").culprits == result.culprits
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_once_all_that_a_killed_driver_had_started_has_ended(here: Path) -> None:
-    """The guard of the killed one is held up, so that its check is still at work when the run goes on."""
-    chain(here / "model.onnx", 4)
-    (here / "check.py").write_text(
-        "import fcntl, pathlib, sys, time\n"
-        "with open('busy', 'w') as file:\n"
-        "    try:\n"
-        "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
-        "    except BlockingIOError:\n"
-        "        pathlib.Path('two').touch()\n"
-        "    if pathlib.Path('hang').exists():\n"
-        "        pathlib.Path('hangs').touch()\n"
-        "        time.sleep(1000)\n"
-        "    sys.exit(b'<2>' in pathlib.Path(sys.argv[1]).read_bytes())\n"
-    )
-    Path("hang").touch()
-    options = ["--json", "r.json", "--workers", "1", "--check", sys.executable, "check.py", "{model}"]
-    driver = start("reduce", "model.onnx", "-o", "out.onnx", *options)
-    wait_for(Path("hangs").exists)
-    if not holds_lock(driver.pid):
-        driver.terminate()
-        pytest.skip("the system does not say who waits for a lock")
-    guard = guard_of(driver.pid)
-    os.kill(guard, signal.SIGSTOP)
-    driver.kill()
-    driver.wait()
-    Path("hang").unlink()
-    after = start("resume", only_run())
-    try:
-        wait_for(lambda: waits_for_lock(after.pid) or Path("two").exists() or after.poll() is not None)
-    finally:
-        os.kill(guard, signal.SIGCONT)
-    assert after.wait(120) == 0
-    assert not Path("two").exists()
-    assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["<2>"]
 
 
 def test_where_nothing_can_be_written_nobody_is_held_up(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from truth.patterns import Sketch
 
 pytest.importorskip("tensorrt_rtx_bindings")
 pytestmark = pytest.mark.slow
@@ -19,42 +22,25 @@ FLOAT = TensorProto.FLOAT
 SHAPE = (1, 4, 8)
 
 
-class Planted:
-    """A network that is being made, of tensors of one shape.
+class Planted(Sketch):
+    """A network of tensors of one shape.
 
     Attributes:
-        nodes: Its nodes.
-        weights: Its initializers.
         functions: Its functions.
         guilty: The names of the planted nodes.
     """
 
     def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
+        super().__init__("")
         self.functions: list[onnx.FunctionProto] = []
         self.guilty: list[str] = []
 
-    def add(
-        self, op: str, *reads: str, name: str = "", guilty: bool = False, domain: str = "", **attributes: object
-    ) -> str:
-        """Add a node, and return what it makes."""
-        place = len(self.nodes)
-        name = f"{op} {place}{name}"
-        self.guilty += [name] if guilty else []
-        made = f"t{place}"
-        self.nodes.append(helper.make_node(op, list(reads), [made], name=name, domain=domain, **attributes))  # type: ignore[arg-type]
+    def plant(self, op: str, *reads: str, domain: str = "", **attributes: Any) -> str:
+        """Add a guilty node, and return what it makes."""
+        made = self.add(op, *reads, **attributes)
+        self.nodes[-1].domain = domain
+        self.guilty += self.last()
         return made
-
-    def weight(self, value: object, element: int | None = None) -> str:
-        """Add an initializer, and return its name."""
-        name = f"w{len(self.weights)}"
-        array = np.asarray(value)
-        tensor = numpy_helper.from_array(array, name)
-        if element is not None:
-            tensor = helper.make_tensor(name, element, array.shape, array.reshape(-1).tolist())
-        self.weights.append(tensor)
-        return name
 
     def scalar(self, read: str, last: str) -> str:
         """Add a tensor of any shape and type to one of the network's as a number."""
@@ -62,24 +48,24 @@ class Planted:
 
 
 def suppression(net: Planted, last: str) -> str:
-    scores, most = net.weight(np.ones((1, 1, 8), np.float32)), net.weight(np.array([2]))
+    scores, most = net.weight(np.ones((1, 1, 8))), net.weight([2], np.int64)
     boxes = net.add("Transpose", last, perm=[0, 2, 1])
-    return net.scalar(net.add("NonMaxSuppression", boxes, scores, most, guilty=True), last)
+    return net.scalar(net.plant("NonMaxSuppression", boxes, scores, most), last)
 
 
 def determinant(net: Planted, last: str) -> str:
     square = net.add("MatMul", last, net.add("Transpose", last, perm=[0, 2, 1]))
-    return net.scalar(net.add("Det", square, guilty=True), last)
+    return net.scalar(net.plant("Det", square), last)
 
 
 def custom(net: Planted, last: str) -> str:
-    return net.add("Swirl", last, guilty=True, domain="acme")
+    return net.plant("Swirl", last, domain="acme")
 
 
 def grouped(net: Planted, last: str) -> str:
-    query = net.add("Reshape", last, net.weight(np.array([1, 4, 2, 4])))
-    key = net.add("Slice", query, *(net.weight(np.array([each])) for each in (0, 2, 1)))
-    made = net.add("Attention", query, key, key, guilty=True)
+    query = net.add("Reshape", last, net.weight([1, 4, 2, 4], np.int64))
+    key = net.add("Slice", query, *(net.weight([each], np.int64) for each in (0, 2, 1)))
+    made = net.plant("Attention", query, key, key)
     return net.scalar(made, last)
 
 
@@ -98,31 +84,31 @@ def info(name: str, element: int = FLOAT, shape: tuple[int, ...] = SHAPE) -> onn
 
 
 def branch(net: Planted, last: str) -> str:
-    condition = net.add("Greater", net.add("ReduceSum", last, keepdims=0), net.weight(np.float32(0)))
+    condition = net.add("Greater", net.add("ReduceSum", last, keepdims=0), net.weight(0))
     bodies = product_and_determinant(last, "yes"), [helper.make_node("Identity", [last], ["no"])]
     then, otherwise = (
         helper.make_graph(body, name, [], [info(name)]) for body, name in zip(bodies, ("yes", "no"), strict=True)
     )
-    return net.add("If", condition, guilty=True, then_branch=then, else_branch=otherwise)
+    return net.plant("If", condition, then_branch=then, else_branch=otherwise)
 
 
 def looped(net: Planted, last: str) -> str:
     nodes = [helper.make_node("Identity", ["go"], ["on"]), *product_and_determinant("given", "taken")]
     ends = [info("turn", TensorProto.INT64, ()), info("go", TensorProto.BOOL, ()), info("given")]
     body = helper.make_graph(nodes, "body", ends, [info("on", TensorProto.BOOL, ()), info("taken")])
-    return net.add("Loop", net.weight(np.array(3)), net.weight(np.array(True)), last, guilty=True, body=body)
+    return net.plant("Loop", net.weight(3, np.int64), net.weight(True, np.bool_), last, body=body)
 
 
 def called(net: Planted, last: str) -> str:
     nodes, opsets = product_and_determinant("given", "taken"), [helper.make_opsetid("", 23)]
     net.functions = [helper.make_function("acme", "Block", ["given"], ["taken"], nodes, opsets)]
-    return net.add("Block", last, guilty=True, domain="acme")
+    return net.plant("Block", last, domain="acme")
 
 
 def flattened(net: Planted, last: str) -> str:
     """Takes the batch of 1 alone."""
-    fixed = net.add("Reshape", last, net.weight(np.array(SHAPE[1:])), guilty=True)
-    return net.add("Reshape", fixed, net.weight(np.array([-1, *SHAPE[1:]])))
+    fixed = net.plant("Reshape", last, net.weight(SHAPE[1:], np.int64))
+    return net.add("Reshape", fixed, net.weight([-1, *SHAPE[1:]], np.int64))
 
 
 KINDS: dict[str, Callable[[Planted, str], str]] = {
@@ -134,7 +120,7 @@ def network(path: Path, *plants: str, free: bool = False, length: int = 210) -> 
     """Write a network, and return the names of the planted nodes."""
     net, last = Planted(), "x"
     where = {length * (place + 1) // (len(plants) + 2): kind for place, kind in enumerate(plants)}
-    product = net.weight((np.random.default_rng(0).normal(size=(8, 8)) / 3).astype(np.float32))
+    product = net.weight(np.random.default_rng(0).normal(size=(8, 8)) / 3)
     for place in range(length):
         if place in where:
             last = (flattened if where[place] == "flattened" else KINDS[where[place]])(net, last)

@@ -33,7 +33,7 @@ class Sketch:
         self.inputs: dict[str, Shape] = {}
         self._prefix = prefix
 
-    def add(self, op: str, *inputs: str, **attributes: int | float | str | Sequence[int]) -> str:
+    def add(self, op: str, *inputs: str, **attributes: int | float | str | Sequence[int] | onnx.GraphProto) -> str:
         """A node, named after its operator and place; its output."""
         name = f"{self._prefix}{op}_{len(self.nodes)}"
         node = helper.make_node(op, inputs, [f"{name}_out"], name)
