@@ -3,7 +3,7 @@
 ``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with a Loop: the body is the model
 again, and iteration ``i`` rounds what node ``i`` reads and makes. That costs about as much as to run the model once for each
 node; a candidate for each node would have to be built and loaded too. Suspects are the nodes with errors that add up past the
-tolerance, and those that read twice as large values past 65504.
+tolerance.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from bisect_trt.worker.protocol import Failed
 
 BREAKS = 3.0
 """The score of a node that breaks the tolerance alone."""
-INSIDE = 2.0
-"""The score of a node that overflows where it reads values twice as large."""
 MAY = 1.0
 """The largest score of a node that uses a part of the tolerance."""
 FP16_MAX = 65504.0
@@ -67,36 +65,29 @@ def suspect(subject: Subject, units: Sequence[int], precision: str, errors: Erro
         precision: The precision of the other units, ``fp16`` or ``bf16``.
         errors: The error of each unit alone, in units of the tolerance; ``None`` where it is not measured.
     """
-    ranges = _Ranges(subject, precision, masks=errors is not None)
+    ranges = _Ranges(subject, precision, masks=errors is not None) if precision == "fp16" else None
     found, needed = list[Suspect](), frozenset[int]()
     if errors is not None:
         order = np.argsort(-errors, kind="stable")
-        rest = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[
-            ::-1
-        ]  # of independent roundings squares add up
-        needed = frozenset(order[rest > 1].tolist())
+        squares = np.square(np.minimum(errors[order], 2.0))  # of independent roundings squares add up
+        needed = frozenset(order[np.cumsum(squares[::-1])[::-1] > 1].tolist())
     for place, unit in enumerate(units):
         index = subject.network.order[unit]
-        overflow, headroom = ranges.overflow(index) if precision == "fp16" else ("", "")
+        overflow, score, alone = "" if ranges is None else ranges.overflow(index), 0.0, "NaN or Inf"
         if errors is None:
             score = BREAKS if overflow else 0.0
-        else:
-            score = BREAKS + min(math.log10(max(errors[place], 1.0)) / 50, 0.9) if errors[place] > 1 else 0.0
-        rule, reason = ("overflow", overflow) if overflow else ("own error", "")
-        if not score and headroom:
-            score, rule, reason = INSIDE, "headroom", headroom
-        elif not score and place in needed and errors is not None:
+        elif errors[place] > 1:
+            score = BREAKS + min(math.log10(errors[place]) / 50, 0.9)
+        elif place in needed:
             score = MAY * float(errors[place])
+        if errors is not None and np.isfinite(errors[place]):
+            alone = f"{errors[place]:.3g} times the tolerance"
         if score:
-            op = subject.network.nodes[index].op_type
-            alone = (
-                "NaN or Inf"
-                if errors is None or not np.isfinite(errors[place])
-                else f"{errors[place]:.3g} times the tolerance"
+            rule, reason = (
+                ("overflow" if overflow else "own error"),
+                f"alone in {precision} changes the outputs by {alone}",
             )
-            found.append(
-                Suspect(unit, score, rule, f"{op} {reason or f'alone in {precision} changes the outputs by {alone}'}")
-            )
+            found.append(Suspect(unit, score, rule, f"{subject.network.nodes[index].op_type} {overflow or reason}"))
     return sorted(found, key=lambda entry: (-entry.score, entry.unit))
 
 
@@ -111,19 +102,15 @@ class _Ranges:
         self._folder = subject.workspace.weights.folder_of(self._network.proto)
         self._known: dict[str, tuple[float, float]] = {}
 
-    def overflow(self, index: int) -> tuple[str, str]:
-        """Two sentences, empty where untrue: a node has a tensor past fp16's range; it would if it read values twice as large."""
+    def overflow(self, index: int) -> str:
+        """A sentence if a node has a tensor past fp16's range, else empty."""
         node, slots = self._network.nodes[index], self._slots[index]
-        made = [node.output[place] for place in sorted(slots.outputs)]
-        for verb, names in (("reads", [node.input[place] for place in sorted(slots.inputs)]), ("makes", made)):
+        reads = [node.input[place] for place in sorted(slots.inputs)]
+        for verb, names in (("reads", reads), ("makes", [node.output[place] for place in sorted(slots.outputs)])):
             for low, high in map(self._range, names):
                 if max(-low, high) > FP16_MAX:
-                    return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}", ""
-        peak = max((max(-low, high) for low, high in map(self._range, made)), default=0.0)
-        squares = node.op_type == "Mul" and node.input[0] == node.input[1]
-        doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(node.op_type, 4 * peak if squares else 0.0)
-        near = f"makes values up to {peak:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
-        return "", near if doubled > FP16_MAX else ""
+                    return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}"
+        return ""
 
     def _range(self, name: str) -> tuple[float, float]:
         """The range of a float tensor; zeros where it is not known."""
