@@ -366,39 +366,6 @@ def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str,
     assert message in str(result.why)
 
 
-SNR = """
-import numpy
-def metric(outputs, reference):
-    pairs = [(s[name], r[name]) for s, r in zip(outputs, reference) for name in list(r)[:1]]
-    return [10 * numpy.log10((r**2).sum() / ((s - r) ** 2).sum()) if (s != r).any() else 100.0 for s, r in pairs]
-"""
-
-
-def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
-    """Its reference is the model in floats, its set larger than what the search looks at inside."""
-    path, source = tmp_path / "model.onnx", resnet(3, 2)
-    bad, _ = planted(source, path, 1, seed=2)
-    rng = np.random.default_rng(8)
-    snr = tmp_path / "snr.py"
-    snr.write_text(SNR)
-    result = bisect_trt.precision(
-        path,
-        low="int8",
-        target="onnxrt",
-        inputs=[source.draw(rng) for _ in range(40)],
-        output=tmp_path / "mixed.onnx",
-        sensitivity=False,
-        metric=str(snr),
-        min=34,
-    )
-    found = result.extra["metric"]
-    assert found["of"] == 40
-    assert result.extra["measured_on"].endswith("on 40 input samples")
-    assert found["candidate"] >= 34
-    kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
-    assert kept == bad
-
-
 # What a scale needs room for: what the readers of a tensor see of it, and not a mask; and where no scale has room for all.
 
 

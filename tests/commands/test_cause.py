@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from support import compared, model_of, node_names, overflowing, rest_slow, save, script
 from truth.busy import busy
 from truth.networks import generated
-from truth.patterns import PLANTED, Pattern, Sketch
+from truth.patterns import PLANTED, Pattern
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -65,34 +65,6 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
     assert "Cause in ONNX Runtime" in issue
     assert "--disable-optimizer DivMulFusion" in issue
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-
-
-def two_bugs(path: Path) -> Path:
-    """A pattern behind another one; a pass that each has alone, and one that they share, make what is wrong."""
-    sketch, tensor, shape = Sketch(""), "x", (2, 8)
-    for name in ("Identity, Div, Mul", "Dropout, Div, Mul"):
-        tensor, _ = _BY_NAME[name].plant(sketch, sketch.add("Tanh", tensor), shape)
-    tensor = sketch.add("Tanh", tensor)
-    return save(path, sketch.nodes, sketch.weights, inputs={"x": shape}, outputs={tensor: shape}, opset=17)
-
-
-def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The minimal case is one of two failures, so that the pass that mends it leaves the other one."""
-    switches = OnnxRuntimeTarget.switches
-
-    def without_the_shared_one(*args: Any) -> Any:
-        return [each for each in switches(*args) if each.name != "optimizer:DivMulFusion" and each.kind == "optimizer"]
-
-    monkeypatch.setattr(OnnxRuntimeTarget, "switches", without_the_shared_one)
-    model = two_bugs(tmp_path / "model.onnx")
-    alone = bisect_trt.cause(model, run=tmp_path / "cause").cause
-    assert [set(each) for each in alone] == [{"optimizer:EliminateDropout", "optimizer:EliminateIdentity"}]
-    result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run")
-    assert len(result.culprits) < len(onnx.load(model).graph.node)
-    assert result.cause == alone
-    assert [entry["whole"] for entry in result.extra["cause_detail"]["alternatives"]] == [True]
 
 
 def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

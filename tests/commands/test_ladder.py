@@ -122,16 +122,6 @@ def floats(x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(large / large.sum(-1, keepdims=True))
 
 
-def test_nothing_has_to_leave_8_bits(tmp_path: Path) -> None:
-    """What never was quantized still goes down to fp16."""
-    result = on_ladder(tmp_path, layers({}, set()), fresh_samples=0)
-    ladder = result.extra["ladder"]
-    assert {group["rung"] for group in result.extra["groups"]} == {"int8"}
-    assert result.extra["keep_fp32"] == []
-    assert ladder["counts"] == {"int8": 9, "fp16": 2, "fp32": 0}  # the last Tanh, and Softmax
-    assert result.minimality == "1-minimal"
-
-
 def test_nodes_alone(tmp_path: Path) -> None:
     """Without anything quantized it is the search of nodes."""
     result = on_ladder(tmp_path, floating(), "fp16,fp32", fresh_samples=0)

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layered import Ask, Shown, Target, looking, outputs_of
 from onnx import TensorProto, helper, numpy_helper
-from support import overflowing, save
+from support import overflowing
 
 from bisect_trt.commands.layerwise import Gathered, LayerComparison, Marking, compare_layers, compare_own, gather
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Runner
-from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 
 REFUSAL = Failed("build", "no such marks", "build: no such marks")
@@ -78,44 +78,6 @@ def test_a_mark_that_breaks_the_build_is_found_and_the_origin_all_the_same(mixed
     assert name in layers.unseen
     assert layers.outputs_fail
     assert layers.builds <= 8
-
-
-def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mixed: Path) -> None:
-    asked = []
-
-    def target(request: Compare, _: Ask) -> Shown:
-        asked.append(request)
-        return REFUSAL
-
-    with looking(mixed, target, fp16=True) as look:
-        original = look.unmarked()
-        assert (original.ending, original.signature) == (Ending.BROKEN, "build: no such marks")
-        asked.clear()
-        layers = compare_layers(look, original)
-    assert (layers.refused, layers.builds, len(asked)) == ("no such marks", 1, 1)
-
-
-def test_marks_that_leave_a_milder_failure_hide_it_too(tmp_path: Path) -> None:
-    """Without marks NaN, with them rounding: what they show is not what was looked for."""
-    path = tmp_path / "two.onnx"
-    nodes = [helper.make_node("Mul", ["x", "third"], ["a"], name="a"), helper.make_node("Exp", ["a"], ["b"], name="b")]
-    save(path, nodes, [numpy_helper.from_array(np.array(1 / 3, np.float32), "third")])
-
-    def target(request: Compare, ask: Ask) -> Shown:
-        reply = ask(request)
-        assert isinstance(reply, Compared)
-        changed: dict[str, Any] = {"passed": False, "kind": ComparisonKind.NAN}
-        if outputs_of(request) != {"b"}:
-            worst = WorstElement((0, 0), target=1.0001, reference=1.0, error=1e-4)
-            changed = {"passed": False, "kind": ComparisonKind.MISMATCH, "worst": worst, "past_tolerance": 1.5}
-        return replace(reply, comparisons=tuple(replace(each, **changed) for each in reply.comparisons))
-
-    with looking(path, target) as look:
-        original = look.unmarked()
-        layers = compare_layers(look, original)
-    assert layers.hidden
-    assert layers.origins == []
-    assert len(layers.mild) == 1
 
 
 def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
@@ -189,19 +151,6 @@ def test_own_errors_are_those_of_nodes_cut_out_alone(tmp_path: Path, make: Any) 
         for name, comparison in own.tensors.items():
             (cut,) = alone(look, name).comparisons
             assert numbers(comparison) == numbers(cut), name
-
-
-def test_where_the_target_refuses_some_layers_alone_the_others_are_seen(tmp_path: Path) -> None:
-    def target(request: Compare, ask: Ask) -> Shown:
-        if request.fed and "big_out" in outputs_of(request):
-            return Failed("build", "no", "build: no")
-        return ask(request)
-
-    with looking(overflowing(tmp_path / "model.onnx"), target, fp16=True) as look:
-        own = compare_own(look)
-        assert own.tensors.keys() == set(look.wanted) - {"big_out"}
-    assert own.unseen.keys() == {"big_out"}
-    assert own.builds > 1
 
 
 # Marks that break a build are found and left out; the search for them knows nothing of models.

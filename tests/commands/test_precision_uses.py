@@ -28,7 +28,6 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
@@ -119,15 +118,6 @@ def test_the_model_is_recommended_only_as_it_passes(
     assert recommended(result) == str(best)
     assert ("does not pass (" in said) is not heeds_casts
     assert f"seen to pass: {engine}: bisect-trt run" in said
-
-
-def test_the_original_is_not_built_again_with_everything_lowered(tmp_path: Path) -> None:
-    target = TensorRt()
-    with searching(target, tmp_path) as task:
-        task.prober.probe_original(task.subject.original)
-        built = len(target.asked)
-        assert task.prober.probe(task.lowering.candidate(frozenset())).verdict is Verdict.FAIL
-        assert len(target.asked) == built
 
 
 @pytest.mark.parametrize("loads", [False, True])

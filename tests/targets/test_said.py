@@ -1,16 +1,21 @@
-"""Every setting of every target is in ``reproduce.py``, or is declared not to be, with the reason."""
+"""Every setting of every target is in ``reproduce.py``, or is declared not to be, with the reason; and it is an option."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bisect_trt.cli.parser import parse
+from bisect_trt.options.spec import entries, make_group
 from bisect_trt.report.reproducer import render_script
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Minimal, Target
+from bisect_trt.targets.options import Target as Options
+from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
 
 SAMPLES: dict[str, Any] = {
@@ -20,7 +25,7 @@ SAMPLES: dict[str, Any] = {
     "provider_options": (("device_id", "1"),),
     "session_options": (("session.disable_prepacking", "1"),),
     "custom_op_libraries": ("files/1-ops.so",),
-    "through": "cp {model} {out}",
+    "through": "cp '{model}' '{out}'",
     "reads": ("files/1-tool.py",),
     "device": "GPU.0",
     "properties": (("EXECUTION_MODE_HINT", "ACCURACY"),),
@@ -38,15 +43,26 @@ SAMPLES: dict[str, Any] = {
     "pin_tactics": ("conv=1:2",),
     "record": "builds",
     "load_timing_cache": "files/1-timings",
-    "save_timing_cache": "timings",
+    "save_timing_cache": "/nowhere/timings",
     "load_engine": "model.engine",
-    "save_engine": "model.engine",
+    "save_engine": "/nowhere/model.engine",
     "calibration_cache": "files/1-ranges",
     "calibration_data": ("inputs.npz",),
     "build_only": True,
     "compute_capabilities": ("SM86",),
 }
 """A value of each setting that is not its default."""
+UNSAID = {
+    "record",
+    "reads",
+    "load_engine",
+    "calibration_cache",
+    "calibration_data",
+    "compute_capabilities",
+    "build_only",
+}
+"""Settings that no option of all targets says, or that conflict with others."""
+FILE = str(Path(__file__).resolve())
 MODEL = Minimal("model.onnx", inputs=("x",), nodes=(("a", ("a_out",)), ("b", ("b_out",))))
 
 
@@ -91,3 +107,37 @@ def test_files_are_settings(name: str) -> None:
     target = find(name)
     own = {entry.name for entry in fields(target.own)}
     assert own >= {*target.files, *target.not_reproducible}
+
+
+def asked_for(words: Sequence[str]) -> TargetSettings | None:
+    """What a command line asks for, read by the parser that every command has."""
+    _, values = parse(["run", *words])
+    return make_group(Options, {entry.name: values[entry.name] for entry in entries(Options)}, words=True).settings(
+        engines=True
+    )
+
+
+@pytest.mark.parametrize("name", [plugin.name for plugin in selectable()])
+def test_options_say_all_settings_and_settings_cross_to_the_worker(name: str) -> None:
+    target = find(name)
+    samples = {each.name: SAMPLES[each.name] for each in fields(target.own) if each.name not in UNSAID}
+    files = {each: (FILE,) if isinstance(samples[each], tuple) else FILE for each in target.files if each in samples}
+    settings = TargetSettings(name, fp16=name != "through").with_own(**{**samples, **files})
+    assert asked_for(settings.flags()) == settings
+    assert TargetSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--trt"], {}),
+        (["--trt", "--onnxrt"], {}),
+        (["--pool-limit", "workspace:1.5MiB", "--trt"], {"pool_limits": (("workspace", 3 << 19),)}),
+        (["--trt", "--pool-limit", "a:7", "b:2k"], {"pool_limits": (("a", 7), ("b", 2048))}),
+        (["--trt", "--tactic-sources", "none"], {"tactic_sources": ()}),
+        (["--trt", "--load-engine", FILE], {"load_engine": FILE}),
+    ],
+)
+def test_what_options_become(words: list[str], expected: dict[str, Any]) -> None:
+    plain = TargetSettings("trt")
+    assert asked_for(words) == (plain.with_own(**expected) if expected else plain)
