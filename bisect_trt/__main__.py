@@ -1,7 +1,6 @@
 """``python -m bisect_trt``, and what the installed command runs.
 
-Imports little at first: the worker process takes as long to start as the driver, so it is started before the driver has
-imported what it needs itself.
+The first worker is a fork of this process, so that NumPy and ONNX are imported once.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 """The reader has left, the terminal has hung up, or there never was a stream."""
 
@@ -58,20 +58,24 @@ class Output(io.FileIO):
 def main() -> NoReturn:
     """Run the command line."""
     interrupts.install()
-    words = set(sys.argv[1:])
     output = _open_streams()
     try:
-        if not words & {"-h", "--help"}:
-            _prepare(words)
         gc.disable()  # nothing that is imported is garbage
         from bisect_trt.cli.parser import parse  # noqa: PLC0415 - see above
 
         argv = tuple(sys.argv[1:])
         name, values = parse(argv)
+        os.putenv(_BLAS_THREADS, os.environ.get(_BLAS_THREADS, "1"))  # more spin for a while, and hinder a fork
         from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
+        if _BLAS_THREADS not in os.environ:
+            os.unsetenv(_BLAS_THREADS)
         gc.freeze()
         gc.enable()
+        if name in _NEEDS_WORKER:
+            from bisect_trt.worker import worker  # noqa: PLC0415 - as above
+
+            worker.fork_spare()
         perform(name, values, argv)
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
@@ -103,13 +107,6 @@ def _open_streams() -> Output:
     if 1 in closed:
         os.write(2, b"warning: standard output is closed, so nothing is printed.\n")
     return output
-
-
-def _prepare(words: set[str]) -> None:
-    if words & _NEEDS_WORKER:
-        from bisect_trt.worker import worker  # noqa: PLC0415 - a fifth of what --help takes
-
-        worker.start_spare(compares="--check" not in words)
 
 
 def _end(status: int, output: Output) -> NoReturn:

@@ -16,13 +16,14 @@ import atexit
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
@@ -61,6 +62,29 @@ for group in groups:
 for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
+
+
+class Forked:
+    """A process that was forked from this one, with what is used of :class:`subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            TimeoutExpired: It has not ended in so many seconds.
+        """
+        if self.returncode is None:
+            ending = os.pidfd_open(self.pid)
+            ended = select.select([ending], [], [], timeout)[0]
+            os.close(ending)
+            if not ended:
+                raise subprocess.TimeoutExpired("worker", timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
 
 
 class Guard:
@@ -129,6 +153,25 @@ class Guard:
         self._tell("started", process.pid)
         prefer_to_end(process.pid)
         return process
+
+    def fork(self, work: Callable[[], object]) -> Forked:
+        """Fork this process, in which no other thread runs; the fork calls a function and ends. See :meth:`start`."""
+        self._tell("start", 0)
+        pid = os.fork()
+        if pid:
+            self._tell("started", pid)
+            prefer_to_end(pid)
+            return Forked(pid)
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(null, stream)
+            assert self._pipe is not None
+            self._pipe.close()
+            work()
+        finally:
+            os._exit(1)
 
     def release(self, group: int) -> None:
         """Forget a group that was killed."""

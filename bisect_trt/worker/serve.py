@@ -7,7 +7,6 @@ Only what a runtime needs is imported, and ONNX only after a failure.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import signal
@@ -394,16 +393,14 @@ def _connect(place: Place | None) -> Connection | None:
     return Connection(place)
 
 
-def main() -> None:
-    """Answer requests from the pipe that the command line names until it closes."""
-    requests, replies = int(sys.argv[1]), int(sys.argv[2])
+def main(requests: int, replies: int) -> None:
+    """Answer requests from a pipe until it closes, to another one."""
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(Closed):
-        modules, place = pickle.loads(receive(requests)[1])
-        for name in modules:
-            with contextlib.suppress(Exception):  # the request that needs it reports the error
-                importlib.import_module(name)
+        place = pickle.loads(receive(requests)[1])
         worker = Worker(_connect(place), lambda: send(replies, READY))
         try:
             while True:
@@ -416,4 +413,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:3]))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import pickle
 import select
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 from bisect_trt.errors import BisectError
 from bisect_trt.tensors.kernel import oom_kills
+from bisect_trt.worker import serve
 from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
-from bisect_trt.worker.guard import guard
+from bisect_trt.worker.guard import Forked, guard
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import ProcessEnd, ProcessLimits, gate, kill_group, module_command
 from bisect_trt.worker.protocol import READY, Answered, BuildEngine, Compare, Failed, Order
@@ -60,15 +64,15 @@ class WorkerProcess:
         self,
         gpu: str | None = None,
         *,
-        modules: Sequence[str] = (),
         place: Place | None = None,
+        fork: bool = False,
     ) -> None:
         """Start it; it imports what it needs while the driver does other things.
 
         Args:
             gpu: The only one that it sees.
-            modules: What else its first requests are likely to need, which it imports at once too.
             place: The place that runs the models, if not the process itself.
+            fork: Whether it is a fork of this process.
         """
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
@@ -82,16 +86,27 @@ class WorkerProcess:
         more = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
             more["TMPDIR"] = str(guard.scratch())
-        self._process = guard.start(
-            module_command("bisect_trt.worker.serve", str(request_read), str(reply_write)),
-            {**os.environ, **more},
-            output=subprocess.DEVNULL,  # each request names the log of its output
-            pass_fds=(request_read, reply_write),
+        pipes = request_read, reply_write
+        command = module_command("bisect_trt.worker.serve", *map(str, pipes))
+        self._process: subprocess.Popen[bytes] | Forked = (
+            guard.fork(lambda: self._serve(more, *pipes))
+            if fork
+            else guard.start(command, {**os.environ, **more}, pass_fds=pipes)
         )
-        os.close(request_read)
-        os.close(reply_write)
+        for pipe in pipes:
+            os.close(pipe)
         with contextlib.suppress(Closed):  # the first request finds that it is gone
-            send(self._request_write, {}, [pickle.dumps((tuple(modules), place))])
+            send(self._request_write, {}, [pickle.dumps(place)])
+
+    def _serve(self, env: Mapping[str, str], requests: int, replies: int) -> None:
+        """Be the worker, in a fork of the driver."""
+        os.close(self._request_write)
+        os.close(self._reply_read)
+        os.environ.update(env)
+        tempfile.tempdir = None
+        with contextlib.suppress(Exception):  # the request that needs it reports the error
+            importlib.import_module("onnxruntime")
+        serve.main(requests, replies)
 
     def ask(self, order: Order, limits: ProcessLimits) -> Answered:
         """Send a request and wait for the answer.
@@ -210,19 +225,12 @@ def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
 
 _spare: list[WorkerProcess] = []
 _most_kept = 0
-_FOR_REFERENCE = ("onnxruntime", "bisect_trt.targets.onnxrt.runner")
-FOR_COMPARING = ("bisect_trt.tensors.compare", "bisect_trt.tensors.saved", "bisect_trt.onnxlib.roundings")
-"""With ONNX, which no other part of a worker needs."""
 
 
-def start_spare(*, compares: bool = True) -> None:
-    """Start the first worker before anything else, so that it is ready when the driver is.
-
-    Args:
-        compares: Whether it will likely be asked to compare a target with the reference, and not for the reference alone.
-    """
-    _spare.append(WorkerProcess(modules=[*_FOR_REFERENCE, *(FOR_COMPARING if compares else ())]))
-    atexit.register(end_spare)
+def fork_spare() -> None:
+    """Fork the first worker from this process, unless other threads run here (or may: not on Linux)."""
+    if len(list(Path("/proc/self/task").glob("*"))) == 1:
+        _spare.append(WorkerProcess(fork=True))
 
 
 def keep_spare(most: int = 1) -> None:

@@ -243,8 +243,6 @@ def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(compare: Compare, monke
         ("bisect_trt.targets.onnxrt.runner", ["onnx", "onnx_graphsurgeon", "ml_dtypes"]),
         # What a search with a check of the user's begins with.
         ("bisect_trt.commands.reduce", ["onnxruntime", "onnx_graphsurgeon", "xml.etree", "rich"]),
-        # The driver starts its first worker before it imports what takes long.
-        ("bisect_trt.worker.worker", ["numpy", "onnx", "typer", "rich"]),
     ],
 )
 def test_either_side_imports_little(module: str, without: list[str]) -> None:
