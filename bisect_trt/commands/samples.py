@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.session import Session
+from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.shapes import free_symbols, target_of
-from bisect_trt.commands.space import Fed, Series, Values, command_on
+from bisect_trt.commands.space import Fed, Series, Values, contradicted
 from bisect_trt.errors import ModelRefusedError, first_few
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
@@ -66,31 +65,10 @@ class _Reduction:
         shapes = "-".join("x".join(map(str, value.shape)) for value in values.values())
         return replace(candidate, engine=self.fed.engine(shapes, candidate.proto, values, self.target))
 
-    def probe(self, values: Values, title: str, *, again: bool = False) -> Verdict:
+    def probe(self, values: Values, title: str) -> Verdict:
         if self.fed.refused(values) is not None:
             return Verdict.UNRESOLVED
-        return self.session.prober.probe(self.candidate(values, title), again=again).verdict
-
-    def probe_each(self) -> dict[str, Any]:
-        """Probe every sample; return the field ``samples`` of the result, which is filled in however this ends."""
-        samples, prober = self.session.subject.samples, self.session.prober
-        series: Series[int] = Series(
-            lambda number: self.candidate(samples[number - 1], f"sample {number}"),
-            lambda number: self.fed.refused(samples[number - 1]),
-            apart=True,
-        )
-        found: dict[str, Any] = {"total": len(samples)}
-        self.session.result.extra["samples"] = found
-        try:
-            series.search(prober, lambda ask: [ask(number) for number in range(1, len(samples) + 1)])
-        finally:
-            seen = sorted(series.verdicts(prober).items())
-            found["each"] = [
-                {"sample": number, **each, "shapes": _shapes(samples[number - 1])} for number, each in seen
-            ]
-            for name, verdict in (("failing", "FAIL"), ("passing", "PASS"), ("unresolved", "UNRESOLVED")):
-                found[name] = [number for number, each in seen if each["verdict"] == verdict]
-        return found
+        return self.session.prober.probe(self.candidate(values, title)).verdict
 
     def run(self, symbols: Symbols) -> None:
         """Remove positions along the free dimensions, then elements, and both again if more positions can be removed.
@@ -182,16 +160,36 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         KeyboardInterrupt: As with the budget.
         UnavailableError: The reference runs no sample.
     """
-    subject, console, result = session.subject, session.console, session.result
+    subject, console, ledger = session.subject, session.console, session.prober.ledger
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
     console.step(f"Which of {total} samples fail?")
     story = _Reduction(session, Fed(session, subject.declared, lambda: samples), target, samples[0])
-    try:
-        found = story.probe_each()
-    except (BudgetSpent, KeyboardInterrupt):
-        found = result.extra["samples"]
+    series: Series[int] = Series(
+        lambda number: story.candidate(samples[number - 1], f"sample {number}"),
+        lambda number: story.fed.refused(samples[number - 1]),
+        apart=True,
+    )
+
+    def seen() -> dict[str, Any]:
+        """Put the probed samples into the result; return that field."""
+        each = sorted(series.verdicts(session.prober).items())
+        found = session.result.extra["samples"] = {
+            "total": total,
+            "each": [{"sample": number, **said, "shapes": _shapes(samples[number - 1])} for number, said in each],
+            **{
+                name: [number for number, said in each if said["verdict"] == verdict]
+                for name, verdict in (("failing", "FAIL"), ("passing", "PASS"), ("unresolved", "UNRESOLVED"))
+            },
+        }
+        return found
+
+    def so_far() -> None:
+        found = seen()
         console.answer(f"So far {len(found['failing'])} of {len(found['each'])} samples fail; {total} were given.")
-        raise
+
+    with saving_best(so_far):
+        series.search(session.prober, lambda ask: [ask(number) for number in range(1, total + 1)])
+    found = seen()
     failing = found["failing"]
     if not failing and not found["passing"]:
         raise ModelRefusedError(f"no sample has a verdict: {found['each'][0]['reason']}.")
@@ -202,47 +200,38 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     number = min(failing, key=lambda each: (*_sizes(samples[each - 1]), each))
     story.values = samples[number - 1]
     console.step(f"Sample {number} is the smallest that fails: which parts are needed?")
-    outcome, ledger = session.prober.ledger.outcome(story.candidate(story.values, "").key), session.prober.ledger
+    outcome = ledger.outcome(story.candidate(story.values, "").key)
     assert outcome is not None, "it was probed"
     ledger.original, ledger.severity = outcome.signature, outcome.severity  # the reduced input must fail in this way
-    compiles = target is not None and target.target.compiles
-    ended: BudgetSpent | KeyboardInterrupt | None = None
-    why, steady = None, True
-    try:
+    why = changed = None
+    with saving_best(lambda: _deliver(story, check, output, number, "the search did not end")):
         try:
-            story.run({} if compiles else free_symbols(subject, None))
+            story.run({} if target is not None and target.target.compiles else free_symbols(subject, None))
         except Enough:
             why = f"stopped after {MOST_QUESTIONS} questions"
         save_npz(output, story.values)
-        read = load_npz(output)
-        again = (story.probe(read, "the smallest input, read back", again=True) for _ in range(_CONFIRMATIONS))
-        steady = all(verdict is Verdict.FAIL for verdict in again)
-        if not steady:
-            why = "the failure is flaky: the input passed when probed again; `bisect-trt repeat` measures how often"
-    except (BudgetSpent, KeyboardInterrupt) as error:
-        why, ended = str(error) or "it was interrupted", error
-    save_npz(output, story.values)
-    _deliver(story, check, output, number, why, steady=steady)
-    if ended is not None:
-        raise ended
-    return result
+        again = story.candidate(load_npz(output), "the smallest input, read back")
+        changed = contradicted(session.prober, [(again, Verdict.FAIL)] * _CONFIRMATIONS)
+        if changed is not None:
+            why = f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
+    return _deliver(story, check, output, number, why, steady=changed is None)
 
 
 def _deliver(
-    story: _Reduction, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool
-) -> None:
-    """Print the reduced sample, its minimality, and the command that shows the failure."""
-    session, values, target = story.session, story.values, check.target
-    console, result = session.console, session.result
-    result.status, result.minimality, result.why = "found", "1-minimal" if why is None else "unproven", why
+    story: _Reduction, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool = True
+) -> Result:
+    """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
+    session, values, console = story.session, story.values, story.session.console
+    save_npz(output, values)
+    result = session.result.end(why=why)
     result.artifacts["minimal_input"] = str(output)
     kept = [
         {"input": name, "index": [*map(int, index)], "value": _plain(value.item(tuple(index)))}
         for name, value in values.items()
         for index in np.argwhere(is_nonzero(value))
     ]
-    name = "repeat" if not steady else "reduce" if target is None else "run"
-    command = command_on(session, check, name, session.subject.settings.path, target, output)
+    name = "repeat" if not steady else "reduce" if check.target is None else "run"
+    command = session.command(name, check, inputs=output)
     before = _sizes(session.subject.samples[number - 1])[1]
     result.extra["samples"]["minimal_input"] = {
         "file": str(output),
@@ -265,6 +254,7 @@ def _deliver(
     if why:
         console.answer(f"  {why}")
     console.answer(f"To {'reproduce it' if steady else 'measure how often it fails'}: {command}")
+    return result
 
 
 def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:

@@ -98,11 +98,14 @@ class Session:
         """The options ``--on`` of the places where the target runs."""
         return [word for place in self.subject.workers.places for word in ("--on", place.said)]
 
-    def command(self, name: str, check: CheckSettings) -> str:
-        """Return the command line that runs the command ``name`` with the same model, target and data."""
-        settings, target = self.subject.settings, check.target
-        words = ["bisect-trt", name, str(settings.path), *(target.flags() if target is not None else ())]
-        return shlex.join([*words, *self.place_words, *written(settings.data), *check.words])
+    def command(self, name: str, check: CheckSettings, model: Path | None = None, inputs: Path | None = None) -> str:
+        """Return the command line that runs the command ``name`` on a model, by default this one with its data."""
+        settings, path = self.subject.settings, model or self.subject.settings.path
+        if check.target is None and inputs is not None:
+            return check.how_to(name, path, inputs, self.place_words)
+        words = ["bisect-trt", name, str(path), *(check.target.flags() if check.target is not None else ())]
+        words += [*self.place_words, *(written(settings.data) if inputs is None else ("--load-inputs", str(inputs)))]
+        return shlex.join([*words, *check.words])
 
     @property
     def unreferenced(self) -> bool:
@@ -363,8 +366,8 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
 
 
 @contextmanager
-def saving_best(save: Callable[[], None]) -> Iterator[None]:
-    """Save the smallest failing candidate if the budget is spent or the user stops."""
+def saving_best(save: Callable[[], object]) -> Iterator[None]:
+    """Save what is known so far if the budget is spent or the user stops."""
     try:
         yield
     except (BudgetSpent, KeyboardInterrupt):

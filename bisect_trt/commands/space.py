@@ -7,7 +7,6 @@ are the same for all spaces.
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate
@@ -224,11 +222,14 @@ class Fed:
         return any(self._run(values, to) is None for values in self._likely())
 
 
-def command_on(
-    session: Session, check: CheckSettings, command: str, model: Path, target: TargetSettings | None, inputs: Path
-) -> str:
-    """Return the command line that runs ``command`` with values: on a target, else by the check."""
-    if target is None:
-        return check.how_to(command, model, inputs, session.place_words)
-    words = ["bisect-trt", command, str(model), *target.flags(), *session.place_words, "--load-inputs", str(inputs)]
-    return shlex.join([*words, *check.words])
+def contradicted(prober: Prober, known: Iterable[tuple[Candidate, Verdict]]) -> str | None:
+    """Probe candidates once more; return the first verdict that differs from the known one, in words.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    for candidate, verdict in known:
+        now = prober.probe(candidate, again=True).verdict
+        if now is not verdict:
+            return f"{candidate.title} was {verdict.value} and, probed again, {now.value}"
+    return None

@@ -6,8 +6,8 @@ The space is the grid of sizes, the strategy is :func:`~bisect_trt.search.ordere
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.space import Fed, Series, Values, command_on
+from bisect_trt.commands.session import Session, saving_best
+from bisect_trt.commands.space import Fed, Series, Values, contradicted
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import (
     ConflictError,
@@ -34,7 +34,6 @@ from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
@@ -114,27 +113,32 @@ class Sized:
         subject, asked = session.subject, check.target
         self.swept, self._session, self._asked = swept, session, asked
         self._base = {name: value.shape for name, value in subject.samples[0].items()}
-        declared = {name: list(subject.declared.get(name, shape)) for name, shape in self._base.items()}
-        places = [place for each in self.swept for place in each.places]
-        self._unlike_file = any(isinstance(declared[name][axis], int) for name, axis in places)
-        for name, axis in places:
-            declared[name][axis] = f"{name}_{axis}" if isinstance(declared[name][axis], int) else declared[name][axis]
-        free = {name: tuple(dims) for name, dims in declared.items()}
+        places = {place for each in swept for place in each.places}
+        known = {name: subject.declared.get(name, shape) for name, shape in self._base.items()}
+        free = {
+            name: tuple(
+                f"{name}_{axis}" if (name, axis) in places and isinstance(size, int) else size
+                for axis, size in enumerate(shape)
+            )
+            for name, shape in known.items()
+        }
+        self._unlike_file = free != known
         # Sizes that the reference should run, if it runs any.
         likely = [tuple(each.sizes[place % len(each.sizes)] for each in swept) for place in range(_MOST_REFUSED)]
         self._fed = Fed(session, free, lambda: map(self.inputs, likely), forget=self._unlike_file)
         self._names = [info.name for info in input_infos(Network(self._fed.proto))]
-        self._refused: dict[Point, str | None] = {}
+        self.refused = cache(self._refused)
         self.target, self._engine = asked, None
-        lowest, highest = (tuple(each.sizes[end] for each in swept) for end in (0, -1))
-        if asked is not None and asked.build_only:  # each size is built by itself
+        if asked is None or asked.build_only:  # each size is built by itself
             return
-        if asked is not None and not asked.target.profile(asked):
+        lowest, highest = (tuple(each.sizes[end] for each in swept) for end in (0, -1))
+        if not asked.target.profile(asked):
             lows, highs = self.shapes(lowest), self.shapes(highest)
-            self.target = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
-        if self.target is not None and self.target.target.engines:
-            session.console.say(f"  one engine for all sizes: {' '.join(self.target.flags())}")
-            self._engine = self._fed.engine("swept", self._fed.proto, self.inputs(lowest), self.target, check.timeout)
+            asked = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
+        self.target = asked
+        if asked.target.engines:
+            session.console.say(f"  one engine for all sizes: {' '.join(asked.flags())}")
+            self._engine = self._fed.engine("swept", self._fed.proto, self.inputs(lowest), asked, check.timeout)
             if self._engine is None:
                 session.console.say("  the build fails, so each size gets its own engine")
 
@@ -150,16 +154,8 @@ class Sized:
         """Return the sizes of a point, by dimension."""
         return {each.name: size for each, size in zip(self.swept, point, strict=True)}
 
-    def title(self, point: Point) -> str:
-        """Return a point in words."""
-        return ", ".join(f"{name}={size}" for name, size in self.sizes(point).items())
-
     def file(self) -> Path:
-        """Return a model file for all sizes: the user's own, or a copy with the swept dimensions free.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
+        """Return a model file for all sizes: the user's own, or a copy with the swept dimensions free."""
         subject = self._session.subject
         if not self._unlike_file:
             return subject.settings.path
@@ -176,22 +172,20 @@ class Sized:
         infos = input_infos(subject.network)
         return make_inputs([TensorInfo(info.name, info.dtype, shapes[info.name]) for info in infos], data)[0]
 
-    def refused(self, point: Point) -> str | None:
+    def _refused(self, point: Point) -> str | None:
         """Return why a point has no verdict: the reference does not run it, or it is outside the user's profile."""
-        if point not in self._refused:
-            try:
-                if self._asked is not None:
-                    self._asked.target.check_inputs(self._asked, self.shapes(point))
-                self._refused[point] = self._fed.refused(self.inputs(point))
-            except UsageError as error:
-                self._refused[point] = f"it is outside of the profile: {error}"
-        return self._refused[point]
+        try:
+            if self._asked is not None:
+                self._asked.target.check_inputs(self._asked, self.shapes(point))
+        except UsageError as error:
+            return f"it is outside of the profile: {error}"
+        return self._fed.refused(self.inputs(point))
 
     def candidate(self, point: Point) -> Candidate:
         """Return the candidate of a point that was not refused, with free dimensions."""
         target = None if self._engine is not None or self.target == self._asked else self.target
-        values = self.inputs(point)
-        return self._fed.candidate(values, self.title(point), fixed=False, engine=self._engine, target=target)
+        title = _words(self.sizes(point))
+        return self._fed.candidate(self.inputs(point), title, fixed=False, engine=self._engine, target=target)
 
     def below(self, point: Point) -> list[Point]:
         """Return the points with the next smaller size of one dimension that the reference runs."""
@@ -215,7 +209,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         UnavailableError: The reference runs none.
         UsageError: The dimensions do not fit the model.
     """
-    console, prober = session.console, session.prober
+    console, result = session.console, session.result
     swept = dimensions(session.subject, shapes)
     axes, number = [each.sizes for each in swept], prod(len(each.sizes) for each in swept)
     by = "the check" if check.target is None else "the target"
@@ -229,15 +223,14 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         go_down(seen, ask, sized.below)
         return seen
 
-    try:
-        seen = series.search(prober, strategy)
-    except (BudgetSpent, KeyboardInterrupt):
+    def so_far() -> None:
         answer = _fill(session, sized, series)
         if answer["smallest_failing"] is not None:
             console.answer(f"So far it fails {answer['said']}")
-        raise
-    answer = _fill(session, sized, series)
-    smallest = smallest_failing(seen)
+
+    with saving_best(so_far):
+        seen = series.search(session.prober, strategy)
+    answer, smallest = _fill(session, sized, series), smallest_failing(seen)
     if smallest is None:
         if Verdict.PASS not in seen.values():
             raise ModelRefusedError(f"no size has a verdict: {answer['map'][0]['reason']}.")
@@ -247,34 +240,21 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         at = "".join(f", {name} {size}" for name, size in each["at"].items())
         rows = [(row["verdict"], _span(row), f"{len(row['tried'])} probed") for row in each["intervals"]]
         console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
-    _conclude(session, check, sized, smallest, seen)
-    return session.result
-
-
-def _conclude(
-    session: Session, check: CheckSettings, sized: Sized, smallest: Point, seen: Mapping[Point, Verdict]
-) -> None:
-    """Confirm the smallest failing point, write its values, and print the next command."""
-    console, result, path = session.console, session.result, session.subject.workspace.folder / FAILING
-    below, changed = sized.below(smallest), None
-    unsure = next((point for point in below if seen.get(point) is not Verdict.PASS), None)
-    if unsure is not None:
-        result.why = f"the next smaller size, {sized.title(unsure)}, did not pass"
-    for point in (smallest, smallest, *(point for point in below if point in seen)):
-        with suppress(BudgetSpent):
-            now = session.prober.probe(sized.candidate(point), again=True).verdict
-            if now is not seen[point]:
-                changed = f"{sized.title(point)} was {seen[point].value} and, probed again, {now.value}"
-                result.why = f"the failure is flaky and does not depend on the size alone: {changed}"
-                break
-    result.status, result.minimality = "found", "1-minimal" if result.why is None else "unproven"
+    path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
+    below, why = sized.below(smallest), None
+    if (unsure := next((point for point in below if seen.get(point) is not Verdict.PASS), None)) is not None:
+        why = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
+    points = (smallest, smallest, *(point for point in below if point in seen))
+    changed = contradicted(session.prober, ((sized.candidate(point), seen[point]) for point in points))
+    if changed is not None:
+        why = f"the failure is flaky and does not depend on the size alone: {changed}"
     name = "repeat" if changed is not None else "reduce" if sized.target is None else "diagnose"
-    command = command_on(session, check, name, sized.file(), sized.target, path)
-    result.extra["sweep"]["command"] = command
-    console.answer(f"The smallest that fails is {sized.title(smallest)}. Its inputs: {path}")
-    console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {command}")
+    answer["command"] = session.command(name, replace(check, target=sized.target), sized.file(), path)
+    console.answer(f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}")
+    console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {answer['command']}")
+    return result.end(why=why)
 
 
 def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
@@ -325,24 +305,25 @@ def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, An
     tried = f"{len(seen)} of {number} sizes were probed"
     tried += "" if len(seen) == number else "; other sizes are unknown"
     failing = "" if smallest is None else f"{'; '.join(map(_sentence, every))}: "
+
+    def plain(point: Point) -> dict[str, list[int]]:
+        return {name: list(shape) for name, shape in sized.shapes(point).items()}
+
     answer = session.result.extra["sweep"] = {
         "dimensions": every,
         "tried": len(seen),
         "of": number,
         "exhaustive": len(seen) == number,
         "smallest_failing": None if smallest is None else sized.sizes(smallest),
-        "shapes": None if smallest is None else _plain(sized.shapes(smallest)),
-        "map": [
-            {"sizes": sized.sizes(point), "shapes": _plain(sized.shapes(point)), **known[point]}
-            for point in sorted(seen)
-        ],
+        "shapes": None if smallest is None else plain(smallest),
+        "map": [{"sizes": sized.sizes(each), "shapes": plain(each), **known[each]} for each in sorted(seen)],
         "said": f"{failing}{tried}.",
     }
     return answer
 
 
-def _plain(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    return {name: list(shape) for name, shape in shapes.items()}
+def _words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _span(row: Mapping[str, Any]) -> str:
@@ -352,8 +333,8 @@ def _span(row: Mapping[str, Any]) -> str:
 def _sentence(dimension: Mapping[str, Any]) -> str:
     """Return the failing sizes of a dimension in words."""
     rows = [_span(row) for row in dimension["intervals"] if row["verdict"] == Verdict.FAIL.value]
-    at = ", ".join(f"{name}={size}" for name, size in dimension["at"].items())
-    return f"at {first_few(rows, _SHOWN)} of {dimension['name']}{f' (with {at})' if at else ''}"
+    at = f" (with {_words(dimension['at'])})" if dimension["at"] else ""
+    return f"at {first_few(rows, _SHOWN)} of {dimension['name']}{at}"
 
 
 def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
@@ -362,13 +343,12 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
     for point, verdict in sorted(seen.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
     others, line = max(lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1])))
-    each = sized.swept[place]
-    verdicts = {"fail": Verdict.FAIL, "pass": Verdict.PASS, "unresolved": Verdict.UNRESOLVED}
+    each, names = sized.swept[place], [other.name for other in sized.swept]
     return {
         "name": each.name,
         "inputs": [{"name": name, "axis": axis} for name, axis in each.places],
-        "at": {other.name: size for other, size in zip((e for e in sized.swept if e is not each), others, strict=True)},
-        **{name: [size for size, verdict in line.items() if verdict is of] for name, of in verdicts.items()},
+        "at": dict(zip([*names[:place], *names[place + 1 :]], others, strict=True)),
+        **{of.value.lower(): [size for size, verdict in line.items() if verdict is of] for of in Verdict},
         "intervals": intervals(line),
     }
 

@@ -106,6 +106,13 @@ class Result:
         """All compared tensors (``layerwise``, ``diagnose``)."""
         return list(self.extra.get("tensors", ()))
 
+    def end(self, status: str = "found", why: str | None = None) -> Result:
+        """Record how the command ended: an answer is proven unless there is a reason ``why`` not; return the result."""
+        self.status, self.why = status, why
+        unproven = status == "inconclusive" or (status == "found" and why is not None)
+        self.minimality = "unproven" if unproven else "1-minimal"
+        return self
+
     def suggest(self, command: str) -> None:
         """Add a command to run next, the best first."""
         self.extra.setdefault("next", []).append(command)

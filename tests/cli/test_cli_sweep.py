@@ -264,7 +264,7 @@ def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path
     result = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}").ended(3).result
     least = result["samples"]["minimal_input"]
     assert (result["status"], least["minimality"]) == ("inconclusive", "unproven")
-    assert "the budget is spent (--max-probes 15)" in least["why"]
+    assert "the budget is spent (--max-probes 15)" in result["why"]
     assert (arrays("least.npz")["ids"] == GUILTY).any()
     assert "--check" in least["command"]
     options[-1] = "2"
