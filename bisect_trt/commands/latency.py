@@ -7,28 +7,25 @@ suspects; a search with ``--slower-than`` proves.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import onnx
 
 from bisect_trt.commands.checks import CheckSettings, baseline_of
 from bisect_trt.commands.session import Session
-from bisect_trt.errors import InputValuesError, ModelRefusedError, UnsuitableModelError
+from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.options.compare import Limits
-from bisect_trt.probe.ledger import strict_json
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
 from bisect_trt.report.text import shorten
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.place import Place
-from bisect_trt.worker.protocol import Failed, Trace
+from bisect_trt.worker.protocol import Trace
 
 _PIECES = re.compile(r" \+ |\.\.\.|\|\||,")
 """Separators of nodes in the name of a fused layer."""
@@ -59,18 +56,17 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     nodes = _timed(network)
     known = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
     known |= {name: index for index in nodes for name in network.made(index)}
-    found: list[set[int]] = []
-    for layer in layers:
-        names = [name for name in layer["tensors"] if name in known] or named_in(layer["name"], known)
-        found.append({known[name] for name in names})
+    found = [
+        {known[n] for n in [*filter(known.__contains__, each["tensors"])] or named_in(each["name"], known)}
+        for each in layers
+    ]
     owner = {index: place for place in reversed(range(len(found))) for index in found[place]}
     for index in reversed(nodes):
         readers = (reader for name in network.made(index) for reader in network.consumers.get(name, ()))
-        known_readers = [reader for reader in readers if reader in owner]
-        if index not in owner and known_readers:
-            owner[index] = owner[known_readers[0]]
-    for index, place in owner.items():
-        found[place].add(index)
+        reader = next((reader for reader in readers if reader in owner), None)
+        if index not in owner and reader is not None:
+            owner[index] = owner[reader]
+            found[owner[index]].add(index)
     for place in reversed(range(len(found) - 1)):
         found[place] = found[place] or found[place + 1]
     return found
@@ -94,39 +90,6 @@ def beside(network: Network, target: Layers, baseline: Layers) -> list[dict[str,
     return sorted(rows.values(), key=lambda row: row["baseline_ms"] - row["ms"])
 
 
-def read_profile(path: Path) -> Layers:
-    """Read the profile of ``trtexec --exportProfile``, or one of ours.
-
-    Raises:
-        UsageError: It is none.
-    """
-    try:
-        found = [entry for entry in strict_json(path.read_bytes()) if "name" in entry]
-        times = [float(entry.get("medianMs", entry["averageMs"])) for entry in found]
-        return [{"tensors": (), **entry, "ms": ms} for entry, ms in zip(found, times, strict=True)]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputValuesError(
-            f"--baseline {path} is no profile ({type(error).__name__}: {error}); give what trtexec --exportProfile writes."
-        ) from error
-
-
-def write_profile(path: Path, layers: Layers) -> None:
-    """Write a profile as trtexec does, with the ``tensors`` of each layer."""
-    part = 100 / (sum(layer["ms"] for layer in layers) or 1.0)
-    same = "timeMs", "averageMs", "medianMs"
-    entries = [
-        {
-            "name": each["name"],
-            **dict.fromkeys(same, each["ms"]),
-            "percentage": part * each["ms"],
-            "tensors": each["tensors"],
-        }
-        for each in layers
-    ]
-    with replacing(path) as file:
-        file.write(json.dumps([{"count": 1}, *entries], indent=1).encode())
-
-
 def profile(session: Session, target: TargetSettings, place: Place | None = None) -> Layers:
     """Return the layers of a target with their times.
 
@@ -139,13 +102,11 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
     proto = onnx.ModelProto()
     proto.CopyFrom(original.proto)
     for node in proto.graph.node:
-        node.name = node.name or next(filter(None, node.output), "")
-    reply = models.workers.ask(Trace(target, models.write("profile", proto), feed, "profile", place))
-    if isinstance(reply, Failed):
-        raise ModelRefusedError(f"{target.describe()} does not run the model: {reply.message}; `run` shows more.")
-    if not reply.get("layers"):
+        node.name = node.name or first_output(node)
+    trace = Trace(target, models.write("profile", proto), feed, "profile", place)
+    layers: Layers = session.answered(models.workers.ask(trace), target.describe()).get("layers") or ()
+    if not layers:
         raise UnsuitableModelError(f"{target.describe()} reports no time of its layers; use `diagnose --slower-than`.")
-    layers: Layers = reply["layers"]
     return layers
 
 
@@ -158,27 +119,24 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
     """
     subject, console, result = session.subject, session.console, session.result
     console.step(f"{target.describe()} beside {what or 'the reference'}, layer by layer")
-    sides, read = [profile(session, target)], what is not None and what.endswith(".json")
-    other = Path(what or "") if read else baseline_of(subject.workers, what, target)
-    sides.append(read_profile(other) if isinstance(other, Path) else profile(session, *other))
-    for name, layers in zip(("profile", "baseline_profile"), sides, strict=True):
-        path = subject.workspace.folder / f"{name}.json"
-        write_profile(path, layers)
-        result.artifacts[name] = str(path)
+    sides = profile(session, target), profile(session, *baseline_of(subject.workers, what, target))
     rows = beside(subject.network, *sides)
     for row in rows:
         row["nodes"] = subject.describe_nodes(sorted(row["nodes"], key=subject.network.rank.__getitem__))
     mine, its = (sum(layer["ms"] for layer in layers) for layers in sides)
     result.extra["latency"] = {"ms": mine, "baseline_ms": its, "baseline": what or "reference", "rows": rows}
-    result.status, result.minimality = "found", "1-minimal"
     console.answer(f"{mine:.4g} ms in layers, {its:.4g} ms on the baseline. The largest differences:")
-    times = [(row["ms"] - row["baseline_ms"], row["ms"], row["baseline_ms"]) for row in rows]
     shown = [
-        (f"{lost:+.3f} ms", f"{ms:.3f}", f"{other_ms:.3f}", shorten(grouped(row["nodes"]) or "(no node)", _LENGTH))
-        for row, (lost, ms, other_ms) in zip(rows, times, strict=True)
+        (
+            f"{row['ms'] - row['baseline_ms']:+.3f} ms",
+            f"{row['ms']:.3f}",
+            f"{row['baseline_ms']:.3f}",
+            shorten(grouped(row["nodes"]) or "(no node)", _LENGTH),
+        )
+        for row in rows
     ]
     console.table(("difference", "target", "baseline", "nodes"), shown, _SHOWN)
-    if mine > _RATIO * its and not read:
+    if mine > _RATIO * its:
         limits = Limits(slower_than=_RATIO, baseline=what)
         result.suggest(session.command("diagnose", CheckSettings(target=target, limits=limits)))
-    return result
+    return result.end()

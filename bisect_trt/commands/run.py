@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
-
-import onnx
+from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings, tolerance_options
@@ -26,7 +24,6 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.save import check_output, save_model
 from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
@@ -42,26 +39,19 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, Values, load_runs, same_samples, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Failed, Sample, Trace
+from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Trace
 
-T = TypeVar("T")
 OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
 MARK_ALL = "mark all"
-_SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"}
+_SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs"}
 """Options about single outputs."""
-_NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
+_NEED_A_MODEL = {"onnx_exclude_outputs", "save_inputs", "save_outputs"}
 """Options that do not apply to saved outputs."""
-_TYPES = {
-    "fp32": {"float32"},
-    "fp16": {"float16"},
-    "bf16": {"bfloat16"},
-    "fp8": {"fp8", "float8_e4m3fn"},
-    "int8": {"int8", "uint8"},
-    "int4": {"int4"},
-    "fp4": {"fp4"},
-}
-"""Names of types in the layers of engines, by precision; other layers (integers, masks) are not counted."""
+_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "uint8": "int8"}
+"""The precisions of types in the layers of engines, where a type has another name."""
+_PRECISIONS = {"fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4"}
+"""Layers of other types (integers, masks) are not counted."""
 _LITTLE = 0.5
 """Below this share of layers in a requested precision, the difference is printed."""
 
@@ -79,8 +69,6 @@ def run(call: Call) -> Result:
         return _compare_saved(call)
     target = call[Target].required(engines=True)
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
-    if options.save_onnx is not None:
-        check_output(options.save_onnx, overwrite=True)
     metric, limits = call.metric(bounded=False), call.limits()
     call.open(None, options.load_outputs)
     if limits is not None:
@@ -94,16 +82,7 @@ def run(call: Call) -> Result:
         if metric is not None:
             refuse_options(options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
             return score(session, target, metric, options.timeout)
-        names = choose_outputs(session.subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
-        tolerance.check_names(names)
-        if options.save_inputs is not None:
-            save_samples(options.save_inputs, session.subject.samples)
-        runs = [run for path in options.load_outputs for run in load_runs(path)]
-        against = ", ".join(run.name for run in runs) or "the reference"
-        session.console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
-        table = Table(session.console, session.result, call[Plots])
-        compare_target(session, target, tolerance, options, names, runs, table)
-        return table.conclude()
+        return _compare_target(session, target, tolerance, options, Table(session.console, session.result, call[Plots]))
 
 
 def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
@@ -114,17 +93,15 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
     model = subject.models.write("built", subject.network.proto)
     reply = subject.workers.ask(Compare(target, model, (Sample(inputs, inputs),), tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
-        result.status, result.why = "not_reproduced", reply.message
         trace = subject.workers.ask(Trace(target, model, inputs), timeout) if reply.kind == "build" else reply
         parts = None if isinstance(trace, Failed) else trace.get("partition")
         result.extra["partition"] = parts
         console.answer(f"It does not build: {reply.message}.{f' {describe_partition(parts)}' if parts else ''}")
-        return result
+        return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
-    result.status, result.minimality = "found", "1-minimal"
-    result.extra["layers"], result.extra["precision_audit"] = list(reply.layers), audit
+    result.extra |= {"layers": list(reply.layers), "precision_audit": audit}
     console.answer(f"It builds: {audit['sentence']}")
-    return result
+    return result.end()
 
 
 def describe_partition(parts: Mapping[str, Any]) -> str:
@@ -145,10 +122,11 @@ def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]])
     Returns:
         The requested precisions (``asked``), the layers in each (``counts``) and in any (``total``), and a ``sentence``.
     """
-    kinds = [{name for name, types in _TYPES.items() if types & {*(each.get("precisions") or ())}} for each in layers]
+    types = ({_TYPES.get(name, name) for name in each.get("precisions") or ()} for each in layers)
+    kinds = [found & _PRECISIONS for found in types]
     counts, total = Counter(name for each in kinds for name in each), sum(map(bool, kinds))
-    found = ", ".join(f"{number} in {name}" for name, number in counts.most_common())
-    sentence = f"{len(layers)} layers{f', {found}' if found else ''}."
+    found = "".join(f", {number} in {name}" for name, number in counts.most_common())
+    sentence = f"{len(layers)} layers{found}."
     asked = [name for name in target.low_precisions if name != "tf32"]
     missed = [name for name in asked if counts[name] < _LITTLE * total]
     if missed and total:
@@ -159,42 +137,6 @@ def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]])
             "bf16; int8 and fp8 need Q/DQ nodes."
         )
     return {"asked": asked, "counts": dict(counts), "total": total, "sentence": sentence}
-
-
-def _compare_saved(call: Call) -> Result:
-    """Compare each saved run with the last one, as the reference.
-
-    Raises:
-        UsageError: There are not two runs to compare, they do not fit each other, or an option needs a model.
-    """
-    options, console = call[RunOptions], call.console
-    if call[Target].settings(engines=True) is not None or not options.load_outputs:
-        raise MissingOptionError("no model to run; give one, or two saved results with --load-outputs and no target.")
-    why = "needs a model; give one, or drop the option."
-    refuse_options(options, _NEED_A_MODEL, why)
-    if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
-        raise ConflictError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
-    call[MetricOptions].check(bounded=False)
-    tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
-    *runs, right = [run for path in options.load_outputs for run in load_runs(path)]
-    if not runs:
-        raise MissingOptionError(
-            f"{right.name} is the only saved result; give another after --load-outputs, or a model and a target."
-        )
-    table = Table(console, call.result, call[Plots])
-    for run in runs:
-        same_samples(run, len(right.samples), f"{right.name} holds")
-        names = options.onnx_outputs or list(right.samples[0])
-        console.step(f"{run.name} against {right.name}, {len(names)} output(s)")
-        samples = list(zip(run.samples, right.samples, strict=True))
-        for number, (target, reference) in enumerate(samples, 1):
-            shared = same_outputs(run.name, target, same_outputs(right.name, reference, names, console), console)
-            tolerance.check_names(shared)
-            seen = compare_all(reference, target, tolerance, shared, details=True)
-            if len(samples) > 1:
-                seen = [comparison.of_sample(number) for comparison in seen]
-            table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
-    return table.conclude()
 
 
 def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
@@ -209,7 +151,7 @@ def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
 
 @dataclass
 class Table:
-    """All comparisons of a ``run``.
+    """All comparisons of a ``run``, printed and drawn as they are added.
 
     Attributes:
         console: Prints them.
@@ -220,7 +162,7 @@ class Table:
 
     console: Console
     result: Result
-    plots: Plots = field(default_factory=Plots)
+    plots: Plots
     comparisons: list[TensorComparison] = field(default_factory=list)
 
     def add(
@@ -254,7 +196,7 @@ class Table:
 
     def replace_if_failed(self, comparisons: Sequence[TensorComparison]) -> None:
         """Show the comparisons of the model with free dimensions instead, if one of them does not match."""
-        if any(not comparison.passed for comparison in comparisons):
+        if not all(comparison.passed for comparison in comparisons):
             self.console.say("  These results are with fixed shapes. With the free dimensions of the file:")
             self.comparisons.clear()
             self.add(comparisons, [])
@@ -269,12 +211,47 @@ class Table:
         """Print how many match, and return the result."""
         self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
         count, failed = len(self.comparisons), sum(not comparison.passed for comparison in self.comparisons)
-        self.result.status, self.result.minimality = "not_reproduced" if failed else "found", "1-minimal"
         self.console.say(f"{failed} of {count} do not match." if failed else f"All {count} match.")
-        return self.result
+        return self.result.end("not_reproduced" if failed else "found")
 
 
-def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console) -> list[str]:
+def _compare_saved(call: Call) -> Result:
+    """Compare each saved run with the last one, as the reference.
+
+    Raises:
+        UsageError: There are not two runs to compare, they do not fit each other, or an option needs a model.
+    """
+    options, console = call[RunOptions], call.console
+    if call[Target].settings(engines=True) is not None or not options.load_outputs:
+        raise MissingOptionError("no model to run; give one, or two saved results with --load-outputs and no target.")
+    why = "needs a model; give one, or drop the option."
+    refuse_options(options, _NEED_A_MODEL, why)
+    if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
+        raise ConflictError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
+    call[MetricOptions].check(bounded=False)
+    tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
+    *runs, right = [run for path in options.load_outputs for run in load_runs(path)]
+    if not runs:
+        raise MissingOptionError(
+            f"{right.name} is the only saved result; give another after --load-outputs, or a model and a target."
+        )
+    table = Table(console, call.result, call[Plots])
+    for run in runs:
+        same_samples(run, len(right.samples), f"{right.name} holds")
+        names = options.onnx_outputs or list(right.samples[0])
+        console.step(f"{run.name} against {right.name}, {len(names)} output(s)")
+        samples = list(zip(run.samples, right.samples, strict=True))
+        for number, (target, reference) in enumerate(samples, 1):
+            shared = _shared(run.name, target, _shared(right.name, reference, names, console), console)
+            tolerance.check_names(shared)
+            seen = compare_all(reference, target, tolerance, shared, details=True)
+            if len(samples) > 1:
+                seen = [comparison.of_sample(number) for comparison in seen]
+            table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
+    return table.conclude()
+
+
+def _shared(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console) -> list[str]:
     """Return the wanted outputs that a saved sample has; warn about the others.
 
     Raises:
@@ -288,76 +265,58 @@ def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], co
     return shared
 
 
-def compare_target(
-    session: Session,
-    target: TargetSettings,
-    tolerance: ToleranceOptions,
-    options: RunOptions,
-    names: Sequence[str],
-    runs: Sequence[SavedRun],
-    table: Table,
-) -> None:
+def _compare_target(
+    session: Session, target: TargetSettings, tolerance: ToleranceOptions, options: RunOptions, table: Table
+) -> Result:
     """Compare outputs of a target with saved runs, or with the reference if there are none; write the requested files."""
-    subject, console = session.subject, session.console
-    numbers, models = range(1, len(subject.samples) + 1), subject.models
+    subject, console, models = session.subject, session.console, session.subject.models
+    names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
+    tolerance.check_names(names)
+    if options.save_inputs is not None:
+        save_samples(options.save_inputs, subject.samples)
+    runs = [run for path in options.load_outputs for run in load_runs(path)]
+    against = ", ".join(run.name for run in runs) or "the reference"
+    console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
     model = models.write("compared", mark_outputs(subject.network, names, {}))
-    inputs = [models.feed(f"inputs-{number}", sample) for number, sample in zip(numbers, subject.samples, strict=True)]
-    outputs = [subject.workspace.scratch(f"outputs-{number}.npz") for number in numbers]
-    against = [_golden(session, runs, place, names) for place in range(len(runs))]
+    inputs = [models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
+    outputs = tuple(subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1))
+    golden = [(f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)]
     if not runs:
-        files = [subject.workspace.scratch(f"golden-{number}.npz") for number in numbers]
-        for fed, file in zip(inputs, files, strict=True):
-            _answered(session, models.collect(model, fed, file), "reference")
-        against.append(("", files))
-    if options.save_onnx is not None:
-        _save_lowered(session, model, target, options.save_onnx)
+        golden.append(("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]))
+        for fed, file in zip(inputs, golden[0][1], strict=True):
+            session.answered(models.collect(model, fed, file), "the reference")
 
-    def request(golden: Sequence[Path], model: Path) -> Compare:
-        samples, saved = tuple(map(Sample, inputs, golden)), tuple(outputs)
-        return Compare(target, model, samples, tolerance, tuple(names), every=True, details=True, save_outputs=saved)
+    def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:
+        samples = tuple(map(Sample, inputs, golden))
+        request = Compare(target, model, samples, tolerance, tuple(names), every=True, details=True)
+        return subject.workers.ask(replace(request, save_outputs=outputs), options.timeout)
 
-    for prefix, golden in against:
-        reply = _answered(session, subject.workers.ask(request(golden, model), options.timeout))
+    for prefix, files in golden:
+        reply = session.answered(compare(model, files))
         for name in (skipped := [name for name in names if name in reply.skipped]):
             console.warn(f"'{name}' is not compared: {reply.skipped[name]}")
         if skipped and not reply.comparisons:
             raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
-        pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(outputs, golden, strict=True) if a.exists()]
-        table.add(reply.comparisons, pairs, prefix)
-    kept = [NpzFile(path) for path in outputs if path.exists()]
+        pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()]
+        table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
     if options.save_outputs is not None:
-        save_samples(options.save_outputs, kept, target.describe())
+        save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
     if not runs and subject.has_free_dimensions and not target.target.compiles and table.passed:
         freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
-        model = models.write("compared-free", mark_outputs(freed, names, {}))
-        other = subject.workers.ask(request(against[0][1], model), options.timeout)
+        other = compare(models.write("compared-free", mark_outputs(freed, names, {})), golden[0][1])
         table.replace_if_failed(() if isinstance(other, Failed) else other.comparisons)
+    return table.conclude()
 
 
-def _golden(session: Session, runs: Sequence[SavedRun], place: int, names: Sequence[str]) -> tuple[str, list[Path]]:
-    """Write the outputs of a saved run for the worker; return the prefix of its lines, and a file for each sample."""
-    run, files = runs[place], list[Path]()
+def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -> list[Path]:
+    """Write the outputs of a saved run for the worker, a file for each sample."""
+    files = list[Path]()
     same_samples(run, len(session.subject.samples), "the target runs")
     for number, sample in enumerate(run.samples, 1):
         files.append(session.subject.workspace.scratch(f"golden-{place}-{number}.npz"))
-        known = same_outputs(run.name, sample, names, session.console)
+        known = _shared(run.name, sample, names, session.console)
         save_npz(files[-1], {name: sample[name] for name in known})
-    return f"{run.name}: " if len(runs) > 1 else "", files
-
-
-def _save_lowered(session: Session, model: Path, target: TargetSettings, path: Path) -> None:
-    """Write the model that the target runs: with the compared outputs, and lowered if Casts lower it."""
-    lowered = _answered(session, session.subject.models.lowered(model, target))
-    written = onnx.load(str(model), load_external_data=False) if lowered is None else lowered
-    save_model(written, session.subject.workspace.weights.folder_of(written), path)
-    session.result.artifacts["onnx"] = str(path)
-
-
-def _answered(session: Session, reply: T | Failed, role: str = "target") -> T:
-    if isinstance(reply, Failed):
-        subject = session.subject
-        raise ModelRefusedError(f"the {role} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}")
-    return reply
+    return files
 
 
 def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()) -> list[str]:
@@ -372,38 +331,31 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
     Raises:
         UsageError: A name or glob matches no tensor, or none is left.
     """
-    every = list(dict.fromkeys([*network.computed, *network.outputs]))
-    chosen = every if " ".join(wanted) == MARK_ALL else network.outputs
-    if wanted and chosen is not every:
-        # A weight that a node computes can be named too.
-        known = [*every, *(name for name in network.producer if name not in every)]
-        chosen = _matching("--onnx-outputs", wanted, known, network)
-    gone = set(_matching("--onnx-exclude-outputs", excluded, chosen, network))
+    every, chosen = [*dict.fromkeys([*network.computed, *network.outputs])], network.outputs
+    if " ".join(wanted) == MARK_ALL:
+        chosen = every
+    elif wanted:  # a weight that a node computes can be named too
+        chosen = _matching("--onnx-outputs", wanted, [*dict.fromkeys([*every, *network.producer])], network)
+    gone = _matching("--onnx-exclude-outputs", excluded, chosen, network)
     left = [name for name in chosen if name not in gone]
     if not left:
         raise MissingOptionError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
     return left
 
 
-def _matching(option: str, patterns: Sequence[str], known: Iterable[str], network: Network) -> list[str]:
+def _matching(option: str, patterns: Sequence[str], known: Sequence[str], network: Network) -> list[str]:
     """Return the tensors that names, globs and types match; a name with glob characters matches itself."""
-
-    def fits(name: str, pattern: str) -> bool:
-        if not pattern.startswith(OPERATOR):
-            return fnmatchcase(name, pattern)
-        maker = network.producer.get(name)
-        return maker is not None and fnmatchcase(network.nodes[maker].op_type, pattern.removeprefix(OPERATOR))
-
-    known = list(known)
-    found: dict[str, None] = {}
+    operators = {name: f"{OPERATOR}{network.nodes[maker].op_type}" for name, maker in network.producer.items()}
+    found: list[str] = []
     for pattern in patterns:
-        names = [pattern] if pattern in known else [name for name in known if fits(name, pattern)]
+        labels = operators if pattern.startswith(OPERATOR) else dict(zip(known, known, strict=True))
+        names = [name for name in known if name in labels and fnmatchcase(labels[name], pattern)]
+        names = [pattern] if pattern in known else names
         if not names:
-            operators = sorted({f"{OPERATOR}{node.op_type}" for node in network.nodes})
-            close = get_close_matches(pattern, operators if pattern.startswith(OPERATOR) else known)
+            close = get_close_matches(pattern, sorted({*labels.values()}))
             raise UnknownNameError(
                 f"{option}: the model makes no tensor '{pattern}', or it is not compared (to compare all tensors: "
                 f"--onnx-outputs mark all).{f' Close to it: {quoted(close)}.' if close else ''}"
             )
-        found.update(dict.fromkeys(names))
-    return list(found)
+        found += names
+    return [*dict.fromkeys(found)]

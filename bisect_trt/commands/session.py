@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import BisectError, ModelRefusedError
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
@@ -106,6 +106,17 @@ class Session:
         words = ["bisect-trt", name, str(path), *(check.target.flags() if check.target is not None else ())]
         words += [*self.place_words, *(written(settings.data) if inputs is None else ("--load-inputs", str(inputs)))]
         return shlex.join([*words, *check.words])
+
+    def answered(self, reply: Done | Failed, who: str = "the target") -> Done:
+        """Return the reply of a worker that ran the model.
+
+        Raises:
+            UnavailableError: It is a failure.
+        """
+        if isinstance(reply, Failed):
+            subject = self.subject
+            raise ModelRefusedError(f"{who} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}")
+        return reply
 
     @property
     def unreferenced(self) -> bool:

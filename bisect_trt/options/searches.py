@@ -370,7 +370,6 @@ class RunOptions:
             help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
-    save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")

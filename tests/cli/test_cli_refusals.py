@@ -234,7 +234,6 @@ REFUSALS = """
 1005 'q' | run --load-outputs a.npz a.npz --atol q:1
 1007 'q' | run --load-outputs a.npz a.npz --onnx-outputs q
 1008 no.py | run --load-outputs a.npz a.npz --compare-func-script no.py
-1003 --save-onnx | run --load-outputs a.npz a.npz --save-onnx o.onnx
 
 # where an answer cannot be written, and what is not written over
 1006 nowhere/o.json | run m.onnx T --json nowhere/o.json
@@ -243,7 +242,6 @@ REFUSALS = """
 1006 folder | extract m.onnx -o folder
 1006 folder | run m.onnx T --save-outputs folder
 1006 nowhere | run m.onnx T --report nowhere/r.html
-1006 nowhere | run m.onnx T --save-onnx nowhere/o.onnx
 1006 m.onnx | diagnose m.onnx T -o m.onnx
 1006 m.onnx | convert chain.onnx -o m.onnx --fp16
 1006 there.onnx --overwrite | reduce m.onnx T -o there.onnx
