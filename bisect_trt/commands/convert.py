@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 
@@ -28,7 +29,7 @@ from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import free_name, keep_only, share_names
+from bisect_trt.onnxlib.nodes import first_output, free_name, keep_only, share_names
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model, share_weights
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
@@ -40,22 +41,11 @@ from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Failed, Sample
+from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 FOLD_LIMIT_BYTES = 16 << 20
 """Larger values are not folded, as by default in graphsurgeon and ``polygraphy surgeon sanitize``."""
-_LINES = {
-    "shaped_inputs": "input shapes fixed: {shaped_inputs}",
-    "folded_nodes": "{folded_nodes} node(s) folded into {stored_tensors} value(s), {stored_bytes} bytes",
-    "removed_nodes": "{removed_nodes} node(s) removed that no output depends on",
-    "removed_weights": "{removed_weights} weight(s) removed that no node reads",
-    "removed_declarations": "{removed_declarations} declaration(s) of removed tensors removed",
-    "declared_shapes": "{declared_shapes} shape(s) declared that inference finds",
-    "sorted": "nodes sorted topologically",
-    "renamed_nodes": "{renamed_nodes} node(s) with duplicate names renamed",
-}
-"""A line for each change, by its field in JSON."""
 
 
 def run(call: Call) -> Result:
@@ -83,11 +73,7 @@ def run(call: Call) -> Result:
             runtime = runtime.target.calibrating(runtime, samples, own.calibration_cache)
         model, sample = subject.network.proto, subject.samples[0]
         failed = subject.models.build("convert", model, sample, own.output, runtime, own.timeout)
-        if failed is not None:
-            raise ModelRefusedError(
-                f"{asked.describe()} cannot build {own.model}: {failed.message}; `bisect-trt reduce --trt` finds the smallest "
-                "model with that message."
-            )
+        session.answered(failed, asked.describe())
         call.console.answer(f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes.")
         return _written(call.result, engine=own.output)
 
@@ -99,17 +85,15 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
     if target.fp16 == target.bf16:
         raise MissingOptionError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
     precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
-    source, low = ModelSettings(own.model, call[Data]), LOW_TYPES[precision]
+    source = ModelSettings(own.model, call[Data])
     model = load_model(source.path, source.data.external_data_dir)
     sort_nodes(model)
-    first = {next(iter(node.output), "") for node in model.graph.node}
-    for name in target.keep_fp32:
-        if name not in first:
-            raise UnknownNameError(
-                f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {shlex.quote(str(own.model))} --show "
-                "layers` lists them."
-            )
-    lowered = lower_fp16(model, target.keep_fp32, low=low, weights=source.weights)
+    if unknown := set(target.keep_fp32) - set(map(first_output, model.graph.node)):
+        raise UnknownNameError(
+            f"--keep-fp32: no node makes '{min(unknown)}' first; `bisect-trt inspect model {shlex.quote(str(own.model))} --show "
+            "layers` lists them."
+        )
+    lowered = lower_fp16(model, target.keep_fp32, low=LOW_TYPES[precision], weights=source.weights)
     save_model(lowered, source.weights, own.output, beside=True)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
     call.console.answer(
@@ -166,8 +150,7 @@ def extract_run(call: Call) -> Result:
 def _written(result: Result, **files: Path) -> Result:
     """Return the result with the files that were written."""
     result.artifacts |= {name: str(path) for name, path in files.items()}
-    result.status, result.minimality = "found", "1-minimal"
-    return result
+    return result.end()
 
 
 def _as_in_file(subject: Subject) -> Network:
@@ -206,12 +189,8 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     """Write the sanitized model, and put its ``changes`` into the result; see :func:`sanitize_run`."""
     subject, console, result = session.subject, session.console, session.result
     model = subject.settings.load()
-    before = len(model.graph.node)
-    changes: dict[str, Any] = {
-        "shaped_inputs": list(options.override_input_shapes),
-        "renamed_nodes": _tell_apart(model),
-    }
-    changes |= {"folded_nodes": 0, "stored_tensors": 0, "stored_bytes": 0}
+    before, renamed = len(model.graph.node), _tell_apart(model)
+    changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
     share_weights(model, subject.settings.path, subject.workspace.candidates, subject.settings.weights)
     if options.override_input_shapes:
         fix_input_shapes(model, options.override_input_shapes, assume=False)
@@ -219,26 +198,26 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     if options.fold_constants:
         model = _fold(model, subject, changes, shapes=options.shape_inference)
     last = remove_unread(model) if options.cleanup else Removed()
-    changes |= {"removed_nodes": first.nodes, "removed_weights": first.weights}
-    changes |= {"removed_declarations": first.declarations + last.declarations}
-    changes["sorted"] = sort_nodes(model)
-    changes["declared_shapes"] = _declare(model) if options.shape_inference else 0
-    words = {name: ", ".join(value) if isinstance(value, list) else value for name, value in changes.items()}
-    for line in [line.format(**words) for name, line in _LINES.items() if words.get(name)] or ["nothing to change"]:
+    changes.update(removed_nodes=first.nodes, removed_weights=first.weights)
+    changes.update(removed_declarations=first.declarations + last.declarations)
+    ordered, shaped = sort_nodes(model), list(options.override_input_shapes)
+    changes.update(declared_shapes=_declare(model) if options.shape_inference else 0)
+    said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + ["nodes sorted topologically"] * ordered
+    said += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
+    for line in said or ["nothing to change"]:
         console.say(f"  {line}")
     doubt = _compare(model, subject)
     save_model(model, subject.workspace.weights.folder_of(model), options.output)
-    result.artifacts["sanitized"] = str(options.output)
-    result.extra["changes"] = {"nodes": [before, len(model.graph.node)], **changes}
-    result.status, result.minimality, result.why = "found", "unproven" if doubt else "1-minimal", doubt
+    nodes = [before, len(model.graph.node)]
+    result.extra["changes"] = {"nodes": nodes, "shaped_inputs": shaped, "sorted": ordered, **changes}
     compared = "not compared with the original" if doubt else "the same results as the original"
-    console.answer(f"{options.output}: {before} nodes before, {len(model.graph.node)} now; {compared}.")
+    console.answer(f"{options.output}: {before} nodes before, {nodes[1]} now; {compared}.")
     if doubt:
         console.warn(doubt)
-    return result
+    return _written(result, sanitized=options.output).end(why=doubt)
 
 
-def _fold(model: onnx.ModelProto, subject: Subject, changes: dict[str, Any], *, shapes: bool) -> onnx.ModelProto:
+def _fold(model: onnx.ModelProto, subject: Subject, changes: Counter[str], *, shapes: bool) -> onnx.ModelProto:
     """Return the folded model: stored values let inference find more shapes, which are folded in the next round."""
     while True:
         before = len(model.graph.node)
@@ -249,9 +228,8 @@ def _fold(model: onnx.ModelProto, subject: Subject, changes: dict[str, Any], *, 
         model = folding.apply(values)
         if len(model.graph.node) == before:
             return model
-        changes["folded_nodes"] += before - len(model.graph.node)
-        changes["stored_tensors"] += len(values)
-        changes["stored_bytes"] += sum(map(tensor_bytes, values.values()))
+        stored = sum(map(tensor_bytes, values.values()))
+        changes.update(folded_nodes=before - len(model.graph.node), stored_tensors=len(values), stored_bytes=stored)
 
 
 def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
@@ -304,19 +282,10 @@ def _declare(model: onnx.ModelProto) -> int:
 
 
 def _tell_apart(model: onnx.ModelProto) -> int:
-    """Give each node of the graph a unique name; nodes without one keep none.
-
-    Args:
-        model: Changed in place.
-
-    Returns:
-        The number of renamed nodes.
-    """
-    taken = {node.name for node in model.graph.node}
-    seen: set[str] = set()
-    changed = 0
+    """Give each node of the graph a unique name, in place; nodes without one keep none. Return how many are renamed."""
+    taken, seen, changed = {node.name for node in model.graph.node}, {""}, 0
     for node in model.graph.node:
-        if node.name and node.name in seen:
+        if node.name in seen and node.name:
             node.name = free_name(node.name, taken)
             taken.add(node.name)
             changed += 1
@@ -343,15 +312,13 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         if failed is not None:
             return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
         reply = models.workers.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
-        if isinstance(reply, Failed):
+        wrong = [reply.message] if isinstance(reply, Failed) else []
+        if isinstance(reply, Compared):
+            wrong = [f"'{each.name}' is another: {each.describe()}" for each in reply.comparisons if not each.passed]
+        if wrong:
             raise WrongResultError(
-                f"ONNX Runtime runs the original and not the sanitized model: {reply.message}. Nothing was written; please "
-                "report it, and skip a step (--no-fold-constants, --no-cleanup)."
-            )
-        wrong = next((comparison for comparison in reply.comparisons if not comparison.passed), None)
-        if wrong is not None:
-            raise WrongResultError(
-                f"the sanitized model gives another '{wrong.name}' than the original: {wrong.describe()}. Nothing was "
-                "written; if the model declares a wrong shape inside, add --no-shape-inference, else please report it."
+                f"the sanitized model does not run as the original does: {wrong[0]}. Nothing was written; if the model "
+                "declares a wrong shape inside, add --no-shape-inference, else please report it, and skip a step "
+                "(--no-fold-constants, --no-cleanup)."
             )
     return None

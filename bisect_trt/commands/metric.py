@@ -29,7 +29,7 @@ from bisect_trt.report.reproducer import MODEL, pack
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode, Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.protocol import Failed, Score
+from bisect_trt.worker.protocol import Score
 
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import Diagnosis
@@ -46,17 +46,13 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
     model = subject.models.write("measured", subject.network.proto)
     scale = make_scale(subject, metric)
     console.step(f"{target.describe()}, on all {scale.data.count} samples")
-    measured = subject.workers.ask(Score(target, model, scale.scoring()), timeout)
-    if isinstance(measured, Failed):
-        raise ModelRefusedError(f"the target cannot run {subject.settings.path}: {measured.message}.")
+    measured = session.answered(subject.workers.ask(Score(target, model, scale.scoring()), timeout))
     lost = measured.value - scale.reference  # NaN where both are infinite
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
     console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
     result.extra |= {"metric": scale.to_json(measured), "comparisons": []}
-    failed = result.extra["metric"]["passed"] is False
-    result.status, result.minimality = "not_reproduced" if failed else "found", "1-minimal"
-    return result
+    return result.end("not_reproduced" if result.extra["metric"]["passed"] is False else "found")
 
 
 def measure(session: Session, check: CheckSettings) -> Result:
@@ -65,27 +61,24 @@ def measure(session: Session, check: CheckSettings) -> Result:
     Raises:
         UnavailableError: The target cannot run the model.
     """
-    console, result = session.console, session.result
     assert check.target is not None, "the options require one"
-    console.step(f"{check.target.describe()}, measured beside its limits")
+    session.console.step(f"{check.target.describe()}, measured beside its limits")
     record = session.prober.probe(session.subject.original)
     outcome = session.outcome(record)
     if outcome.ending is Ending.BROKEN:
         raise ModelRefusedError(f"the target cannot run {session.subject.settings.path}: {outcome.reason}.")
-    result.extra |= {"comparisons": []}
-    result.status, result.minimality = _STATUS[record.verdict], "1-minimal"
-    if record.verdict is Verdict.UNRESOLVED:
-        result.minimality, result.why = "unproven", record.reason
-    console.answer(f"{_SAID[record.verdict]}: {record.reason}.")
-    return result
+    session.result.extra["comparisons"] = []
+    status, said = _ENDS[record.verdict]
+    session.console.answer(f"{said}: {record.reason}.")
+    return session.result.end(status, record.reason if record.verdict is Verdict.UNRESOLVED else None)
 
 
-_STATUS = {Verdict.PASS: "found", Verdict.FAIL: "not_reproduced", Verdict.UNRESOLVED: "inconclusive"}
-_SAID = {
-    Verdict.PASS: "Within the limits",
-    Verdict.FAIL: "Past a limit",
-    Verdict.UNRESOLVED: "Unknown, because the machine is too noisy or the limit too close",
+_ENDS = {
+    Verdict.PASS: ("found", "Within the limits"),
+    Verdict.FAIL: ("not_reproduced", "Past a limit"),
+    Verdict.UNRESOLVED: ("inconclusive", "Unknown, because the machine is too noisy or the limit too close"),
 }
+"""The status and the words of a verdict."""
 
 
 def diagnose_whole(diagnosis: Diagnosis) -> Result:
