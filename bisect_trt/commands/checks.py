@@ -40,6 +40,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
+from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
@@ -330,7 +331,7 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "
                 "cannot run."
             )
-    reference = data.score(metric, lambda place: dict(data.reference(place)))
+    reference = data.score(metric, lambda place: load_npz(data.golden(place)))
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _check_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"

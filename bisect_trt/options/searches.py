@@ -172,10 +172,6 @@ class PrecisionOptions:
     fresh_samples: Annotated[int, counted("Hold sets against N samples that the search has not seen.", least=0)] = (
         FRESH_SAMPLES
     )
-    keep_set: Annotated[
-        int | None,
-        option(metavar="N", min=0, help="Write the set of N nodes of the last run's curve, without a new search."),
-    ] = None
     int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False
     ladder: Annotated[
         Sequence[str] | None,

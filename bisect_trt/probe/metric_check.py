@@ -51,7 +51,7 @@ class Scale:
 
     def scoring(self) -> Scoring:
         """The settings by which a worker scores."""
-        return Scoring(self.data.folder, self.asked, self.metric.lower_is_better, self.bound)
+        return Scoring(self.data, self.asked, self.metric.lower_is_better, self.bound)
 
     def describe(self, measured: Scored) -> str:
         """A sentence without its end."""

@@ -1,20 +1,19 @@
 """Metrics over a set of samples: top-K, cosine similarity, PSNR, and a function of a Python script.
 
 A built-in metric is a mean over samples; a script's function scores the whole set. The set lies on the disk, with the
-reference's outputs (:class:`Evaluation`): a worker reads the same files, so that a request names the folder alone.
+reference's outputs (:class:`Evaluation`); workers read the same files.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,18 +80,6 @@ _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
 """Similarity to the reference: the function of two flat vectors, the largest absolute value of its result, and its unit."""
 
 
-class Terms(NamedTuple):
-    """Contribution of one sample to a metric, which is ``sum(total) / sum(weight)`` over the samples.
-
-    Attributes:
-        total: The sample's number times its weight.
-        weight: Its weight, which follows from the reference's outputs and the labels alone.
-    """
-
-    total: float
-    weight: float = 1.0
-
-
 @dataclass(frozen=True)
 class Metric:
     """A number for a set of samples.
@@ -100,15 +87,16 @@ class Metric:
     Attributes:
         name: The name, without an output.
         lower_is_better: Whether a smaller number is better.
-        of_sample: Returns the terms of a sample from the candidate's outputs, the reference's, and the labels; ``None`` for a
-            metric of the whole set.
+        of_sample: Returns the terms of a sample from the candidate's outputs, the reference's, and the labels: its number times
+            its weight, and its weight, which follows from the reference and the labels alone. The metric is the sum of the
+            first over the sum of the second. ``None`` for a metric of the whole set.
         of_set: Returns the number of the whole set; ``None`` for the other metrics.
         unit: The number's unit, with a leading blank.
     """
 
     name: str
     lower_is_better: bool = False
-    of_sample: Callable[[Outputs, Outputs, Labels], Terms] | None = None
+    of_sample: Callable[[Outputs, Outputs, Labels], tuple[float, float]] | None = None
     of_set: Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float] | None = None
     unit: str = ""
 
@@ -159,7 +147,9 @@ def script_file(asked: str) -> list[Path]:
     return [split_script(asked, FUNCTION, _KIND)[0]] if is_script(asked) else []
 
 
-def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Outputs, labels: Labels) -> Terms:
+def _top(
+    what: str, output: str | None, k: int, seen: Outputs, reference: Outputs, labels: Labels
+) -> tuple[float, float]:
     """Return the share of rows (along the last axis) with their label among their K largest values, of equal ones the first.
 
     Without labels, the label is the place of the reference's largest value. An output of integers holds classes already. A
@@ -185,10 +175,10 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
         )
     weight = float(np.count_nonzero(counted))
     if theirs is None or theirs.shape != ours.shape:
-        return Terms(0.0, weight)
+        return 0.0, weight
     flat = theirs.reshape(-1)
     right = flat == truth if rows is None else _among_largest(to_float(flat).reshape(rows.shape), truth, k)
-    return Terms(float(np.count_nonzero(right & counted)), weight)
+    return float(np.count_nonzero(right & counted)), weight
 
 
 def _classes(labels: object, rows: int) -> NDArray[np.int64]:
@@ -219,7 +209,7 @@ def _worst_signal(
     seen: Outputs,
     reference: Outputs,
     _: Labels,
-) -> Terms:
+) -> tuple[float, float]:
     """Return the similarity of one output, or the worst of all floating-point outputs; NaN counts as the worst value."""
     names = [_chosen_output(output, reference, what)]
     if output is None:
@@ -228,12 +218,12 @@ def _worst_signal(
     for name in names:
         ours, theirs = reference[name], seen.get(name)
         if theirs is None or theirs.shape != ours.shape:
-            return Terms(-most)
+            return -most, 1.0
         if ours.size:
             with np.errstate(all="ignore"):
                 value = measure(to_float(ours).reshape(-1), to_float(theirs).reshape(-1))
             found = min(found, -most if math.isnan(value) else max(value, -most))
-    return Terms(found)
+    return found, 1.0
 
 
 def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating: bool = True) -> str:
@@ -313,7 +303,6 @@ def _all_finite(samples: Sequence[Outputs]) -> bool:
 
 _ONE = ""
 """The name in a file of labels that are one array."""
-_SET = "set.json"
 
 
 @dataclass(frozen=True)
@@ -354,14 +343,7 @@ class Evaluation:
                 named = labels if isinstance(labels, Mapping) else {_ONE: labels}
                 save_npz(folder / f"labels-{count}.npz", {str(name): np.asarray(each) for name, each in named.items()})
             count += 1
-        (folder / _SET).write_text(json.dumps({"labelled": labelled, "count": count}))
         return cls(folder, count, labelled)
-
-    @classmethod
-    def open(cls, folder: Path) -> Evaluation:
-        """Return a set that was written before."""
-        plain = json.loads((folder / _SET).read_text())
-        return cls(folder, plain["count"], plain["labelled"])
 
     def inputs(self, place: int) -> Path:
         """Return the file with the inputs of a sample."""
@@ -378,18 +360,14 @@ class Evaluation:
         named = load_npz(self.folder / f"labels-{place}.npz")
         return named.get(_ONE, named)
 
-    def reference(self, place: int) -> NpzFile:
-        """Return the reference's outputs of a sample, each read on access."""
-        return NpzFile(self.golden(place))
-
     def score(self, metric: Metric, run: Callable[[int], Outputs]) -> float:
         """Return the metric of the outputs that ``run`` returns for each sample; NaN if the weights sum to 0."""
         places, total, weight = range(self.count), 0.0, 0.0
         if metric.of_sample is None:
             assert metric.of_set is not None, "it is one or the other"
-            sides = [run(place) for place in places], [self.reference(place) for place in places]
+            sides = [run(place) for place in places], [NpzFile(self.golden(place)) for place in places]
             return metric.of_set(*sides, [self.labels(place) for place in places])
         for place in places:  # one at a time: outputs may be large
-            terms = metric.of_sample(run(place), dict(self.reference(place)), self.labels(place))
-            total, weight = total + terms.total, weight + terms.weight
+            own, share = metric.of_sample(run(place), load_npz(self.golden(place)), self.labels(place))
+            total, weight = total + own, weight + share
         return total / weight if weight else math.nan

@@ -16,6 +16,7 @@ from bisect_trt.worker.place import Place, Seen
 if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.tensors.comparison import TensorComparison
+    from bisect_trt.tensors.metrics import Evaluation
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
 CANCELLED = "cancelled"
@@ -192,13 +193,13 @@ class Scoring:
     """The scoring of outputs on a set of samples.
 
     Attributes:
-        data: The folder of an ``Evaluation``.
+        data: The samples.
         metric: The metric, as the user names it.
         lower_is_better: Whether less is better, of the user's own.
         bound: What it must reach.
     """
 
-    data: Path
+    data: Evaluation
     metric: str
     lower_is_better: bool = False
     bound: float | None = None

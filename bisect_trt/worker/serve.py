@@ -275,10 +275,10 @@ class Worker:
 
     def _score(self, request: Score) -> Scored:
         """Score a model, or a piece of it of which the reference runs the rest."""
-        from bisect_trt.tensors.metrics import Evaluation, find_metric  # noqa: PLC0415 - few workers score
+        from bisect_trt.tensors.metrics import find_metric  # noqa: PLC0415 - few workers score
 
         asked = request.scoring
-        data, metric = Evaluation.open(asked.data), find_metric(asked.metric, lower_is_better=asked.lower_is_better)
+        data, metric = asked.data, find_metric(asked.metric, lower_is_better=asked.lower_is_better)
         first = load_npz(data.inputs(0))
         rest = None if request.reference is None else make_runtime(request.reference)
         before, after = (

@@ -378,7 +378,7 @@ def value(metric: Metric, seen: list[Any], reference: list[Any], labels: list[An
         assert metric.of_set is not None
         return metric.of_set(seen, reference, labels)
     terms = [metric.of_sample(*each) for each in zip(seen, reference, labels, strict=True)]
-    return sum(each.total for each in terms) / sum(each.weight for each in terms)
+    return sum(total for total, _ in terms) / sum(weight for _, weight in terms)
 
 
 def logits(count: int, *shape: int) -> list[dict[str, Any]]:
@@ -491,8 +491,8 @@ def test_all_samples_have_labels_or_none(tmp_path: Path, first: bool) -> None:
 @pytest.mark.parametrize("asked", ["top-1", "cosine"])
 def test_a_set_on_the_disk_scores_what_its_samples_score(asked: str, tmp_path: Path) -> None:
     reference, labels = logits(30, 1, 5), [DRAWN.integers(0, 5, 1) for _ in range(30)]
-    Evaluation.write(tmp_path, [({"x": np.zeros(1)}, label) for label in labels])
-    data, metric = Evaluation.open(tmp_path), find_metric(asked)
+    data = Evaluation.write(tmp_path, [({"x": np.zeros(1)}, label) for label in labels])
+    metric = find_metric(asked)
     for place, outputs in enumerate(reference):
         save_npz(data.golden(place), outputs)
     for seen in (reference, [{"out": each["out"] + DRAWN.normal(size=(1, 5))} for each in reference]):
