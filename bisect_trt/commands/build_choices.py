@@ -153,14 +153,12 @@ def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reas
     """
     reasons: list[Reason] = []
     goods = [_pinnable(build.choices) for build in builds if build.good]
-    bads = [build for build in builds if not build.good]
-    for build in sorted(bads, key=lambda each: (not _pinnable(each.choices), len(_pinnable(each.choices)))):
+    bads = [(build, _pinnable(build.choices)) for build in builds if not build.good]
+    for build, chosen in sorted(bads, key=lambda each: (not each[1], len(each[1]))):
         if any(reason.choices and reason.choices <= build.choices for reason in reasons):
             continue
-        if len(reasons) == MOST_REASONS:
-            break
-        reasons.append(_explained(bench, build, list(goods), tries))
-        if not reasons[-1].choices:
+        reasons.append(_explained(bench, build.name, chosen, list(goods), tries))
+        if not reasons[-1].choices or len(reasons) == MOST_REASONS:
             break
     return reasons
 
@@ -169,71 +167,62 @@ def _pinnable(choices: frozenset[Choice]) -> Places:
     return {(choice.layer, choice.kind): choice for choice in sorted(choices) if choice.pins}
 
 
-def _explained(bench: Bench, bad: Build, goods: list[Places], tries: int) -> Reason:
+def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries: int) -> Reason:
     """Return the fewest choices that make a good build bad, confirmed by builds in which nothing else is pinned.
 
     If such a build is good, the reason is incomplete, and the search goes on with that build as another good one.
     """
-    chosen = _pinnable(bad.choices)
-    reason = _explain(bench, bad.name, chosen, goods)
     for _ in range(MOST_REASONS):
-        good = _passing(bench, reason, chosen, tries) if reason.proven else None
-        if good is None:
+        reason = _explain(bench, name, bad, goods)
+        others = tuple(choice for choice in bad.values() if choice not in reason.choices)
+        for number in range(1, tries + 1) if reason.proven else ():
+            # The first build avoids the bad build's other choices: a frequent choice may be in all other builds.
+            title, bans = f"only the reason pinned, build {number}", others if number == 1 else ()
+            verdict, chose = bench(Held(title, tuple(sorted(reason.choices)), bans, repetition=number))
+            if verdict is Verdict.PASS:
+                break
+        else:
             return reason
-        if good in goods:
+        if (good := _pinnable(chose)) in goods:
             break
         goods.append(good)
-        reason = _explain(bench, bad.name, chosen, goods)
-    return replace(
-        reason, proven=False, why="some builds with these choices pinned are good, so something else is needed"
-    )
-
-
-def _passing(bench: Bench, reason: Reason, chosen: Places, tries: int) -> Places | None:
-    """Return the choices of a good build in which only a reason is pinned; ``None`` if there is no such build.
-
-    The first build avoids the bad build's other choices if possible, because a frequent choice may be in all other builds.
-    """
-    others = tuple(choice for choice in chosen.values() if choice not in reason.choices)
-    for number in range(1, tries + 1):
-        title, bans = f"only the reason pinned, build {number}", others if number == 1 else ()
-        verdict, chose = bench(Held(title, tuple(sorted(reason.choices)), bans, repetition=number))
-        if verdict is Verdict.PASS:
-            return _pinnable(chose)
-    return None
+    why = "some builds with these choices pinned are good, so something else is needed"
+    return replace(reason, proven=False, why=why)
 
 
 def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:
     """Return the fewest choices of a bad build that make a good one bad."""
     why = f"{name} has no choice that can be pinned, for example because it ended before it chose"
-    for good in _others(bad, goods) if bad else ():
+    for good in _replacements(bad, goods) if bad else ():
         places = [place for place, choice in bad.items() if good.get(place) != choice]
-        why = "it made the same choices as a good build, as far as they can be pinned"
+
+        def mixed(units: Subset, good: Places = good, places: Sequence[Place] = places) -> Held:
+            pins = {**good, **{places[unit]: bad[places[unit]] for unit in units}}
+            title = f"{len(units)} of {len(places)} choices of {name}, the others of good builds"
+            return Held(title, tuple(pins.values()), units=units)
+
+        def ask(units: Subset, mixed: Callable[[Subset], Held] = mixed) -> Verdict:
+            return bench(mixed(units))[0]
+
         if not places:
+            why = "it made the same choices as a good build, as far as they can be pinned"
             continue
-
-        def held(units: Subset, good: Places = good, places: Sequence[Place] = places) -> Held:
-            turned = {places[unit] for unit in units}
-            pins = (*(bad[place] for place in places if place in turned), *_rest(good, turned))
-            return Held(
-                f"{len(units)} of {len(places)} choices of {name}, the others of good builds", pins, units=units
-            )
-
-        if bench(held(frozenset(range(len(places)))))[0] is not Verdict.FAIL:
+        if ask(frozenset(range(len(places)))) is not Verdict.FAIL:
             why = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
             break
-        if bench(held(frozenset()))[0] is not Verdict.PASS:
+        if ask(frozenset()) is not Verdict.PASS:
             why = "with all pinnable choices of a good build, the build is not good, so something else decides"
             continue
-        found = minimise(range(len(places)), lambda units, held=held: bench(held(units))[0])  # type: ignore[misc]
-        turned = {places[unit] for unit in found.units}
-        choices = frozenset(bad[place] for place in turned)
-        _, chose = bench(held(found.units))
+        found = minimise(range(len(places)), ask)
+        turned = {places[unit]: bad[places[unit]] for unit in found.units}
+        choices = frozenset(turned.values())
+        _, chose = bench(mixed(found.units))
         if not choices <= chose:
             missing = ", ".join(f"{each.layer}: {each.said}" for each in sorted(choices - chose))
             return Reason(choices, proven=False, why=f"the build with it pinned does not report the choice {missing}")
         title = f"choices of good builds, {len(choices)} of {name} forbidden"
-        verdict, chose = bench(Held(title, _rest(good, turned), tuple(sorted(choices))))
+        kept = tuple(choice for place, choice in good.items() if place not in turned)
+        verdict, chose = bench(Held(title, kept, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
             return Reason(choices, found.proven, found.why)
         why = "with it forbidden, the build is bad too" if verdict is Verdict.FAIL else "the target cannot forbid it"
@@ -241,19 +230,14 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
     return Reason(frozenset(), proven=False, why=why)
 
 
-def _rest(good: Places, turned: set[Place]) -> tuple[Choice, ...]:
-    return tuple(choice for place, choice in good.items() if place not in turned)
-
-
-def _others(bad: Places, goods: Sequence[Places]) -> list[Places]:
+def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
     """Return replacements for a bad build's choices: the most usual other choice at each place, then the nearest good build.
 
     The first has none of the bad build's choices where possible, so that choices that are bad only together are all replaced.
     """
     seen: dict[Place, Counter[Choice]] = {}
-    for good in goods:
-        for place, choice in good.items():
-            seen.setdefault(place, Counter())[choice] += 1
+    for place, choice in (each for good in goods for each in good.items()):
+        seen.setdefault(place, Counter())[choice] += 1
     unlike = {
         place: max(counts, key=lambda choice: (choice != bad.get(place), counts[choice], choice))
         for place, counts in seen.items()
@@ -264,10 +248,8 @@ def _others(bad: Places, goods: Sequence[Places]) -> list[Places]:
 def diff_builds(builds: Sequence[Build], console: Console, result: Result) -> Result:
     """Report the layers, tactics, precisions, formats and fusions of bad builds that good ones lack."""
     goods, bads = _count(builds)
-    layers = [
-        {choice.layer for build in builds if build.good is side for choice in build.choices} for side in (True, False)
-    ]
-    if all(layers) and not set.intersection(*layers):
+    good, bad = ({each.layer for b in builds if b.good is side for each in b.choices} for side in (True, False))
+    if good and bad and not good & bad:
         console.warn("good and bad builds have no layer in common; are they of one model?")
     rows = compare_builds(builds)
     console.step(f"{goods} good and {bads} bad builds")
@@ -275,73 +257,52 @@ def diff_builds(builds: Sequence[Build], console: Console, result: Result) -> Re
     only = [row for row in rows if row["bad"] and not row["good"]]
     result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
     result.extra["builds"] = [{"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds]
-    result.status, result.minimality = ("found" if only else "not_reproduced"), "1-minimal"
-    result.why = None if only else "no choice is in bad builds only"
+    if not only:
+        console.answer("No choice is in bad builds only.")
+        return result.end("not_reproduced", "no choice is in bad builds only")
     every = sum(row["bad"] == bads for row in only)
-    said = f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
-    console.answer(said if only else "No choice is in bad builds only.")
-    return result
+    console.answer(
+        f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
+    )
+    return result.end()
 
 
-def gather(
-    paths: Sequence[Path], good: Sequence[Path], bad: Sequence[Path], warn: Callable[[str], None]
-) -> list[Build]:
-    """Return the builds in files and folders, each once.
+def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
+    """Return the builds in files and folders.
 
     Args:
-        paths: Folders with ``good`` and ``bad`` in them, as the run of ``repeat``; or two paths, the first of good builds.
-        good: Files and folders of good builds.
-        bad: Files and folders of bad builds.
+        paths: A folder with ``good`` and ``bad`` in it, as the run of ``repeat``; or two paths, the first of good builds.
         warn: Called with a sentence for each file that is skipped.
 
     Raises:
         UnavailableError: A path does not exist, or has no build.
-        UsageError: The paths do not say which builds are good.
+        UsageError: There are more paths, or none.
     """
-    both = [path for path in paths if (path / "good").is_dir() or (len(paths) == 1 and path.is_dir())]
-    others = [path for path in paths if path not in both]
-    if others and (len(others) != 2 or both or good or bad):
-        raise MissingOptionError(
-            f"{others[0]} may be of good or of bad builds; give two paths, the good one first, or use --good and --bad."
-        )
-    sides = {
-        True: [*good, *(path / "good" for path in both), *others[:1]],
-        False: [*bad, *(path / "bad" for path in both), *others[1:]],
-    }
-    builds: dict[tuple[bool, Path], Build] = {}
-    for side, found in sides.items():
-        for file, choices in (each for path in found for each in _read(path, warn)):
-            builds.setdefault((side, file.resolve()), Build(str(file), side, choices))
-        if not any(build.good is side for build in builds.values()):
-            where = ", ".join(map(str, found)) or "the command line"
-            raise UnreadableFileError(f"{where} has no {'good' if side else 'bad'} build with choices; give {_FILES}.")
-    return [*builds.values()]
+    if not 1 <= len(paths) <= 2:
+        raise MissingOptionError("give a run of `bisect-trt repeat`, or two paths: the good builds, then the bad ones.")
+    good, bad = paths if len(paths) > 1 else (paths[0] / "good", paths[0] / "bad")
+    sides = (True, _read(good, warn)), (False, _read(bad, warn))
+    return [Build(str(file), side, choices) for side, found in sides for file, choices in found]
 
 
 def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset[Choice]]]:
-    """Return the choices of the builds in a file or in a folder, for each build from its most complete file.
+    """Return the choices of the builds in a file or in a folder, whose engines are read where there is nothing else.
 
     Raises:
         UnavailableError: The file does not exist, or has no build.
     """
-    if not path.is_dir():
-        choices = _read_file(path)
-        if choices is None:
-            raise UnreadableFileError(f"{path} has no choices of a build; give {_FILES}.")
-        return [(path, choices)]
-    files = sorted(each for each in path.rglob("*") if each.is_file())
-    records = {file for file in files if file.name.endswith(RECORD)}
-    # The record of a build of `repeat` has more than its layers.
-    plain = [
-        f for f in files if f.suffix == ".json" and f.with_name(f.name.replace(LAYERS, RECORD)) not in records - {f}
-    ]
-    found = []
-    for file in plain or files:  # engines where there is nothing else
-        choices = _read_file(file)
-        if choices is not None:
-            found.append((file, choices))
-        elif file in records:
-            warn(f"{file} is skipped: it is incomplete")
+    files = sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
+    if path.is_dir():
+        named = [file for file in files if file.suffix == ".json"]
+        # The record of a build of `repeat` has more than its layers.
+        more = any(file.name.endswith(RECORD) for file in named)
+        files = [file for file in named if not (more and file.name.endswith(LAYERS))] or files
+    read = [(file, _read_file(file)) for file in files]
+    for file in (file for file, choices in read if choices is None and file.name.endswith(RECORD)):
+        warn(f"{file} is skipped: it is incomplete")
+    found = [(file, choices) for file, choices in read if choices is not None]
+    if not found:
+        raise UnreadableFileError(f"{path} has no choices of a build; give {_FILES}.")
     return found
 
 
@@ -411,9 +372,4 @@ def run(call: Call) -> Result:
         UsageError: No builds are given, or not which of them are good.
         UnavailableError: A file cannot be read.
     """
-    own = call[Diff]
-    if not (own.paths or own.good or own.bad):
-        raise MissingOptionError(
-            "no builds to compare; give a run of `bisect-trt repeat`, or files of good and bad builds."
-        )
-    return diff_builds(gather(own.paths, own.good, own.bad, call.console.warn), call.console, call.result)
+    return diff_builds(gather(call[Diff].paths, call.console.warn), call.console, call.result)

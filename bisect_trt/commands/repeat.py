@@ -25,13 +25,13 @@ from bisect_trt.commands.build_choices import (
 )
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS
-from bisect_trt.commands.session import Session
+from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import ConflictError, OutputFileError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent, Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
@@ -152,12 +152,12 @@ def repeat(story: Repetition, most: int) -> Result:
             if story.until is not None and seen >= missing:
                 return
 
-    try:
-        series.search(story.session.prober, strategy)
-    except (BudgetSpent, KeyboardInterrupt):
+    def so_far() -> None:
         if seen := len(_summarise(story, series)):
             console.answer(f"So far it fails in {extra['bad']} of {seen}: {extra['rate']:.1%}.")
-        raise
+
+    with saving_best(so_far):
+        series.search(story.session.prober, strategy)
     builds = _summarise(story, series)
     extra["choices"] = rows = compare_builds(builds)
     _conclude(story)
@@ -172,21 +172,25 @@ def repeat(story: Repetition, most: int) -> Result:
         return result
     console.step("2. Which choices are in bad builds only?")
     tell_choices(builds, rows, console)
-    _prove(story, builds)
-    return result
+    return result.end(why=_prove(story, builds))
 
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put each build and the failure rate into the result; return the builds that are good or bad."""
     result, builds, seen = story.session.result, list[Build](), list[dict[str, Any]]()
-    fields = ("reason", "signature", "seconds")
     for number, record in series.seen(story.session.prober).items():
-        choices, left = frozenset[Choice](), {}
-        if story.what == "build":
-            choices = story.choices(record.key)
-            left = story.sort(record, number, choices)
-        plain = {"verdict": record.verdict.value, **{name: getattr(record, name) for name in fields}}
-        seen.append({**plain, "probe": record.number, "number": number, "files": left})
+        choices = story.choices(record.key) if story.what == "build" else frozenset()
+        seen.append(
+            {
+                "verdict": record.verdict.value,
+                "reason": record.reason,
+                "signature": record.signature,
+                "seconds": record.seconds,
+                "probe": record.number,
+                "number": number,
+                "files": story.sort(record, number, choices) if story.what == "build" else {},
+            }
+        )
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.verdict is Verdict.PASS, choices))
     counts = {name: sum(each["verdict"] == verdict.value for each in seen) for verdict, name in FOLDERS.items()}
@@ -211,10 +215,8 @@ def _conclude(story: Repetition) -> None:
     result, console, what, extra = story.session.result, story.session.console, story.what, story.session.result.extra
     good, bad, runs = extra["good"], extra["bad"], extra["runs"]
     missing = [name for name in _WANTED[story.until] if not extra[name]]
-    result.status, result.minimality = "found" if bad else "not_reproduced", "1-minimal"
     if not good + bad:
-        result.status, result.minimality = "inconclusive", "unproven"
-        result.why = f"all {runs} {what}s failed in another way; `bisect-trt log` lists them"
+        result.end("inconclusive", f"all {runs} {what}s failed in another way; `bisect-trt log` lists them")
         console.answer(f"Unknown: {result.why}.")
         return
     low, high = extra["interval"]
@@ -223,61 +225,55 @@ def _conclude(story: Repetition) -> None:
     console.answer(f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}")
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  their files are in {', '.join(map(str, names))}")
+    result.end()
     if not bad:
-        result.why = f"all {good} {what}s passed; up to {high:.1%} may still fail"
+        result.end("not_reproduced", f"all {good} {what}s passed; up to {high:.1%} may still fail")
     elif missing:
-        result.status, result.minimality = "inconclusive", "unproven"
-        result.why = f"no {' or '.join(missing)} {what} was seen in {runs}"
+        result.end("inconclusive", f"no {' or '.join(missing)} {what} was seen in {runs}")
         console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
     elif not good:
         result.why = f"it fails in every {what}"
-        compared = isinstance(story.session.prober.runner.check, BuiltinCheck)
-        command = f"`bisect-trt {'diagnose' if compared else 'reduce'}` finds the reason"
-        console.answer(f"It fails in every {what}, so it is deterministic: {command}.")
+        command = "diagnose" if isinstance(story.session.prober.runner.check, BuiltinCheck) else "reduce"
+        console.answer(f"It fails in every {what}, so it is deterministic: `bisect-trt {command}` finds the reason.")
 
 
-def _prove(story: Repetition, builds: Sequence[Build]) -> None:
-    """Find the choices that are the reason, by builds with choices pinned and forbidden."""
-    result, console, target = story.session.result, story.session.console, story.target
+def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
+    """Find the choices that are the reason, by builds with choices pinned and forbidden; return why that is not proven."""
+    extra, console, target = story.session.result.extra, story.session.console, story.target
     assert target is not None, "something was built"
-    result.minimality = "unproven"
     if not target.target.engines or not any(c.pins for build in builds for c in build.choices):
-        result.why = f"{target.target.title} cannot pin a choice, so no reason can be proven"
-        console.answer(f"Not proven: {result.why}.")
-        return
+        why = f"{target.target.title} cannot pin a choice, so no reason can be proven"
+        console.answer(f"Not proven: {why}.")
+        return why
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden")
     story = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
     reasons = find_reasons(story.build, builds, tries)
-    named = frozenset(choice for reason in reasons if reason.proven for choice in reason.choices)
-    result.extra["choices"] = compare_builds(builds, named)
+    extra["choices"] = compare_builds(builds, frozenset().union(*(each.choices for each in reasons if each.proven)))
     for reason in reasons:
         choices = sorted(reason.choices)
         words = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
         sentence = f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
         if not reason.proven:
-            result.why = result.why or reason.why
             sentence = f"Not proven{f' ({words})' if words else ''}: {reason.why}."
         console.answer(sentence)
         entry = {"choices": [*map(plain_choice, choices)], "proven": reason.proven, "why": reason.why}
-        result.extra["reasons"].append(entry)
-    if not reasons or result.why is not None:
-        return
+        extra["reasons"].append(entry)
+    if unproven := [reason.why for reason in reasons if not reason.proven]:
+        return unproven[0]
     bans = tuple(min(reason.choices) for reason in reasons)
-    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - result.extra["rate"]))
+    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - extra["rate"]))
     verdicts: list[Verdict] = []
     while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(tries, enough)):
         number = len(verdicts) + 1
         verdicts.append(story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0])
     bad, options = verdicts.count(Verdict.FAIL), target.target.flags(target.target.pinned(target, (), bans))
     runs = bad + verdicts.count(Verdict.PASS)
-    result.extra["avoid"] = {"options": options, "runs": runs, "bad": bad}
+    extra["avoid"] = {"options": options, "runs": runs, "bad": bad}
     console.answer(f"Fix: build with {shlex.join(options)}")
     console.answer(f"  {bad} of {runs} such builds are bad")
-    if bad:
-        result.why = "a build without it is bad too, so there is another reason; repeat with these options"
-        return
-    result.minimality = "1-minimal"
+    why = "a build without it is bad too, so there is another reason; repeat with these options"
+    return why if bad else None
 
 
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
@@ -305,10 +301,8 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].settings())
     call.open(check)
     target = check.target
-    if check.argv and target is not None and not target.target.engines:
-        check = check.without_target(call.console)
-    elif check.argv and target is not None:  # the command judges what is built
-        check = replace(check, by_layer=True)
+    if check.argv and target is not None:  # the command judges what is built, if something is
+        check = replace(check, by_layer=True) if target.target.engines else check.without_target(call.console)
     call.fresh_process |= target is not None and target.target.compiles and not own.same_engine
     with call.searching(check) as session:
         prober, builder, engine = session.prober, None, None

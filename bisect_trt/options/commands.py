@@ -120,21 +120,15 @@ class Diff:
 
     Examples:
         diff .bisect-trt/repeat-model
-        diff --good good --bad bad
+        diff good bad
     """
 
     paths: Annotated[
         list[Path],
         argument(
-            "A run of repeat, or a folder with good/ and bad/; or files and folders of both.", metavar="GOOD... BAD..."
+            "A run of repeat, or the good builds, then the bad ones: a file or folder each.", metavar="RUN | GOOD BAD"
         ),
     ] = field(default_factory=list)
-    good: Annotated[list[Path], option("-g", "--good", metavar="PATH", help="Files or folders of good builds.")] = (
-        field(default_factory=list)
-    )
-    bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
-        default_factory=list
-    )
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too; - for standard output.")] = None
 
 

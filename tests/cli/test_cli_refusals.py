@@ -304,7 +304,7 @@ REFUSALS = """
 2006 gone | resume gone
 2002 good | diff folder empty
 1004 builds | diff
-1004 odd.json | diff odd.json
+2002 odd.json | diff odd.json
 2002 odd.json | diff odd.json bad.json
 """
 """The code of an error, words that name the thing (``,_`` is a comma and a space), and the command line; ``T`` is a target."""

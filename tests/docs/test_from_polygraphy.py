@@ -64,7 +64,7 @@ SEARCHES = {
     f"repeat model.onnx --until bad {CHECK}": 0,
     "inspect tactics builds/bad/0001_choices.json": 0,
     "diff builds": 0,
-    "diff --good builds/good --bad builds/bad": 0,
+    "diff builds/good builds/bad": 0,
 }
 """The same of searches, and of what looks at them."""
 READ = (
