@@ -286,7 +286,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
 
 
 def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset[Choice]]]:
-    """Return the choices of the builds in a file or in a folder, whose engines are read where there is nothing else.
+    """Return the choices of the builds in a file or in a folder; engines are read where there is nothing else.
 
     Raises:
         UnavailableError: The file does not exist, or has no build.

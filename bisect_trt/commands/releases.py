@@ -42,6 +42,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, DoesNotReproduce
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import ISSUE, MODEL, Since, answer_issue
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
@@ -168,12 +169,12 @@ class Range:
             UsageError: One is no version, or the range is empty.
         """
         try:
-            read = cls(*(Version(text) if text else None for text in (oldest, newest)))
+            first, last = (Version(text) if text else None for text in (oldest, newest))
         except InvalidVersion as error:
             raise ValueRefusedError(f"--from or --to: {error}; give a version such as 1.18 or 1.18.1.") from error
-        if read.oldest is not None and not replace(read, oldest=None).has(read.oldest):
+        if first is not None and not cls(None, last).has(first):
             raise ConflictError(f"--from {oldest} is newer than --to {newest}; swap them.")
-        return read
+        return cls(first, last)
 
     def has(self, release: Version) -> bool:
         """Whether a release is in the range."""
@@ -181,10 +182,6 @@ class Range:
             return False
         newest = self.newest
         return newest is None or release <= newest or release.release[: len(newest.release)] == newest.release
-
-    def __str__(self) -> str:
-        ends = (("from", self.oldest), ("to", self.newest))
-        return "".join(f" {word} {end}" for word, end in ends if end is not None)
 
 
 def list_releases(package: str, wanted: Range) -> dict[str, str]:
@@ -206,11 +203,13 @@ def list_releases(package: str, wanted: Range) -> dict[str, str]:
             found.setdefault(Version(release), python)
         if found and min(found) <= (wanted.oldest or min(found)) and (wanted.newest or max(found)) <= max(found):
             break
-    ordered = sorted(found)
-    if some := [release for release in ordered if wanted.has(release)]:
+    if some := sorted(filter(wanted.has, found)):
         return {str(release): found[release] for release in some}
-    there = f"it has {ordered[0]} to {ordered[-1]}" if found else "it has none at all"
-    raise PlaceError(f"the index has no release of {package}{wanted} for an interpreter here; {there}.")
+    ends = "".join(
+        f" {word} {end}" for word, end in (("from", wanted.oldest), ("to", wanted.newest)) if end is not None
+    )
+    there = f"it has {min(found)} to {max(found)}" if found else "it has none at all"
+    raise PlaceError(f"the index has no release of {package}{ends} for an interpreter here; {there}.")
 
 
 @dataclass(frozen=True)
@@ -233,18 +232,6 @@ class Boundaries:
         """The release that passes at an edge; ``None`` if no release does."""
         return None if edge is None or edge.passing is None else self.releases[edge.passing]
 
-    def describe(self) -> str:
-        """Return the boundaries in a sentence without its end."""
-        oldest, newest = self.history.oldest, self.history.newest
-        assert oldest is not None
-        assert newest is not None
-        first, before, after = self.releases[oldest.failing], self.passing(oldest), self.passing(newest)
-        begin = f"{self.package} {before} passes, {first} fails"
-        if before is None:
-            begin = f"{self.package} {first}, the oldest release with a verdict, fails"
-        end = f"{self.releases[newest.failing]}, the newest release with a verdict, still fails"
-        return f"{begin}; {end if after is None else f'{after} passes again'}"
-
     def doubt(self) -> str | None:
         """Why a boundary is not known exactly, if so."""
         for edge, what in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
@@ -254,11 +241,24 @@ class Boundaries:
                 return f"the release in which it {what} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
         return None
 
-    def since(self) -> Since:
-        """Return the boundaries, their doubt and the fix, for ``ISSUE.md``."""
-        doubt, gone = self.doubt(), None if self.history.newest is None else self.passing(self.history.newest)
-        sentence = f"{self.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
-        return Since(sentence, gone and f"upgrade to {self.package} {gone} or later")
+    def tell(self, console: Console) -> Since:
+        """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
+        oldest, newest = self.history.oldest, self.history.newest
+        assert oldest is not None, "a release fails"
+        assert newest is not None, "a release fails"
+        first, before, after = self.releases[oldest.failing], self.passing(oldest), self.passing(newest)
+        sentence = f"{self.package} {before} passes, {first} fails; "
+        if before is None:
+            sentence = f"{self.package} {first}, the oldest release with a verdict, fails; "
+        last = f"{self.releases[newest.failing]}, the newest release with a verdict, still fails."
+        sentence += last if after is None else f"{after} passes again."
+        if doubt := self.doubt():
+            sentence += f" {doubt[0].upper()}{doubt[1:]}."
+        console.answer(sentence)
+        if after is None:
+            return Since(sentence)
+        console.answer(f"Fix: upgrade to {self.package} {after} or later.")
+        return Since(sentence, f"upgrade to {self.package} {after} or later")
 
     def _reason(self, release: str) -> str:
         return self.reasons.get(release, "")[:_REASON_LENGTH]
@@ -352,27 +352,21 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     console.step(f"Which releases of {package.name} fail?")
     original, subject = prober.ledger.original, session.subject
     failure = next((record for record in reversed(prober.ledger.records) if record.signature == original), None)
-    failing = next(
-        (str(seen.found.get("packages", {}).get(package.name) or "") for seen in subject.seen.values()), None
-    )
-    if failing is None:
+    known = [str(seen.found.get("packages", {}).get(package.name) or "") for seen in subject.seen.values()]
+    if not known:
         with suppress(metadata.PackageNotFoundError):
-            failing = metadata.version(package.name)
+            known = [metadata.version(package.name)]
     try:
         beside = prober.beside(in_releases(prober.runner.check, subject, target, failure))
         pythons, case = list_releases(package.index_name, Range()), replace(case, runs=1)
-        found = ask_releases(replace(session, probing=beside), package, pythons, case, failing=failing or "")
+        found = ask_releases(replace(session, probing=beside), package, pythons, case, failing="".join(known[:1]))
     except (BisectError, BudgetSpent) as error:
         console.say(f"  not found: {error}" + (f" To continue: {command}" if isinstance(error, BudgetSpent) else ""))
         return None
     if found.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    since = found.since()
-    console.answer(since.sentence)
-    if since.fixed is not None:
-        console.answer(f"Fix: {since.fixed}.")
-    return since
+    return found.tell(console)
 
 
 def run(call: Call) -> Result:
@@ -434,13 +428,6 @@ def find_releases(session: Session, own: Releases, package: Package, wanted: Ran
             + (f"; {len(silent)} of {len(found.releases)} have no verdict{said}." if silent else ".")
             + " Try older releases (--from), or the options and inputs with which it failed."
         )
-    result.status, result.why = "found", found.doubt()
-    result.minimality = "1-minimal" if result.why is None else "unproven"
-    console.answer(f"{found.describe()}.")
-    if (gone := found.passing(found.history.newest)) is not None:
-        console.answer(f"Fix: upgrade to {package.name} {gone} or later.")
-    if result.why:
-        console.answer(f"  {result.why}")
-    if answer_issue(issue, found.since()):
+    if answer_issue(issue, found.tell(console)):
         result.artifacts["issue"] = str(issue)
-    return result
+    return result.end(why=found.doubt())
