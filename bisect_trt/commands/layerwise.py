@@ -143,15 +143,17 @@ class Marking:
 
     def marked(self, names: Sequence[str]) -> Compared | Failed:
         """Run the model with these tensors as outputs, beside its own."""
-        # Outputs without reference values stay outputs all the same: without them it would be another model.
-        own = [name for name in self.outputs if name in self.subject.reference.infos]
-        shown = [*dict.fromkeys([*names, *own])]
+        shown = [*dict.fromkeys([*names, *self._known_outputs])]
         return self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
 
     def unmarked(self) -> Outcome:
         """Run the model as it is; returns how it ends."""
-        names = [name for name in self.outputs if name in self.subject.reference.infos]
-        return self._judge(self.run(self.subject.network.proto, names))
+        return self._judge(self.run(self.subject.network.proto, self._known_outputs))
+
+    @property
+    def _known_outputs(self) -> list[str]:
+        """The outputs with reference values; the others stay outputs all the same: without them it is another model."""
+        return [name for name in self.outputs if name in self.subject.reference.infos]
 
     def _judge(self, reply: Compared | Failed) -> Outcome:
         """Return a run as the outcome of a probe, by the model's own outputs."""
@@ -168,38 +170,29 @@ class Marking:
 
     def summarize(self, found: Gathered, runs: Sequence[Compared]) -> LayerComparison:
         """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
-        network, infos = self.subject.network, self.subject.reference.infos
-        samples: dict[int | None, dict[str, TensorComparison]] = {}
-        for comparison in (each for seen in runs for each in seen.comparisons):
-            tensors = samples.setdefault(comparison.sample, {})
-            known = tensors.get(comparison.name)
-            if known is None or known.severity < comparison.severity:
-                tensors[comparison.name] = comparison
-        firm: set[int] = set()
-        suspected: set[int] = set()
-        outputs_fail = False
+        network, exact = self.subject.network, self.tolerance.atol or self.tolerance.rtol
+        weight = severity_weight(self.tolerance.precision)
+        samples: dict[int, dict[str, TensorComparison]] = {}
+        for comparison in sorted((each for seen in runs for each in seen.comparisons), key=lambda each: -each.severity):
+            samples.setdefault(comparison.sample or 0, {}).setdefault(comparison.name, comparison)
+        firm, suspected, outputs_fail = set[int](), set[int](), False
         for tensors in samples.values():
             worst = max((tensors[name].severity for name in self.outputs if name in tensors), default=0.0)
-            required = 0.0
-            if worst and not (self.tolerance.atol or self.tolerance.rtol):  # a tolerance that the user gave is exact
-                weight = severity_weight(self.tolerance.precision)
-                required = required_severity(weight * worst) / weight
+            # A tolerance that the user gave is exact.
+            required = 0.0 if exact or not worst else required_severity(weight * worst) / weight
             firm.update(find_origins(network, tensors, required))
             suspected.update(find_origins(network, tensors))
             outputs_fail |= worst > 0
         origins, mild = (sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm))
-        first = _of_samples(
-            each for number in sorted(samples, key=lambda n: n or 0) for each in samples[number].values()
-        )
-        lost = dict.fromkeys(
-            (name for name in network.computed if name not in infos), "the reference has no value for this tensor"
-        )
+        first = _of_samples(each for number in sorted(samples) for each in samples[number].values())
+        lost = [name for name in network.computed if name not in self.subject.reference.infos]
         return LayerComparison(
             {name: first[name] for name in self.wanted if name in first},
-            {**lost, **found.unseen},
+            {**dict.fromkeys(lost, "the reference has no value for this tensor"), **found.unseen},
             origins,
             outputs_fail,
-            mild=tuple(mild),
+            found.refused if not found.runs else None,
+            tuple(mild),
             builds=found.builds,
         )
 
@@ -215,10 +208,8 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
     found = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
-    if not found.runs:
-        return replace(look.summarize(found, []), refused=found.refused)
     telling = [seen for seen in found.runs if not look.hides(original, seen)]
-    if not telling:  # what still differs is another, smaller error
+    if found.runs and not telling:  # what still differs is another, smaller error
         layers = look.summarize(found, found.runs)
         return replace(layers, origins=[], mild=(*layers.origins, *layers.mild), outputs_fail=False, hidden=True)
     for seen in (each for each in found.runs if each not in telling):
@@ -379,22 +370,19 @@ def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Resu
     tell(subject, layers, console)
     if layers.hidden:
         console.say(f"  without marks: {original.reason}")
-        result.status = "inconclusive"
-        result.why = "marking tensors hides the failure, so they do not show where it begins"
         console.answer(
             "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which marks "
             "hide it."
         )
-        return result
-    result.culprits = subject.describe_searched(subject.network.rank[index] for index in layers.origins[:1])
-    result.status, result.minimality = "found" if layers.origins else "not_reproduced", "1-minimal"
+        return result.end("inconclusive", "marking tensors hides the failure, so they do not show where it begins")
     if not layers.origins:
         console.answer("Every tensor matches.")
-        return result
+        return result.end("not_reproduced")
+    result.culprits = subject.describe_searched([subject.network.rank[layers.origins[0]]])
     console.answer(f"First mismatch: {subject.network.describe(layers.origins[0])}.")
     if original.ending is Ending.PASSED:
         console.answer("The model's own outputs match: the error does not reach them.")
-    return result
+    return result.end()
 
 
 def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
@@ -406,17 +394,15 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
         console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
         for line in rest:
             console.say(f"    {line}")
-    if len(layers.origins) > _SHOWN:
-        console.say(f"  ... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}")
     notes = {
+        f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins) > _SHOWN,
         f"{len(layers.mild)} layer(s) have far smaller errors than the outputs: rounding{IN_JSON}": layers.mild,
         "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
         f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds > 1,
         f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
     }
-    for note, applies in notes.items():
-        if applies:
-            console.say(f"  {note}")
+    for note in (note for note, applies in notes.items() if applies):
+        console.say(f"  {note}")
     for why, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
         console.say(f"    {count} because: {why}")
     if not layers.own:
@@ -451,31 +437,30 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
     network = subject.network
 
     def origin(index: int) -> dict[str, Any]:
-        bad = [name for name in network.made(index) if name in layers.tensors and not layers.tensors[name].passed]
+        bad = next(name for name in network.made(index) if name in layers.tensors and not layers.tensors[name].passed)
         return {
-            "tensor": bad[0],
+            "tensor": bad,
             "node": network.plain(index),
             "inputs": list(network.reads[index]),
             "attributes": attribute_texts(network.nodes[index]),
-            "comparison": layers.tensors[bad[0]].to_json(),
+            "comparison": layers.tensors[bad].to_json(),
         }
 
     def tensor(name: str, comparison: TensorComparison) -> dict[str, Any]:
-        node = network.nodes[network.producer[name]]
+        node, own = network.nodes[network.producer[name]], layers.own.get(name)
         module = module_of(node)
-        own = layers.own.get(name)
         return {
             **comparison.to_json(),
             "op": node.op_type,
             **({} if module is None else {"module": module.to_json()}),
-            **({"own": None if own is None else own.to_json()} if layers.own else {}),
+            **({"own": own and own.to_json()} if layers.own else {}),
         }
 
-    origins = [origin(index) for index in layers.origins]
+    origins = [*map(origin, layers.origins)]
     return {
         "first_mismatch": origins[0] if origins else None,
         "origins": origins,
-        "mild_origins": [origin(index) for index in layers.mild],
+        "mild_origins": [*map(origin, layers.mild)],
         "tensors": [tensor(*each) for each in layers.tensors.items()],
         "unseen": layers.unseen,
         "builds": layers.builds,
