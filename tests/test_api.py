@@ -130,8 +130,7 @@ def says_verdict(path: Path) -> bisect_trt.Verdict:
 
 
 @pytest.mark.parametrize(
-    ("check", "left"),
-    [(raises_assertion, ["<1>"]), (raises_another, ["<0>", "<1>"]), (says_verdict, ["<1>"])],
+    ("check", "left"), [(raises_assertion, ["<1>"]), (raises_another, ["<0>", "<1>"]), (says_verdict, ["<1>"])]
 )
 def test_what_a_function_may_say(check: Callable[[Path], object], left: list[str], here: Path) -> None:
     result = bisect_trt.reduce(chain(here / "model.onnx"), check)

@@ -185,12 +185,7 @@ def _rows() -> list[Row]:
             (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --fresh-samples 20",),
             _PRECISION,
         ),
-        Row(
-            "precision-two",
-            models.two_overflows,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",),
-            _PRECISION,
-        ),
+        Row("precision-two", models.two_overflows, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
         Row("precision-healthy", _chain("a b c"), (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
         Row(
             "precision-exclude",

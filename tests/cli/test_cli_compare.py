@@ -321,11 +321,7 @@ def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
 
 
 def test_saved_results_are_drawn(cli: CommandLine) -> None:
-    a: dict[str, Any] = {
-        "y/$x_1$:0": np.zeros((2, 3, 4)),
-        "z": np.ones(3),
-        "e": np.zeros((0, 2)),
-    }
+    a: dict[str, Any] = {"y/$x_1$:0": np.zeros((2, 3, 4)), "z": np.ones(3), "e": np.zeros((0, 2))}
     np.savez("a.npz", **a)
     np.savez("b.npz", **{**a, "y/$x_1$:0": np.full((2, 3, 4), np.nan), "z": np.ones(4)})
     ran = cli("run", "--load-outputs", "a.npz", "b.npz", *FLAGS, "--json", "r.json").ended(1)

@@ -114,8 +114,7 @@ def test_a_closed_stream_does_not_change_the_answer(here: Path, redirected: str,
 
 
 @pytest.mark.parametrize(
-    ("line", "status"),
-    [("inspect model.onnx | true", 0), ("inspect model.onnx >&-", 0), ("--help > /dev/full", 3)],
+    ("line", "status"), [("inspect model.onnx | true", 0), ("inspect model.onnx >&-", 0), ("--help > /dev/full", 3)]
 )
 def test_nor_does_it_where_there_is_only_text(here: Path, line: str, status: int) -> None:
     chain(here / "model.onnx", 2)

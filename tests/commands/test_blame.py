@@ -18,13 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, chain, node_names, overflowing, read_json, save, script
 
 import bisect_trt
-from bisect_trt.commands.minimal_case import (
-    by_blame,
-    extract_suspect,
-    find_suspects,
-    named_nodes,
-    narrow_held,
-)
+from bisect_trt.commands.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes, narrow_held
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Case, Session, unless_lost
 from bisect_trt.commands.subject import ModelSettings, Subject

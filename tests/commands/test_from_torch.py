@@ -89,11 +89,7 @@ def test_inputs_of_a_module(here: Path) -> None:
         assert bisect_trt.compare(net, inputs).status == "found"
     np.savez(here / "values.npz", image=image)
     assert bisect_trt.compare(net, inputs=here / "values.npz").status == "found"
-    for wrong, words in (
-        (None, "at least one sample"),
-        ({"y": image}, "forward; give"),
-        ([], "at least one sample"),
-    ):
+    for wrong, words in ((None, "at least one sample"), ({"y": image}, "forward; give"), ([], "at least one sample")):
         with pytest.raises(bisect_trt.UsageError, match=words):
             bisect_trt.compare(net, inputs=wrong)
 

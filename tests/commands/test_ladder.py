@@ -67,12 +67,7 @@ def samples(count: int) -> list[dict[str, NDArray[Any]]]:
 
 
 def on_ladder(
-    folder: Path,
-    model: onnx.ModelProto,
-    ladder: str = "int8,fp16,fp32",
-    *,
-    external: bool = False,
-    **options: Any,
+    folder: Path, model: onnx.ModelProto, ladder: str = "int8,fp16,fp32", *, external: bool = False, **options: Any
 ) -> Result:
     onnx.save(model, folder / "model.onnx", save_as_external_data=external, size_threshold=0)
     return bisect_trt.precision(
@@ -314,11 +309,7 @@ def searched_tied(folder: Path, *, reference: bool, factor: float, **how: bool) 
 
 @pytest.mark.parametrize(
     ("stored", "twice", "by_channel", "again", "factor"),
-    [
-        (True, False, False, True, 0.05),
-        (True, True, True, False, 20.0),
-        (False, True, True, False, 20.0),
-    ],
+    [(True, False, False, True, 0.05), (True, True, True, False, 20.0), (False, True, True, False, 20.0)],
 )
 def test_a_bad_scale_of_a_tied_weight_is_the_answer(
     tmp_path: Path, stored: bool, twice: bool, by_channel: bool, again: bool, factor: float

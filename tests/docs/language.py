@@ -46,7 +46,7 @@ BANNED = {
 }
 """Regular expression of a construction, and the words to use in its place."""
 BANNED_STARTS = {
-    r"(What|Which|How|Where|Who|Whose|As above|Likewise|The same|Of|So many|So much)\b": "begin with a noun or a verb",
+    r"(What|Which|How|Where|Who|Whose|As above|Likewise|The same|Of|So many|So much)\b": "begin with a noun or a verb"
 }
 """The same at the start of a docstring's first line or of an ``Attributes``/``Args`` entry's docstring."""
 

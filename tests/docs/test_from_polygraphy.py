@@ -80,9 +80,7 @@ READ = (
     "inspect engine a.npz",
 )
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
-PICTURES = {
-    f"run --load-outputs a.npz b.npz {PLOTS}": 1,
-}
+PICTURES = {f"run --load-outputs a.npz b.npz {PLOTS}": 1}
 
 
 def sections() -> dict[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -87,38 +85,6 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
 
 NO_LIBRARY = "could not be loaded, check function name against library symbol"
 """TensorRT calls cuBLAS or cuDNN, which need not be installed."""
-
-
-@contextmanager
-def skipped_without_libraries() -> Iterator[None]:
-    """Skip what takes a library that is not here."""
-    try:
-        yield
-    except BuildError as error:
-        if NO_LIBRARY not in error.message:
-            raise
-        pytest.skip(f"TensorRT's plugins find no cuBLAS here: {error.message}")
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"tactic_sources": ()},
-        {"builder_optimization_level": 0},
-        {"pool_limits": (("workspace", 1 << 20),)},
-        {"builder_flags": ("REFIT",)},
-        {"builder_settings": (("max_aux_streams", "0"), ("avg_timing_iterations", "2"))},
-    ],
-    ids=str,
-)
-def test_a_build_that_is_set_otherwise_computes_the_same(own: dict[str, object], tmp_path: Path) -> None:
-    path, values = convolutions(tmp_path / "m.onnx"), feed()
-    with skipped_without_libraries():
-        before, after = (
-            dict(make_runtime(each).load(path, values).run(values)) for each in (PLAIN, PLAIN.with_own(**own))
-        )
-    for name, value in before.items():
-        np.testing.assert_allclose(after[name], value, rtol=1e-3, atol=1e-3)
 
 
 def test_every_switch_builds(tmp_path: Path) -> None:

@@ -160,17 +160,3 @@ def test_an_optimisation_profile(tmp_path: Path) -> None:
     for size in (1, 5, 8):
         x = np.full((size, 3), -1.0, np.float32)
         assert session.run({"x": x})["y"].shape == (size, 3)
-
-
-@pytest.mark.parametrize("option", [
-    TrtSettings(pool_limits=(("workspace", 1 << 30),)),
-    TrtSettings(tactic_sources=()),
-    TrtSettings(builder_optimization_level=1),
-    TrtSettings(builder_flags=("PREFER_PRECISION_CONSTRAINTS",)),
-    TrtSettings(builder_settings=(("hardware_compatibility_level", "ampere_plus"),)),
-])  # fmt: skip
-def test_options_that_build(tmp_path: Path, option: TrtSettings) -> None:
-    path = overflowing(tmp_path / "m.onnx", 1, 1)
-    out = run(path, replace(FP16, tf32=True, own=option), x=np.zeros((2, 3), np.float32))
-    assert set(out) == {"b0_out"}
-    np.testing.assert_allclose(out["b0_out"], 1.3, rtol=1e-2)

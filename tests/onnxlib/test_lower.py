@@ -239,9 +239,7 @@ def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: 
         assert np.array_equal(halves[name].astype(np.float32), value), f"{name} holds values that fp16 has not"
     for node in source.graph.node:
         alone = model(
-            [node],
-            node.output,
-            inputs=[(name, FLOAT16, halves[name].shape) for name in dict.fromkeys(node.input)],
+            [node], node.output, inputs=[(name, FLOAT16, halves[name].shape) for name in dict.fromkeys(node.input)]
         )
         expected = evaluate(alone, {name: halves[name] for name in node.input})
         for name in node.output:

@@ -28,11 +28,7 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 X = tensor_info("x", FLOAT, [2, 3])
 
 
-WEIGHTS = {
-    "most negative": np.array(-(2**63)),
-    "minus one": np.array(-1),
-    "hundred": np.array([100]),
-}
+WEIGHTS = {"most negative": np.array(-(2**63)), "minus one": np.array(-1), "hundred": np.array([100])}
 
 
 def node(op: str, reads: str, makes: str, **attributes: Any) -> NodeProto:

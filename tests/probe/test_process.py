@@ -184,11 +184,7 @@ V2 = {
 
 @pytest.mark.parametrize(
     ("files", "total", "free", "kills"),
-    [
-        ({}, None, None, 0),
-        (HOST, 1_024_000, 614_400, 2),
-        (HOST | V2, 512_000, 112_000, 7),
-    ],
+    [({}, None, None, 0), (HOST, 1_024_000, 614_400, 2), (HOST | V2, 512_000, 112_000, 7)],
     ids=["not said", "the machine", "a control group"],
 )
 def test_the_limit_of_memory_is_known(

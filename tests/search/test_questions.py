@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.flaky import simulate_in_memory
-from benchmarks.questions import (
-    RANKINGS,
-    Search,
-    by_find_keep,
-    by_minimise,
-    by_ranking,
-    cost,
-    fused,
-    scattered,
-)
+from benchmarks.questions import RANKINGS, Search, by_find_keep, by_minimise, by_ranking, cost, fused, scattered
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict, over_units
 

@@ -143,12 +143,7 @@ def test_a_failure_while_running_says_where_and_is_the_same_for_other_sizes(tmp_
 
 @pytest.mark.parametrize(
     ("inputs", "said"),
-    [
-        ({}, "x"),
-        ({"x": X, "z": X}, "z"),
-        ({"x": X.astype(np.float64)}, "double"),
-        ({"x": X[:, :2]}, "Expected: 3"),
-    ],
+    [({}, "x"), ({"x": X, "z": X}, "z"), ({"x": X.astype(np.float64)}, "double"), ({"x": X[:, :2]}, "Expected: 3")],
     ids=["none", "unknown", "type", "shape"],
 )
 def test_wrong_inputs_fail_the_run(tmp_path: Path, inputs: dict[str, np.ndarray], said: str) -> None:

@@ -104,11 +104,7 @@ def test_a_low_precision_is_seen(tmp_path: Path) -> None:
             UnavailableError,
             r"has no device 'XYZ' here; it has: CPU.*\. Its message: .*not registered",
         ),
-        (
-            OpenVinoSettings(properties=(("NOSUCH", "1"),)),
-            UsageError,
-            "does not take NOSUCH:1 for CPU: ",
-        ),
+        (OpenVinoSettings(properties=(("NOSUCH", "1"),)), UsageError, "does not take NOSUCH:1 for CPU: "),
         (
             OpenVinoSettings(properties=(("INFERENCE_PRECISION_HINT", "i9"),)),
             UsageError,

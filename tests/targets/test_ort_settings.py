@@ -79,10 +79,7 @@ def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
             {"session_options": (("session.intra_op_thread_affinities", "x"), ("intra_op_num_threads", "2"))},
             "does not take session.intra_op_thread_affinities:x, intra_op_num_threads:2: .*; correct or drop it",
         ),
-        (
-            {"provider_options": (("device_id", "0"),)},
-            "--provider-option device_id: ",
-        ),
+        ({"provider_options": (("device_id", "0"),)}, "--provider-option device_id: "),
     ],
 )
 def test_what_it_does_not_take_is_no_failure_of_the_model(own: dict[str, Any], complaint: str) -> None:

@@ -71,16 +71,7 @@ def twice(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: AR
     return [make("Relu", ["a"], [name("r")], name("n")), make("Relu", ["b"], [name("r")], name("m"))]
 
 
-FAILING: list[Build] = [
-    unknown,
-    unknown_of_a_domain,
-    too_wide,
-    of_no_shape,
-    fused,
-    quantized,
-    no_kernel,
-    twice,
-]
+FAILING: list[Build] = [unknown, unknown_of_a_domain, too_wide, of_no_shape, fused, quantized, no_kernel, twice]
 NAMINGS: dict[str, Callable[[str], str]] = {
     "plain": lambda name: name,
     "exported": lambda name: f"/blocks.{len(name)}/attn/{name.upper()}_{len(name)}",

@@ -41,15 +41,7 @@ def test_the_guilty_pass_is_named_exactly(
     pattern: Pattern, release: str, guilty: Alternatives, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     onnx.save(busy(pattern).model, str(tmp_path / "model.onnx"))
-    words = [
-        "cause",
-        "model.onnx",
-        "--onnxrt",
-        "--on",
-        f"env={onnxruntime(release)}",
-        "--json",
-        "result.json",
-    ]
+    words = ["cause", "model.onnx", "--onnxrt", "--on", f"env={onnxruntime(release)}", "--json", "result.json"]
     done = subprocess.run(
         [sys.executable, "-m", "bisect_trt", *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -229,13 +229,7 @@ TRANSPOSED_GEMM = Pattern(
     "Transpose, Gemm", _transposed_gemm, _turned_gemm, ("1.18.1", "1.29.0"), "1.31.1", went="1.30.0"
 )
 PADDED_POOL = Pattern(
-    "Pad, AveragePool",
-    _padded_pool,
-    _counted_pads,
-    ("1.19.2", "1.20.1"),
-    "1.21.1",
-    appeared="1.19.0",
-    went="1.21.0",
+    "Pad, AveragePool", _padded_pool, _counted_pads, ("1.19.2", "1.20.1"), "1.21.1", appeared="1.19.0", went="1.21.0"
 )
 UNSIGNED = Pattern(
     "DequantizeLinear, Reshape",

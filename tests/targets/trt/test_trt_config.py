@@ -138,11 +138,7 @@ def test_types_are_known_by_the_names_that_versions_give_them() -> None:
 @before_11
 @pytest.mark.parametrize(
     ("kinds", "cache", "stays"),
-    [
-        (("QUANTIZE", "CONVOLUTION"), None, True),
-        (("CONVOLUTION",), None, False),
-        (("CONVOLUTION",), "ranges", True),
-    ],
+    [(("QUANTIZE", "CONVOLUTION"), None, True), (("CONVOLUTION",), None, False), (("CONVOLUTION",), "ranges", True)],
 )
 def test_int8_stays_where_something_is_quantized_or_ranges_are_given(
     version: str, kinds: tuple[str, ...], cache: str | None, stays: bool
