@@ -49,6 +49,20 @@ def save_proto(path: Path | str, *parts: Any, **fields: Any) -> Path:
     return Path(path)
 
 
+def ort_run(model: ModelProto | Path, feeds: Mapping[str, Any], level: str = "ORT_DISABLE_ALL") -> dict[str, Any]:
+    """The outputs of ONNX Runtime on the CPU; an optional value is in a list, as a sequence is."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    outputs = session.get_outputs()
+    values = zip(outputs, session.run([output.name for output in outputs], dict(feeds)), strict=True)
+    return {output.name: [value] if output.type.startswith("optional") else value for output, value in values}
+
+
 def overflowed(root: NDArray[Any]) -> bool:
     """Whether all of a square root comes of squares that fp16 does not hold."""
     import onnxruntime

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from support import model_of
 
 _FLOAT = TensorProto.FLOAT
 Shape = Sequence[int | str]
@@ -23,20 +24,9 @@ def _save(
     *,
     opset: int = 17,
 ) -> Path:
-    tensors = [
-        numpy_helper.from_array(value if isinstance(value, np.ndarray) else np.array(value, np.float32), name)
-        for name, value in (weights or {}).items()
-    ]
-    ends = outputs or {nodes[-1].output[0]: ("n", 4) if inputs and "n" in next(iter(inputs.values())) else (2, 4)}
-    graph = helper.make_graph(
-        list(nodes),
-        "corpus",
-        [helper.make_tensor_value_info(name, _FLOAT, shape) for name, shape in (inputs or {"x": (2, 4)}).items()],
-        [helper.make_tensor_value_info(name, _FLOAT, shape) for name, shape in ends.items()],
-        tensors,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    onnx.save(model, str(path))
+    given = inputs or {"x": (2, 4)}
+    ends = outputs or {nodes[-1].output[0]: ("n", 4) if "n" in next(iter(given.values())) else (2, 4)}
+    onnx.save(model_of(nodes, weights or {}, inputs=given, outputs=ends, opset=opset), str(path))
     return path
 
 

@@ -164,6 +164,11 @@ def _rows() -> list[Row]:
         Row("diagnose-through", models.tanhs, ("diagnose m.onnx --through TOOL",), more=_tool),
         Row("reduce-through", models.tanhs, (f"{reduce} --through TOOL",), more=_tool),
         Row("cause-through", models.tanhs, ("cause m.onnx --through TOOL",), more=_tool),
+        Row(
+            "diagnose-metric",
+            models.overflowing,
+            (f"diagnose m.onnx {_ORT} --fp16 --metric psnr --min 30 --iterations 4",),
+        ),
         Row("diagnose-two-workers", _PLAIN, (f"diagnose m.onnx {_ORT} --workers 2",)),
         Row(
             "reduce-two-workers",
@@ -211,6 +216,12 @@ def _rows() -> list[Row]:
             (f"precision m.onnx -o mixed.onnx --fp16 --check CHECK {_CASTS}=1",),
             _PRECISION,
         ),
+        Row(
+            "precision-metric",
+            models.two_overflows,
+            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --metric psnr --min 30 --iterations 4",),
+            _PRECISION,
+        ),
         Row("precision-no-type", models.overflowing, (f"precision m.onnx -o mixed.onnx {_ORT}",)),
         Row("precision-wrong", _PLAIN, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
         Row("precision-conv", models.convolutions, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
@@ -237,6 +248,12 @@ def _rows() -> list[Row]:
             "int8-ladder",
             models.quantized,
             (f"precision m.onnx -o mixed.onnx {_ORT} --ladder int8,fp16,fp32",),
+            _PRECISION,
+        ),
+        Row(
+            "int8-metric",
+            models.quantized,
+            (f"precision m.onnx -o mixed.onnx {_ORT} --int8 --metric psnr --min 30 --iterations 4",),
             _PRECISION,
         ),
         Row("int8-not-quantized", models.overflowing, (f"precision m.onnx -o mixed.onnx {_ORT} --int8",)),

@@ -13,6 +13,8 @@ import pytest
 from conftest import CommandLine
 from support import arrays, assert_gone, chain, has, model_of, node_names, read_json, script
 
+from bisect_trt.worker import process
+
 pytestmark = pytest.mark.any_version
 
 
@@ -119,7 +121,10 @@ def test_never_over_a_foreign_file(cli: CommandLine, model: Path, content: str) 
 
 
 @pytest.mark.parametrize("end", ["stop", "return"])
-def test_nothing_that_a_check_started_outlives_it(cli: CommandLine, model: Path, end: str) -> None:
+def test_nothing_that_a_check_started_outlives_it(
+    cli: CommandLine, model: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
     # A grandchild in the background, one that ignores SIGTERM among them.
     grandchild = "sh -c \"trap '' TERM; echo \\$\\$ >> pids; exec sleep 300\" &\nsleep 300 & echo $! >> pids"
     ends = {"stop": "trap '' TERM; sleep 300", "return": "exit 1"}

@@ -317,23 +317,6 @@ def test_run_scores_the_whole_set(
         assert read_json(Path("l.json"))["metric"]["candidate"] == found["candidate"]
 
 
-def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> None:
-    scored = ["--metric", "score.py", "--max-drop", "0.05", *DATA]
-    result = cli("precision", model, *TARGET, *scored, "-o", "mixed.onnx", "--json", "p.json").ended(0).result
-    kept, found = result["keep_fp32"], result["metric"]
-    assert result["minimality"] == "1-minimal"
-    assert found["candidate"] >= found["bound"] > found["original"] or found["original"] >= found["bound"]
-    assert found["samples"] == found["of"] == 60
-    assert all("candidate" in probe for probe in found["probes"])
-    # What was written scores what it says, without any search.
-    cli("run", "mixed.onnx", "--onnxrt", *DATA, "--metric", "score.py", "--json", "m.json").ended(0)
-    assert "big" in {node["name"] for node in kept}
-
-    result = cli("reduce", model, *TARGET, *scored, "-o", "small.onnx", "--json", "r.json").ended(0).result
-    assert {node["name"] for node in result["culprits"]} == {"big"}
-    assert result["metric"]["candidate"] < result["metric"]["bound"]
-
-
 def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
     for command in (["precision", "-o", "o.onnx"], ["diagnose", "-o", "o"]):
         name, *rest = command

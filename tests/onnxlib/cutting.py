@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from building import BARE, proto_of, tensor_info
+from building import BARE, ort_run, proto_of, tensor_info
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -22,22 +20,6 @@ from bisect_trt.tensors.info import TensorInfo
 Values = dict[str, Any]
 
 
-def run(model: ModelProto | Path, feeds: Mapping[str, Any]) -> Values:
-    """What ONNX Runtime gives with optimisations off; an optional value is in a list, as a sequence is."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    outputs = session.get_outputs()
-    values = session.run([output.name for output in outputs], dict(feeds))
-    return {
-        output.name: [value] if output.type.startswith("optional") else value
-        for output, value in zip(outputs, values, strict=True)
-    }
-
-
 def activations(model: ModelProto, feeds: Mapping[str, Any]) -> Values:
     """Every tensor that a node of the main graph makes, and the inputs."""
     marked = ModelProto()
@@ -46,7 +28,7 @@ def activations(model: ModelProto, feeds: Mapping[str, Any]) -> Values:
     names = [name for node in model.graph.node for name in node.output if name]
     del marked.graph.output[:], marked.graph.value_info[:]
     marked.graph.output.extend(declared.get(name, BARE(name=name)) for name in names)
-    return {**feeds, **run(marked, feeds)}
+    return {**feeds, **ort_run(marked, feeds)}
 
 
 class Cutter:
@@ -80,7 +62,7 @@ class Cutter:
         check_definition(self.network.proto, piece, nodes)
         onnx.checker.check_model(piece.proto)
         feeds = {name: self.values[name] for name in piece.inputs}
-        assert_same(run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs})
+        assert_same(ort_run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs})
         return piece
 
     def unit(self, output: str) -> int:

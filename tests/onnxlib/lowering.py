@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
+from building import ort_run, proto_of
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -41,15 +41,9 @@ def model(
     domains: Sequence[str] = (),
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> ModelProto:
-    graph = helper.make_graph(
-        list(nodes),
-        "test",
-        [helper.make_tensor_value_info(*entry) for entry in inputs],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
-        list(weights),
-    )
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    result = helper.make_model(graph, opset_imports=opsets, ir_version=ir, functions=list(functions))
+    stored = {tensor.name: tensor for tensor in weights}
+    fields: dict[str, Any] = {"opset": opset, "ir_version": ir, "domains": domains, "functions": functions}
+    result = proto_of(nodes, inputs, outputs, stored, **fields)
     return with_outputs(result, outputs)
 
 
@@ -68,15 +62,6 @@ def with_outputs(source: ModelProto, names: Sequence[str]) -> ModelProto:
             value.type.tensor_type.elem_type = FLOAT
         result.graph.output.append(value)
     return result
-
-
-def ort_run(source: ModelProto, feeds: dict[str, Array], level: str = "ORT_DISABLE_ALL") -> dict[str, Array]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    session = onnxruntime.InferenceSession(source.SerializeToString(), options, ["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def evaluate(source: ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:

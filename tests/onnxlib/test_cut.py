@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import proto_of, tensor_info
-from cutting import SHAPE, Cutter, assert_same, cutter, feeds, models, run
+from building import ort_run, proto_of, tensor_info
+from cutting import SHAPE, Cutter, assert_same, cutter, feeds, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -257,7 +257,7 @@ def check_alone(cut: Cutter, names: list[str]) -> Isolated:
         assert all(alone.constant[parent] for parent in alone.parents(index)), "it reads what another makes"
     assert not set(piece.fed) & set(cut.network.producer)
     fed = {name: cut.values[piece.fed.get(name, name)] for name in alone.inputs}
-    assert_same(run(piece.proto, fed), {name: cut.values[name] for name in piece.outputs})
+    assert_same(ort_run(piece.proto, fed), {name: cut.values[name] for name in piece.outputs})
     return piece
 
 
@@ -277,7 +277,7 @@ def test_wrong_values_that_are_fed_do_not_reach_the_next_node() -> None:
     piece = isolated(cut, ["a", "b", "c"])
     fed = {name: cut.values[tensor] for name, tensor in piece.fed.items()}
     wrong = {name: value + (piece.fed[name] == "a") for name, value in fed.items()}
-    given_back = run(piece.proto, {"x": cut.values["x"], **wrong})
+    given_back = ort_run(piece.proto, {"x": cut.values["x"], **wrong})
     assert [name for name in "abc" if not np.array_equal(given_back[name], cut.values[name])] == ["b"]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import proto_of, tensor_info
+from building import ort_run, proto_of, tensor_info
 from conftest import CommandLine
-from cutting import activations, assert_same, cutter, feeds, models, run
+from cutting import activations, assert_same, cutter, feeds, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light import Light
@@ -50,7 +50,7 @@ def test_it_computes_what_was_asked_from_what_was_given(model: ModelProto, data:
     assert [value.name for value in piece.graph.output] == outputs
     assert [value.name for value in piece.graph.input][: len(ends)] == ends
     onnx.checker.check_model(piece)
-    given_values = run(piece, {name: whole.values[name] for name in ends})
+    given_values = ort_run(piece, {name: whole.values[name] for name in ends})
     assert_same(given_values, {name: whole.values[name] for name in outputs})
     assert {each.name for each in piece.graph.node} == {whole.network.nodes[index].name for index in makers}
 
@@ -95,7 +95,7 @@ def extracted(network: Network, inputs: list[str], outputs: list[str]) -> tuple[
     onnx.checker.check_model(piece)
     weights = {"half": np.float32(0.5), "dense": DENSE}
     values: dict[str, Any] = {**activations(network.proto, VALUES), **weights}
-    given_values = run(piece, {name: np.asarray(values[name]) for name in ends})
+    given_values = ort_run(piece, {name: np.asarray(values[name]) for name in ends})
     assert_same(given_values, {name: values[name] for name in given_values})
     return ends, [each.op_type for each in piece.graph.node], list(given_values)
 

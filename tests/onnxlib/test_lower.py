@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from building import ort_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from light import LIGHT
@@ -28,7 +29,6 @@ from lowering import (
     feeds_for,
     model,
     ops,
-    ort_run,
     random_models,
     run_as_lowered,
     weight,

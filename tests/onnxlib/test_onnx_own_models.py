@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 import onnx.backend.test.case.node as onnx_cases
 import pytest
-from cutting import Cutter, activations, assert_same, check_definition, run
+from building import ort_run
+from cutting import Cutter, activations, assert_same, check_definition
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from bisect_trt.onnxlib.network import Network
@@ -67,7 +68,7 @@ def check(name: str, model: ModelProto, values: list[Any]) -> bool:
     arrays = [value if value is None or isinstance(value, list) else np.asarray(value) for value in values]
     feeds = dict(zip(network.inputs, arrays, strict=False))
     try:
-        known, again = activations(model, feeds), run(model, feeds)
+        known, again = activations(model, feeds), ort_run(model, feeds)
     except Exception:  # no kernel, too new an operator set, a type that Python cannot see: there is nothing to compare
         known = {}
     whole = Cutter(model, known)
@@ -79,7 +80,7 @@ def check(name: str, model: ModelProto, values: list[Any]) -> bool:
     if not known:
         return False
     if all(np.array_equal(known[each], again[each]) for each in again if isinstance(again[each], np.ndarray)):
-        given = run(everything.proto, {each: feeds[each] for each in everything.inputs})
+        given = ort_run(everything.proto, {each: feeds[each] for each in everything.inputs})
         assert_same(given, {each: known[each] for each in everything.outputs})
         if len(units) > 1 and network.inputs:
             whole.check(units[: len(units) // 2])

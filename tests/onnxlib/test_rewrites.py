@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from building import proto_of
+from building import ort_run, proto_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -96,11 +95,7 @@ def made(nodes: Nodes, weights: Mapping[str, np.ndarray], opset: int) -> onnx.Mo
 
 
 def computed(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    (y,) = session.run(None, {"x": x})
-    return np.asarray(y)
+    return np.asarray(ort_run(model, {"x": x})["y"])
 
 
 def rewritten(model: onnx.ModelProto, rule: str) -> onnx.ModelProto:

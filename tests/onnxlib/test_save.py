@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import proto_of, tensor_info
-from cutting import activations, assert_same, run
+from building import ort_run, proto_of, tensor_info
+from cutting import activations, assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -107,7 +107,7 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
 @pytest.mark.parametrize("name", ["out.json", "out.textproto", "out", "out.any"])
 def test_the_suffix_says_the_format_as_when_it_is_read(model: ModelProto, tmp_path: Path, name: str) -> None:
     save_model(model, tmp_path, tmp_path / name)
-    assert_same(run(onnx.load(str(tmp_path / name)), ONES), run(model, ONES))
+    assert_same(ort_run(onnx.load(str(tmp_path / name)), ONES), ort_run(model, ONES))
 
 
 def test_files_that_exist(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def check_cuts(model: ModelProto, folder: Path) -> None:
         path.write_bytes(piece.proto.SerializeToString())
         onnx.checker.check_model(str(path))
         fed = {name: values[name] for name in piece.inputs}
-        assert_same(run(path, fed), {name: values[name] for name in piece.outputs})
+        assert_same(ort_run(path, fed), {name: values[name] for name in piece.outputs})
 
 
 @pytest.mark.parametrize("layout", ["one file", "a file each", "a folder", "links", "inside"])

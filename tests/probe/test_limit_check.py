@@ -14,7 +14,7 @@ import pytest
 from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import overflowing, read_json
+from support import overflowing, read_json, rest_slow
 
 from bisect_trt.commands.latency import named_in
 from bisect_trt.errors import UnknownNameError
@@ -74,10 +74,12 @@ def test_the_quantized_group_that_costs_more_than_it_brings_is_named(here: Path,
 
 @pytest.mark.parametrize(
     ("words", "switch"),
-    [
-        (("--disable-optimizer", "ConstantFolding"), "optimizer:ConstantFolding"),
-        (("--graph-optimization-level", "off"), "option:graph_optimization_level=all"),
-    ],
+    rest_slow(
+        [
+            (("--graph-optimization-level", "off"), "option:graph_optimization_level=all"),
+            (("--disable-optimizer", "ConstantFolding"), "optimizer:ConstantFolding"),
+        ]
+    ),
 )
 def test_a_disabled_optimizer_is_the_cause(here: Path, cli: CommandLine, words: tuple[str, ...], switch: str) -> None:
     """A product of weights is computed in each run."""
@@ -172,7 +174,7 @@ def test_another_form_of_a_model_is_compared_with_the_model_itself(here: Path, c
 
 def test_out_of_memory_is_a_failure_that_is_searched(here: Path) -> None:
     """Folding a large constant takes it twice, and the reference takes it once."""
-    size = 200_000_000
+    size = 100_000_000
     value = helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0])
     steps: list[tuple[str, str, str, dict[str, Any]]] = [
         ("Tanh", "x", "t", {}),

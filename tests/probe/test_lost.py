@@ -37,7 +37,6 @@ from bisect_trt.worker.serve import Worker, median_ms
 from bisect_trt.worker.worker import end_spare
 
 TRT = TargetSettings("trt")
-FROM_OUTSIDE = ["SIGKILL", "SIGTERM"]
 
 
 @pytest.fixture
@@ -63,8 +62,7 @@ def processes(folder: Path) -> list[int]:
     return [int(line.split()[0]) for line in (folder / "ran.txt").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", FROM_OUTSIDE)
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(("name", "warm"), [("SIGKILL", False), ("SIGTERM", True)])
 def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: Path, name: str, warm: bool) -> None:
     if warm:
         ask("fine")
@@ -82,8 +80,8 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_ans
     assert outcome.reason == "it took more memory than --memory-limit"
 
 
-@pytest.mark.parametrize("name", FROM_OUTSIDE)
-def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path, name: str) -> None:
+def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path) -> None:
+    name = "SIGKILL"
     reply = ask(f"{name} 3")
     assert (reply.kind, name in reply.message) == ("lost", True)
     assert len(processes(tmp_path)) == 3

@@ -231,15 +231,6 @@ def test_what_was_ended_for_the_want_of_memory_runs_alone() -> None:
     assert not several_at_a_time(MemoryGate(), alone=True)
 
 
-def test_the_kernel_ends_a_check_before_its_driver(tmp_path: Path) -> None:
-    if not Path("/proc/self/oom_score_adj").exists():
-        pytest.skip("this system has no such score")
-    # The driver says so once it has started it.
-    score = "score=$(cat /proc/self/oom_score_adj)"
-    run(f"until {score}; test $score -ge 500; do sleep 0.01; done; echo $score", tmp_path, timeout=60)
-    assert int((tmp_path / "log").read_text()) >= 500 > int(Path("/proc/self/oom_score_adj").read_text())
-
-
 # Child processes always end, with everything they started.
 
 
@@ -323,20 +314,6 @@ def test_cancelled_before_it_starts(tmp_path: Path) -> None:
     end = run("sleep 300", tmp_path, timeout=60, cancel=cancel)
     cancel.close()
     assert end.cancelled
-
-
-def test_no_descriptors_are_lost(tmp_path: Path) -> None:
-    run("exit 0", tmp_path)
-    folder = Path(f"/proc/{os.getpid()}/fd")
-    if not folder.exists():
-        pytest.skip(f"no /proc on {sys.platform}")
-    before = len(list(folder.iterdir()))
-    for timeout in (None, 5.0, 0.05):
-        run("sleep 0.2", tmp_path, timeout=timeout)
-    cancel = Cancel()
-    run("exit 0", tmp_path, cancel=cancel)
-    cancel.close()
-    assert len(list(folder.iterdir())) == before
 
 
 KILLED = """

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from standin_runtime import install
-from support import Ran, arrays, gone, overflowing, read_json, rest_slow
+from support import Ran, arrays, gone, overflowing
 
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker import pool as devices
@@ -224,29 +224,12 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) ->
 
 
 @pytest.mark.parametrize(
-    "command", rest_slow([["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]), ids=lambda words: words[0]
-)
-def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path: Path, command: list[str]) -> None:
-    for words, fresh in [(["--fresh-process"], True), *([([], False)] if command[0] == "reduce" else [])]:
-        ran = tmp_path / "standin" / "ran.txt"
-        ran.unlink(missing_ok=True)
-        (tmp_path / "out.onnx").unlink(missing_ok=True)
-        done = target(
-            command[0], *command[1:], *words, "--no-shrink", "--overwrite", "--workers", "1", "--json", "r.json"
-        )
-        assert done.status == 0, done.err
-        assert [culprit["name"] for culprit in read_json(tmp_path / "r.json")["culprits"]] == ["big"]
-        processes = [line.split()[0] for line in ran.read_text().splitlines()]
-        assert len(processes) > 2
-        assert (len(set(processes)) == len(processes)) is fresh
-
-
-COMMANDS = [["run"], ["layerwise"], ["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, ["precision", "-o", "mixed.onnx"]], ids=lambda words: words[0])
-@pytest.mark.parametrize(
-    ("level", "says"), [("missing", "no NVIDIA GPU"), ("crash", "does not start: it crashed (SIGSEGV)")]
+    ("command", "level", "says"),
+    [
+        (["run"], "missing", "no NVIDIA GPU"),
+        (["diagnose", "-o", "out"], "missing", "no NVIDIA GPU"),
+        (["precision", "-o", "mixed.onnx"], "crash", "does not start: it crashed (SIGSEGV)"),
+    ],
 )
 def test_a_target_that_is_not_there_ends_it_before_any_search(
     target: Callable[..., Ran], tmp_path: Path, command: list[str], level: str, says: str
