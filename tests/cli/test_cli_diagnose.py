@@ -8,9 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,33 +17,19 @@ import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import arrays, model_of, node_names, overflowing, read_json, rest_slow, save
+from support import model_of, node_names, overflowing, read_json, rest_slow, save
 
 from bisect_trt.commands.reproducer import without_paths
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 
-
-@dataclass(frozen=True)
-class Example:
-    """What an example's README says.
-
-    The first tensor that mismatches, who makes it, how many origins there are, and which operators stay in fp32.
-    """
-
-    name: str
-    tensor: str
-    op: str
-    origins: int
-    mended: frozenset[str]
-
-
-PROMISES = (
-    Example("masked_attention", "/Where_output_0", "Where", 1, frozenset({"Where", "Add", "Softmax"})),
-    Example("vit_overflow", "/blocks.6/norm1/Pow_output_0", "Pow", 13, frozenset({"Pow", "ReduceMean"})),
-    Example("instance_norm", "/in1/ReduceSum_output_0", "ReduceSum", 1, frozenset({"ReduceSum", "Div"})),
-)
+PROMISES = {
+    "masked_attention": "/Where_output_0",
+    "vit_overflow": "/blocks.6/norm1/Pow_output_0",
+    "instance_norm": "/in1/ReduceSum_output_0",
+}
+"""The first tensor that mismatches in each example."""
 
 
 def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
@@ -57,17 +41,18 @@ def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(1200)  # a page's commands, one after the other, on a network of 700 nodes
-@pytest.mark.parametrize("promise", rest_slow(PROMISES), ids=lambda example: example.name)
-def test_an_example_answers_as_its_readme_promises(promise: Example, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", rest_slow(PROMISES))
+def test_an_example_answers_as_its_readme_promises(name: str, tmp_path: Path) -> None:
+    """What is printed is compared with the page; the reproducer stands alone, on the very tensor."""
     reader = Reader(tmp_path / "checkout")
-    for page in OF_EXAMPLES[promise.name]:
+    for page in OF_EXAMPLES[name]:
         reader.follow_page(page, compare=sqrt_of_infinity_is_infinite())
     (run,) = reader.folder.glob(".bisect-trt/*-diagnose-model")
     result = read_json(run / "result.json")
-    check_answer(promise, reader.printed("bisect-trt diagnose"), result)
-    reproducer = reader.folder / result["artifacts"]["reproducer"]
-    check_model(promise, reproducer)
-    check_reproducer(promise, reproducer, tmp_path)
+    assert (result["minimality"], result["first_mismatch"]["tensor"]) == ("1-minimal", PROMISES[name])
+    assert [culprit["outputs"] for culprit in result["culprits"]] == [[PROMISES[name]]]
+    assert result["probes"]["run"] <= 60
+    check_reproducer(PROMISES[name], reader.folder / result["artifacts"]["reproducer"], tmp_path)
 
 
 def sqrt_of_infinity_is_infinite() -> bool:
@@ -78,42 +63,19 @@ def sqrt_of_infinity_is_infinite() -> bool:
     return bool(np.isposinf(root).all())
 
 
-def check_answer(promise: Example, printed: str, result: dict[str, Any]) -> None:
-    assert (result["status"], result["minimality"]) == ("found", "1-minimal")
-    assert result["first_mismatch"]["tensor"] == promise.tensor
-    assert result["first_mismatch"]["node"]["op"] == promise.op
-    if sqrt_of_infinity_is_infinite():
-        assert len(result["origins"]) == promise.origins
-    assert [(culprit["op"], culprit["outputs"]) for culprit in result["culprits"]] == [(promise.op, [promise.tensor])]
-    assert {node["op"] for node in result["minimal"]} == promise.mended
-    assert (len(result["minimal"]) <= 26, result["probes"]["run"] <= 60) == (True, True)
-    assert result["latency_ms"] is None
-    for word in (f"{promise.op} '", "reproduce.py"):
-        assert word in printed
-
-
-def check_reproducer(promise: Example, folder: Path, tmp_path: Path) -> None:
+def check_reproducer(tensor: str, folder: Path, tmp_path: Path) -> None:
     expected = {"model.onnx", "inputs.npz", "golden.npz", "reproduce.py", "README.md"}
     assert expected <= {path.name for path in folder.iterdir()}
     done = reproduce(folder, tmp_path)
     assert done.returncode == 1, done.stderr
-    assert f"MISMATCH {promise.tensor}" in done.stdout
+    assert f"MISMATCH {tensor}" in done.stdout
     assert done.stderr == ""
     source = (folder / "reproduce.py").read_text()
     imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE))
     assert imported <= {"numpy", "onnxruntime", *sys.stdlib_module_names}
     readme = (folder / "README.md").read_text()
-    assert promise.tensor in readme
+    assert tensor in readme
     assert onnx.__version__ in readme
-
-
-def check_model(promise: Example, folder: Path) -> None:
-    model = onnx.load(str(folder / "model.onnx"))
-    onnx.checker.check_model(model, full_check=True)
-    assert [node.op_type for node in model.graph.node] == [promise.op]
-    inputs, golden = arrays(folder / "inputs.npz"), arrays(folder / "golden.npz")
-    assert set(inputs) == {value.name for value in model.graph.input}
-    assert list(golden) == [promise.tensor]
 
 
 def rounding_then_overflow(path: Path) -> Path:

@@ -12,7 +12,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -47,59 +46,29 @@ from bisect_trt.report.result import environment
 from bisect_trt.report.summary import headline
 from bisect_trt.targets.options import selectable
 
-KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
 
-
-OWN_KEYS = {"layerwise": {"first_mismatch", "tensors"}, "run": {"comparisons"}}
-
-
-def check_schema(result: dict[str, Any], command: str) -> None:
-    assert set(result) >= KEYS | OWN_KEYS.get(command, set())
-    assert result["schema"] == 1
-    assert result["command"] == command
-    assert result["status"] in {"found", "not_reproduced", "inconclusive", "interrupted", "error"}
-    assert set(result["probes"]) >= {"run", "cached", "fail", "pass", "unresolved"}
-    assert result["probes"]["run"] == sum(result["probes"][verdict] for verdict in ("fail", "pass", "unresolved"))
-    assert result["minimality"] in {"1-minimal", "unproven"}
-    assert result["wall_s"] > 0
-    assert set(result["artifacts"]) >= {"reduced", "min_good", "report", "run"}
-    for culprit in result["culprits"]:
-        assert set(culprit) == {"name", "op", "outputs"}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["reduce", "run"])
 def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
+    """The corpus of answers holds each against its schema."""
     model = overflowing(Path("model.onnx"))
     line = command_lines(model)[command]
-    ran = cli(*line, "--json", "r.json")
-    assert ran.status == (1 if command == "run" else 0)
-    result = read_json(Path("r.json"))
-    check_schema(result, command)
+    result = (ran := cli(*line, "--json", "r.json").ended(1 if command == "run" else 0)).result
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     assert result["model"] == {"path": "model.onnx", "sha256": digest, "nodes": 8, "units": 8}
-    if command == "run":
-        alone = cli(*line, "--json", "-")
-        assert json.loads(alone.out)["comparisons"] == result["comparisons"]
-        missing = [str(word).replace("model.onnx", "none.onnx") for word in line]
-        before = sorted(Path(".bisect-trt").iterdir())
-        assert cli(*missing).status == 4
-        assert sorted(Path(".bisect-trt").iterdir()) == before  # no folder of a run
-    if command in ("diagnose", "reduce", "layerwise"):
-        assert result["culprits"] == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
-    if result["artifacts"]["reduced"]:
-        assert Path(result["artifacts"]["reduced"]).is_file()
     run = Path(result["artifacts"]["run"])
     assert read_json(run / "result.json") == result
     assert result["artifacts"]["report"] == str(run / "report.html")
     page = (run / "report.html").read_text(encoding="utf-8")
     assert f"<h1>{headline(result)}</h1>".replace("'", "&#39;") in page
-    assert {"answer", "graph", "commands", "environment"} <= {*re.findall(r'<section id="(\w+)"', page)}
     assert re.search(rf"^Report +{re.escape(str(run))}", ran.out, re.MULTILINE)
-    if command in ("reduce", "run"):
-        quiet = cli(*line, "-q", *([] if command == "run" else ["--overwrite"]))
-        assert quiet.status == ran.status
-        assert 0 < len(quiet.out.splitlines()) <= min(25, len(ran.out.splitlines()))
-        assert "probe 1 " not in quiet.out
+    quiet = cli(*line, "-q", *([] if command == "run" else ["--overwrite"])).ended(ran.status)
+    assert 0 < len(quiet.out.splitlines()) <= min(25, len(ran.out.splitlines()))
+    if command == "run":
+        alone = cli(*line, "--json", "-")
+        assert json.loads(alone.out)["comparisons"] == result["comparisons"]
+        before = sorted(Path(".bisect-trt").iterdir())
+        assert cli("run", "none.onnx", *TARGET).status == 4
+        assert sorted(Path(".bisect-trt").iterdir()) == before  # no folder of a run
 
 
 def test_help_lists_the_commands_by_what_they_are_for(cli: CommandLine) -> None:

@@ -293,6 +293,19 @@ REFUSALS = """
 1004 --through {model} | run m.onnx --through ""
 1002 nosuchtool | run m.onnx --through "nosuchtool {model} {out}"
 
+# places
+1002 --on | run m.onnx T --on nowhere
+1002 --on | run m.onnx T --on python=
+1002 --on | run m.onnx T --on env=
+1002 --on | run m.onnx T --on ssh=-x
+1002 --on | run m.onnx T --on ssh=host,path=x
+1002 --on | run m.onnx T --on "command='"
+1002 --on ray=ADDRESS | run m.onnx T --on ray=auto,gpu
+1002 --on ray=ADDRESS | run m.onnx T --on ray=,cpus
+2005 /no/such/python | run m.onnx T --on python=/no/such/python
+2005 no-such-program | run m.onnx T --on "command=no-such-program -"
+2005 image | run m.onnx T --on "command=sh -c 'echo no such image >&2'"
+
 # runs and builds
 2006 .bisect-trt | log
 2006 .bisect-trt | resume

@@ -13,13 +13,6 @@ from support import overflowing
 WORDS = ("reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16", "--on")
 
 
-@pytest.mark.parametrize("word", ["ray=auto,gpu", "ray=,cpus", "ray=auto,cpus=3"])
-def test_a_word_that_names_no_cluster(cli: CommandLine, here: Path, word: str) -> None:
-    overflowing(here / "model.onnx")
-    ran = cli(*WORDS, word).ended(2)
-    assert f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores." in ran.error
-
-
 def test_ray_is_an_extra(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overflowing(here / "model.onnx")
     monkeypatch.setitem(sys.modules, "ray", None)

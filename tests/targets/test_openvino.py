@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from building import save_proto
 from conftest import CommandLine
@@ -147,17 +146,6 @@ def test_diagnose_and_its_reproducer(cli: CommandLine) -> None:
     assert "joined" in [culprit["name"] for culprit in read_json(Path("r.json"))["culprits"]]
     done = subprocess.run([sys.executable, "reproduce.py"], cwd="out", capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-
-
-def test_the_other_commands(cli: CommandLine) -> None:
-    path = quantized(Path("model.onnx"))
-    ran = cli("reduce", path, "--openvino", "-o", "small.onnx")
-    assert ran.status == 0, ran.err
-    assert "Concat" in [node.op_type for node in onnx.load("small.onnx").graph.node]
-    ran = cli("convert", path, "--openvino", "-o", "model.engine")
-    assert "OpenVINO has no engines to write to model.engine" in ran.error
-    ran = cli("run", path, "--openvino", "--fp16")
-    assert "--fp16: OpenVINO's CPU computes fp16 in fp32; use --bf16" in ran.error
 
 
 def quantized(path: Path) -> Path:

@@ -14,7 +14,7 @@ from trt_standin import APIS, OLD, STRONG, VERSIONS, WEAK, HostCudart, StandIn, 
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.messages import set_option
-from bisect_trt.targets.settings import Looked, TargetSettings, Tier
+from bisect_trt.targets.settings import Looked, TargetSettings
 from bisect_trt.targets.trt import config as config_module
 from bisect_trt.targets.trt.config import check_settings, make_config, set_ranges
 from bisect_trt.targets.trt.engine import DTYPES
@@ -201,15 +201,6 @@ def test_each_switch_turns_what_it_says() -> None:
     assert own["option:max_aux_streams=0"].builder_settings == (("max_aux_streams", "0"),)
     assert not found["precision:fp16"].fp16
     assert not found["precision:tf32"].tf32
-
-
-def test_switches_that_are_turned_together_all_are() -> None:
-    settings = trt_target("fp16")
-    for switch in settings.target.switches(settings, Looked(TRACE)):
-        settings = settings if switch.tier is Tier.WHOLE else switch.turn(settings)
-    own = settings.of(TrtSettings)
-    assert (own.tactic_sources, own.avoid_tactics, own.builder_flags) == ((), ("conv=1:2",), ("REFIT",))
-    assert {name for name, _ in own.builder_settings} == {"hardware_compatibility_level", "max_aux_streams"}
 
 
 @before_11
