@@ -25,7 +25,7 @@ import jsonschema
 import onnx
 
 from answers import seam
-from answers.rows import ROWS, Row
+from answers.rows import FIELDS, ROWS, Row
 
 RECORDED = Path(__file__).parent / "recorded"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").read_text())
@@ -70,7 +70,7 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
         found["status"] = answer.get("status")
         found["minimality"] = answer.get("minimality")
         found["culprits"] = [each["name"] or each["outputs"][0] for each in answer.get("culprits", ())]
-        found |= {name: _named(_plain(answer.get(name))) for name in row.fields}
+        found |= {name: _named(_plain(answer.get(name))) for name in FIELDS.get(words[0], ())}
     found["questions"] = [each for _, each in _questions(known)]
     found["runs"] = counter.runs - counted
     found["files"] = {name: _content(Path(name)) for name in sorted(_files() - before) if name != "answer.json"}

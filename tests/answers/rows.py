@@ -16,6 +16,16 @@ _JSON = (
 )
 
 
+FIELDS = {
+    "precision": ("keep_fp32", "minimal"),
+    "cause": ("cause",),
+    "layerwise": ("first_mismatch",),
+    "sweep": ("sweep",),
+    "repeat": ("good", "bad"),
+}
+"""What else of a command's JSON answer has to stay."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One row.
@@ -25,7 +35,6 @@ class Row:
         model: Writes ``m.onnx``.
         lines: The command lines, run one after the other in one folder. ``CHECK`` is ``check.py {model}``,
             ``{run}`` the newest run.
-        fields: What else of the JSON answer has to stay.
         shows: Words of which those that are printed have to stay.
         more: Writes other files into the folder.
         interrupt_at: The run of the target under test that Ctrl-C comes in.
@@ -37,7 +46,6 @@ class Row:
     name: str
     model: Callable[[Path], object]
     lines: tuple[str, ...]
-    fields: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     more: Callable[[Path], object] = bool
     interrupt_at: int | None = None
@@ -60,7 +68,7 @@ _PLAIN = _chain("a b wrong.c d e")
 
 
 def _rows() -> list[Row]:
-    reduce = "reduce m.onnx -o r.onnx"
+    reduce, precision = "reduce m.onnx -o r.onnx", f"precision m.onnx -o mixed.onnx {_ORT}"
     return [
         # reduce: a check command
         Row("reduce-check-one", _chain("a b c d e f"), (f"{reduce} --check CHECK d=1",)),
@@ -182,105 +190,48 @@ def _rows() -> list[Row]:
             more=_score,
         ),
         # precision
-        Row("precision-overflow", models.overflowing, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
-        Row("precision-bf16", models.cancelling, (f"precision m.onnx -o mixed.onnx {_ORT} --bf16",), _PRECISION),
+        Row("precision-overflow", models.overflowing, (f"{precision} --fp16",)),
+        Row("precision-bf16", models.cancelling, (f"{precision} --bf16",)),
+        Row("precision-cancelling", models.cancelling, (f"{precision} --fp16 --fresh-samples 20",)),
+        Row("precision-two", models.two_overflows, (f"{precision} --fp16",)),
+        Row("precision-healthy", _chain("a b c"), (f"{precision} --fp16",)),
+        Row("precision-exclude", models.overflowing, (f"{precision} --fp16 --exclude big",)),
+        Row("precision-include", models.two_overflows, (f"{precision} --fp16 --include 'big*' 'small*'",)),
+        Row("precision-budget", models.two_overflows, (f"{precision} --fp16 --max-probes 3",)),
         Row(
-            "precision-cancelling",
-            models.cancelling,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --fresh-samples 20",),
-            _PRECISION,
+            "precision-check", models.overflowing, (f"precision m.onnx -o mixed.onnx --fp16 --check CHECK {_CASTS}=1",)
         ),
-        Row("precision-two", models.two_overflows, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
-        Row("precision-healthy", _chain("a b c"), (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
+        Row("precision-metric", models.two_overflows, (f"{precision} --fp16 --metric psnr --min 30 --iterations 4",)),
+        Row("precision-no-type", models.overflowing, (precision,)),
+        Row("precision-wrong", _PLAIN, (f"{precision} --fp16",)),
+        Row("precision-conv", models.convolutions, (f"{precision} --fp16",)),
+        Row("int8-one-group", models.quantized, (f"{precision} --int8",)),
         Row(
-            "precision-exclude",
-            models.overflowing,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --exclude big",),
-            _PRECISION,
+            "int8-two-groups", partial(models.quantized, scales=(0.02, 0.0005, 0.02, 0.0004)), (f"{precision} --int8",)
         ),
-        Row(
-            "precision-include",
-            models.two_overflows,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --include 'big*' 'small*'",),
-            _PRECISION,
-        ),
-        Row(
-            "precision-budget",
-            models.two_overflows,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --max-probes 3",),
-            _PRECISION,
-        ),
-        Row(
-            "precision-check",
-            models.overflowing,
-            (f"precision m.onnx -o mixed.onnx --fp16 --check CHECK {_CASTS}=1",),
-            _PRECISION,
-        ),
-        Row(
-            "precision-metric",
-            models.two_overflows,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --metric psnr --min 30 --iterations 4",),
-            _PRECISION,
-        ),
-        Row("precision-no-type", models.overflowing, (f"precision m.onnx -o mixed.onnx {_ORT}",)),
-        Row("precision-wrong", _PLAIN, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
-        Row("precision-conv", models.convolutions, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
-        Row("int8-one-group", models.quantized, (f"precision m.onnx -o mixed.onnx {_ORT} --int8",), _PRECISION),
-        Row(
-            "int8-two-groups",
-            partial(models.quantized, scales=(0.02, 0.0005, 0.02, 0.0004)),
-            (f"precision m.onnx -o mixed.onnx {_ORT} --int8",),
-            _PRECISION,
-        ),
-        Row(
-            "int8-healthy",
-            partial(models.quantized, scales=(0.02, 0.02)),
-            (f"precision m.onnx -o mixed.onnx {_ORT} --int8",),
-            _PRECISION,
-        ),
-        Row(
-            "int8-no-sensitivity",
-            models.quantized,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --int8 --no-sensitivity",),
-            _PRECISION,
-        ),
-        Row(
-            "int8-ladder",
-            models.quantized,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --ladder int8,fp16,fp32",),
-            _PRECISION,
-        ),
-        Row(
-            "int8-metric",
-            models.quantized,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --int8 --metric psnr --min 30 --iterations 4",),
-            _PRECISION,
-        ),
-        Row("int8-not-quantized", models.overflowing, (f"precision m.onnx -o mixed.onnx {_ORT} --int8",)),
+        Row("int8-healthy", partial(models.quantized, scales=(0.02, 0.02)), (f"{precision} --int8",)),
+        Row("int8-no-sensitivity", models.quantized, (f"{precision} --int8 --no-sensitivity",)),
+        Row("int8-ladder", models.quantized, (f"{precision} --ladder int8,fp16,fp32",)),
+        Row("int8-metric", models.quantized, (f"{precision} --int8 --metric psnr --min 30 --iterations 4",)),
+        Row("int8-not-quantized", models.overflowing, (f"{precision} --int8",)),
         # cause, workaround
-        Row("cause-fusion", models.cancelling, (f"cause m.onnx {_ORT}",), ("cause",)),
-        Row("cause-none", _PLAIN, (f"cause m.onnx {_ORT}",), ("cause",)),
-        Row("cause-healthy", _chain("a b"), (f"cause m.onnx {_ORT}",), ("cause",)),
-        Row("cause-openvino", _chain("a wrong.b"), ("cause m.onnx --openvino",), ("cause",)),
-        Row("cause-overflow", models.overflowing, (f"cause m.onnx {_ORT} --fp16",), ("cause",)),
+        Row("cause-fusion", models.cancelling, (f"cause m.onnx {_ORT}",)),
+        Row("cause-none", _PLAIN, (f"cause m.onnx {_ORT}",)),
+        Row("cause-healthy", _chain("a b"), (f"cause m.onnx {_ORT}",)),
+        Row("cause-openvino", _chain("a wrong.b"), ("cause m.onnx --openvino",)),
+        Row("cause-overflow", models.overflowing, (f"cause m.onnx {_ORT} --fp16",)),
         Row("workaround-fusion", models.cancelling, (f"workaround m.onnx {_ORT}",)),
         Row("workaround-overflow", models.overflowing, (f"workaround m.onnx {_ORT} --fp16",)),
         Row("workaround-none", _PLAIN, (f"workaround m.onnx {_ORT}",)),
         # layerwise, run
-        Row("layerwise-wrong", _PLAIN, (f"layerwise m.onnx {_ORT}",), _FIRST),
-        Row("layerwise-healthy", _chain("a b c"), (f"layerwise m.onnx {_ORT}",), _FIRST),
-        Row("layerwise-isolate", models.two_outputs, (f"layerwise m.onnx {_ORT} --isolate",), _FIRST),
-        Row("layerwise-overflow", models.overflowing, (f"layerwise m.onnx {_ORT} --fp16",), _FIRST),
-        Row("layerwise-crash", _chain("a crash.b c"), (f"layerwise m.onnx {_ORT}",), _FIRST),
-        Row("layerwise-fusion", models.cancelling, (f"layerwise m.onnx {_ORT}",), _FIRST),
-        Row("layerwise-loop", models.with_loop, (f"layerwise m.onnx {_ORT}",), _FIRST),
-        Row(
-            "layerwise-samples",
-            _chain("a large.b c d"),
-            (f"layerwise m.onnx {_ORT} {_TWO}",),
-            _FIRST,
-            more=_two_samples,
-        ),
+        Row("layerwise-wrong", _PLAIN, (f"layerwise m.onnx {_ORT}",)),
+        Row("layerwise-healthy", _chain("a b c"), (f"layerwise m.onnx {_ORT}",)),
+        Row("layerwise-isolate", models.two_outputs, (f"layerwise m.onnx {_ORT} --isolate",)),
+        Row("layerwise-overflow", models.overflowing, (f"layerwise m.onnx {_ORT} --fp16",)),
+        Row("layerwise-crash", _chain("a crash.b c"), (f"layerwise m.onnx {_ORT}",)),
+        Row("layerwise-fusion", models.cancelling, (f"layerwise m.onnx {_ORT}",)),
+        Row("layerwise-loop", models.with_loop, (f"layerwise m.onnx {_ORT}",)),
+        Row("layerwise-samples", _chain("a large.b c d"), (f"layerwise m.onnx {_ORT} {_TWO}",), more=_two_samples),
         Row("run-match", _chain("a b c"), (f"run m.onnx {_ORT}",)),
         Row("run-mismatch", _PLAIN, (f"run m.onnx {_ORT}",)),
         Row("run-nan", _chain("a nan.b c"), (f"run m.onnx {_ORT}",)),
@@ -305,14 +256,13 @@ def _rows() -> list[Row]:
         ),
         Row("run-iterations", _PLAIN, (f"run m.onnx {_ORT} --iterations 3",)),
         # the rest
-        Row("sweep-rows", models.dynamic, (f"sweep m.onnx {_ORT} --shapes x:[1..8,4]",), ("sweep",)),
-        Row("sweep-few", models.dynamic, (f"sweep m.onnx {_ORT} --shapes x:[{{1,3,5}},4]",), ("sweep",)),
-        Row("sweep-healthy", _chain("a b", rows="n"), (f"sweep m.onnx {_ORT} --shapes x:[1..5,4]",), ("sweep",)),
+        Row("sweep-rows", models.dynamic, (f"sweep m.onnx {_ORT} --shapes x:[1..8,4]",)),
+        Row("sweep-few", models.dynamic, (f"sweep m.onnx {_ORT} --shapes x:[{{1,3,5}},4]",)),
+        Row("sweep-healthy", _chain("a b", rows="n"), (f"sweep m.onnx {_ORT} --shapes x:[1..5,4]",)),
         Row(
             "sweep-long",
             partial(models.dynamic, names="a rows40.b"),
             (f"sweep m.onnx {_ORT} --shapes x:[1..64,4] --tries 12",),
-            ("sweep",),
         ),
         Row("samples-one", _chain("a large.b c"), (f"samples m.onnx -o s.npz {_ORT} {_TWO}",), more=_two_samples),
         Row("samples-healthy", _chain("a b c"), (f"samples m.onnx -o s.npz {_ORT} {_TWO}",), more=_two_samples),
@@ -321,13 +271,11 @@ def _rows() -> list[Row]:
             _chain("a large.b c"),
             (f"samples m.onnx -o s.npz {_ORT} --iterations 6 --val-range [0,5]",),
         ),
-        Row(
-            "repeat-luck", _chain("a luck5.b c"), (f"repeat m.onnx {_ORT} -n 8", "diff {run}"), ("good", "bad"), seed=5
-        ),
-        Row("repeat-until", _chain("a luck3.b c"), (f"repeat m.onnx {_ORT} --until both",), ("good", "bad"), seed=6),
-        Row("repeat-good", _chain("a b c"), (f"repeat m.onnx {_ORT} -n 4",), ("good", "bad")),
-        Row("repeat-same-engine", _chain("a b c"), (f"repeat m.onnx {_ORT} -n 4 --same-engine",), ("good", "bad")),
-        Row("repeat-check", _chain("a b c"), ("repeat m.onnx -n 10 --check CHECK b=luck4",), ("good", "bad"), seed=7),
+        Row("repeat-luck", _chain("a luck5.b c"), (f"repeat m.onnx {_ORT} -n 8", "diff {run}"), seed=5),
+        Row("repeat-until", _chain("a luck3.b c"), (f"repeat m.onnx {_ORT} --until both",), seed=6),
+        Row("repeat-good", _chain("a b c"), (f"repeat m.onnx {_ORT} -n 4",)),
+        Row("repeat-same-engine", _chain("a b c"), (f"repeat m.onnx {_ORT} -n 4 --same-engine",)),
+        Row("repeat-check", _chain("a b c"), ("repeat m.onnx -n 10 --check CHECK b=luck4",), seed=7),
         Row("releases-none", _PLAIN, (f"releases m.onnx {_ORT} --from 2 --to 1",)),
         Row("extract-piece", _chain("a b c d"), ("extract m.onnx -o e.onnx --inputs a_out --outputs c_out",)),
         Row(
@@ -383,8 +331,6 @@ def _tensorrt_rows() -> list[Row]:
 
 
 _TWO = "--load-inputs in0.npz in1.npz"
-_PRECISION = ("keep_fp32", "minimal")
-_FIRST = ("first_mismatch",)
 _CASTS = "x_fp16"
 
 

@@ -16,8 +16,6 @@ from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import READ_NPZ, TARGET, arrays, chain, node_names, read_json, save, script
 
-import bisect_trt
-
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
     """A network over rows of 8; its Relu is the node that the unsteady target spoils. ``also`` adds a second input."""
@@ -295,23 +293,6 @@ DOUBLES = [np.linspace(-1, 1, 2 * rows).reshape(rows, 2) for rows in (3, 4, 5)]
 
 for _values in DOUBLES[:2]:
     _values[-1, 1] = -0.0
-
-
-def test_a_negative_zero_is_no_zero(here: Path) -> None:
-    """Both inputs have rows without a name for their number, side by side: they have to have as many."""
-    join = helper.make_node("Concat", ["a", "b"], ["y"], axis=1, name="join")
-    ends: dict[str, Any] = {"inputs": dict.fromkeys("ab", (None, 2)), "outputs": {"y": [None, 2]}}
-    save(here / "joined.onnx", [join], types=dict.fromkeys("aby", TensorProto.DOUBLE), **ends)
-
-    def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
-        return bool(np.any((inputs["b"] == 0) & np.signbit(inputs["b"])))
-
-    samples = [{"a": np.flip(each), "b": each} for each in DOUBLES]
-    found = bisect_trt.samples("joined.onnx", fails, inputs=samples, output=here / "least.npz")
-    told = found.extra["samples"]
-    assert (told["failing"], found.minimality) == ([1, 2], "1-minimal")
-    (kept,) = told["minimal_input"]["elements_kept"]
-    assert (kept["input"], kept["index"], str(kept["value"])) == ("b", [2, 1], "-0.0")
 
 
 def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:

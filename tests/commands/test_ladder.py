@@ -223,100 +223,79 @@ def test_a_rung_that_crashes(tmp_path: Path, quantized_fails: str, rung: str) ->
 # One stored weight, or one scale, that several operators share: a bad scale there is found, whoever reads it.
 
 
-TABLE_WIDTH, WORDS, TOKENS = 16, 40, 6
+WORDS, TOKENS = 40, 6
+HEAD = '<ir_version: 8, opset_import: ["" : 13]>'
 
 
-def tied(*, stored: bool, twice: bool, by_channel: bool, again: bool, factor: float) -> tuple[onnx.ModelProto, ...]:
+def pair(tensor: str, by: str = "") -> str:
+    """A tensor quantized and dequantized, by a scale of its own if no other is named."""
+    by = by or f"{tensor}_s"
+    return f"{tensor}q = QuantizeLinear({tensor}, {by}, zero) {tensor}d = DequantizeLinear({tensor}q, {by}, zero)"
+
+
+def tied(*, stored: bool, by_channel: bool, factor: float) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """An embedding that is the head's weight too, its scale ``factor`` times what fits; quantized, and from before.
 
-    Args:
-        stored: Whether it is stored quantized.
-        twice: Whether it is dequantized for each of the two.
-        by_channel: Whether each word has a scale of its own.
-        again: Whether it is quantized again where it is transposed, by the same scale, as ONNX Runtime's quantizer does.
-        factor: How bad the scale is.
+    It is ``stored`` quantized, and the head is quantized again by the same scale, as ONNX Runtime's quantizer does; or it
+    is quantized for each of the two, by a scale for each word where that is asked.
     """
     rng = np.random.default_rng(7)
-    nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
-    before: list[onnx.NodeProto] = []
-    table = rng.standard_normal((WORDS, TABLE_WIDTH)).astype(np.float32)
-    layer = (rng.standard_normal((TABLE_WIDTH, TABLE_WIDTH)) / TABLE_WIDTH**0.5).astype(np.float32)
-    scale = np.asarray((np.abs(table).max(axis=1) if by_channel else np.abs(table).max()) / 127, np.float32)
-
-    def store(name: str, value: object, dtype: type = np.float32) -> str:
-        weights.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def add(op: str, read: list[str], made: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(op, read, [made], name=made, **attributes))
-        return made
-
-    def both(op: str, read: list[str], plain: list[str], made: str, **attributes: Any) -> str:
-        before.append(helper.make_node(op, plain, [made], name=made, **attributes))
-        return add(op, read, made, **attributes)
-
-    def pair(tensor: str, by: str, zero: str = "zero") -> str:
-        return add(
-            "DequantizeLinear", [add("QuantizeLinear", [tensor, by, zero], f"{tensor}_q"), by, zero], f"{tensor}_d"
-        )
-
-    store("zero", 0, np.int8)
-    store("zeros", np.zeros_like(scale), np.int8)
-    store("shared", scale * np.float32(factor))
+    table, layer = rng.standard_normal((WORDS, 16)).astype(np.float32), rng.standard_normal((16, 16)) / 4
+    most = float(np.abs(table).max())
+    scale = np.asarray(np.abs(table).max(axis=1) if by_channel else most, np.float32) / np.float32(127)
     steps = np.clip(np.rint(table / (scale[:, None] if by_channel else scale)), -128, 127)
-    read = []
-    for place in range(2 if twice else 1):
-        source = "table_q" if stored else add("QuantizeLinear", ["table", "shared", "zeros"], f"q{place}", axis=0)
-        read.append(add("DequantizeLinear", [source, "shared", "zeros"], f"d{place}", axis=0))
-    store("table_q", steps, np.int8) if stored else store("table", table)
-    x = both("Gather", [read[0], "ids"], ["table", "ids"], "embed", axis=0)
-    for number, size in enumerate((np.abs(table).max(), np.abs(table).max() * 1.3)):
-        x = pair(x, store(f"s{number}", size / 127))
-        x = both(
-            "Mul", [x, store(f"m{number}", 1.3)], [nodes[-1].output[0].removesuffix("_d"), f"m{number}"], f"mul{number}"
-        )
-    x = pair(x, store("s2", np.abs(table).max() * 1.69 / 127))
-    x = both(
-        "MatMul", [x, pair(store("layer", layer), store("s3", np.abs(layer).max() / 127))], ["mul1", "layer"], "hidden"
+    weights = {"m": 1.3, "layer": layer, "embed_s": most / 127, "mul0_s": most * 1.3 / 127, "mul1_s": most * 1.69 / 127}
+    weights |= {"layer_s": np.abs(layer).max() / 127, "tanh_s": 1 / 127, "shared": scale * factor, "table": table}
+    given = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    given |= {"zero": np.zeros((), np.int8), "zeros": np.zeros_like(scale, np.int8), "table_q": steps.astype(np.int8)}
+    reads = [f"{name} = DequantizeLinear <axis = 0> (table_q, shared, zeros)" for name in ("t0", "t1")[: 2 - stored]]
+    if not stored:
+        reads = [f"q{at} = QuantizeLinear <axis = 0> (table, shared, zeros) {each}" for at, each in enumerate(reads)]
+        reads = [each.replace("table_q", f"q{at}") for at, each in enumerate(reads)]
+    head = pair("head", "shared") if stored else ""
+    body = (
+        f"{' '.join(reads)} embed = Gather <axis = 0> (t0, ids) {pair('embed')} mul0 = Mul(embedd, m) {pair('mul0')} "
+        f"mul1 = Mul(mul0d, m) {pair('mul1')} {pair('layer')} hidden = MatMul(mul1d, layerd) tanh = Tanh(hidden) "
+        f"{pair('tanh')} head = Transpose <perm = [1, 0]> ({'t0' if stored else 't1'}) {head} "
+        f"logits = MatMul(tanhd, {'headd' if stored else 'head'})"
     )
-    x = pair(both("Tanh", [x], ["hidden"], "tanh"), store("s4", 1 / 127))
-    head = both("Transpose", [read[-1]], ["table"], "head", perm=[1, 0])
-    both("MatMul", [x, pair(head, "shared") if again else head], ["tanh", "head"], "logits")
-    ends: dict[str, Any] = {"inputs": {"ids": (1, TOKENS)}, "outputs": {"logits": (1, TOKENS, WORDS)}}
-    floats = [numpy_helper.from_array(table, "table"), *(w for w in weights if w.name in ("layer", "m0", "m1"))]
-    both_of = ((nodes, weights), (before, floats))
-    return tuple(model_of(made, kept, types={"ids": TensorProto.INT64}, **ends) for made, kept in both_of)
+    before = (
+        "embed = Gather <axis = 0> (table, ids) mul0 = Mul(embed, m) mul1 = Mul(mul0, m) hidden = MatMul(mul1, layer) "
+        "tanh = Tanh(hidden) head = Transpose <perm = [1, 0]> (table) logits = MatMul(tanh, head)"
+    )
+    made = []
+    for text in (body, before):
+        model = onnx.parser.parse_model(
+            f"{HEAD} g (int64[1, {TOKENS}] ids) => (float[1, {TOKENS}, {WORDS}] logits) {{ {text} }}"
+        )
+        read = {name for node in model.graph.node for name in node.input}
+        model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in given.items() if name in read)
+        for node in model.graph.node:
+            node.name = node.output[0]
+        made.append(model)
+    return made[0], made[1]
 
 
-def searched_tied(folder: Path, *, reference: bool, factor: float, **how: bool) -> Result:
-    quantized, before = tied(factor=factor, **how)
-    onnx.save(quantized, folder / "quantized.onnx")
-    onnx.save(before, folder / "float.onnx")
+@pytest.mark.parametrize(("stored", "by_channel", "factor"), [(True, False, 0.05), (False, True, 20.0)])
+def test_a_bad_scale_of_a_tied_weight_is_the_answer(
+    tmp_path: Path, stored: bool, by_channel: bool, factor: float
+) -> None:
+    """One group with all its readers, and no other scale is blamed."""
+    for name, model in zip(
+        ("quantized", "float"), tied(stored=stored, by_channel=by_channel, factor=factor), strict=True
+    ):
+        onnx.save(model, tmp_path / f"{name}.onnx")
     rng = np.random.default_rng(1)
-    given: dict[str, Any] = {"reference": folder / "float.onnx"} if reference else {}
-    return bisect_trt.precision(
-        folder / "quantized.onnx",
+    result = bisect_trt.precision(
+        tmp_path / "quantized.onnx",
         low="int8",
         target="onnxrt",
         inputs=[{"ids": rng.integers(0, WORDS, (1, TOKENS))} for _ in range(3)],
-        output=folder / "mixed.onnx",
+        output=tmp_path / "mixed.onnx",
+        reference=tmp_path / "float.onnx",
         sensitivity=False,
         fresh_samples=0,
-        **given,
     )
-
-
-@pytest.mark.parametrize(
-    ("stored", "twice", "by_channel", "again", "factor"),
-    [(True, False, False, True, 0.05), (True, True, True, False, 20.0), (False, True, True, False, 20.0)],
-)
-def test_a_bad_scale_of_a_tied_weight_is_the_answer(
-    tmp_path: Path, stored: bool, twice: bool, by_channel: bool, again: bool, factor: float
-) -> None:
-    """One group with all its readers, and no other scale is blamed."""
-    how = {"stored": stored, "twice": twice, "by_channel": by_channel, "again": again}
-    result = searched_tied(tmp_path, reference=True, factor=factor, **how)
     assert result.minimality == "1-minimal", result.why
     (kept,) = result.extra["minimal"]
     assert kept["bad_scales"] == ["shared"]
