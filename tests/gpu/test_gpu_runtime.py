@@ -127,8 +127,7 @@ def test_every_layer_has_its_node(tmp_path: Path) -> None:
     lowered = target.lower(FP32, path, {"lowers_by": "layer"})
     assert lowered is not None
     hints = {**target.hints(FP32, lowered, path, {"lowers_by": "layer"}), "content": lowered.SerializeToString()}
-    known = (process.trt, process.builder, process.logger, process.log)
-    parsed = parse(*known, path, {}, hints, target.plain(FP32))
+    parsed = parse(process, target.plain(FP32), path, {}, hints)
     names = [node.name for node in lowered.graph.node]
     for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
         if layer.name in names:

@@ -15,8 +15,6 @@ from bisect_trt.targets.messages import BuildError, set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
-
-
 _OF_TACTICS = ("load_timing_cache", "save_timing_cache", "avoid_tactics", "pin_tactics", "tactic_sources")
 """The settings about kernels that a build chooses."""
 
@@ -92,13 +90,7 @@ def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], lis
 
 
 def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> Any:
-    """Return an ``IBuilderConfig``.
-
-    Args:
-        trt: The package.
-        builder: TensorRT's builder.
-        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
-        lowered: Whether the model has the low precision in its graph.
+    """Return an ``IBuilderConfig``; a ``lowered`` model has the low precision in its graph.
 
     Raises:
         UsageError: This version lacks one of them.
@@ -227,11 +219,8 @@ def write_file(path: str | pathlib.Path, content: bytes) -> None:
 def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.Path | None) -> Any:
     """Return a calibrator by entropy, which TensorRT recommends for convolutional networks.
 
-    Args:
-        trt: The package.
-        cuda: The CUDA runtime.
-        samples: ``.npz`` files of inputs; each is on the GPU until the next one is needed.
-        cache: The file that ranges are read from, if it exists, and else written to.
+    Each of the ``.npz`` files of inputs is on the GPU until the next one is needed; ranges are read from the cache if it exists,
+    and else written to it.
     """
     base, left, held = trt.IInt8EntropyCalibrator2, list(samples), list[int]()
 
@@ -280,11 +269,6 @@ def pin_refused(taken: str) -> BuildError:
 def tactic_selector(trt: Any, settings: Mapping[str, Any], *, record: bool = False) -> Any:
     """Return an algorithm selector; ``None`` if no tactics are pinned, avoided or recorded, or this version has none.
 
-    Args:
-        trt: The package.
-        settings: ``avoid_tactics``, ``pin_tactics``; ``record`` records the tactics.
-        record: Whether to record them in any case.
-
     Raises:
         UsageError: Tactics are pinned or avoided, and this version has no algorithm selector.
     """
@@ -310,11 +294,7 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
     held = {each.rpartition("=")[0] for each in wanted}
 
     class Selector(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
-        """Chooses tactics.
-
-        Attributes:
-            took: Of each layer its name, its tactic and the number of choices.
-        """
+        """Chooses tactics; ``took`` has of each layer its name, its tactic and the number of choices."""
 
         def __init__(self) -> None:
             base.__init__(self)

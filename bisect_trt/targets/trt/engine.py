@@ -12,7 +12,7 @@ import numpy as np
 
 from bisect_trt.targets.messages import RunError, layer_times, profiled
 from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
-from bisect_trt.targets.trt.process import Cuda, Log
+from bisect_trt.targets.trt.process import Cuda, TensorRt
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
@@ -56,24 +56,13 @@ class Origins:
     """The ONNX nodes that the names in an engine come from."""
 
     def __init__(self, nodes: Sequence[Sequence[Any]] = (), layers: Sequence[tuple[str, int | None]] = ()) -> None:
-        """Collect the names.
-
-        Args:
-            nodes: Of each node its name, outputs, inputs and its outputs in the original model; see ``ParsedNetwork``.
-            layers: The network's layers, each with the place of its node. Without them, layers that have no node's name are not
-                known.
-        """
+        """Collect the names of ``nodes`` (see ``ParsedNetwork``), and of the network's layers, each with its node's place."""
         self._made = [list(node[3]) if len(node) > 3 else list(node[1]) for node in nodes]
-        # A name may be several things; the last one set here counts.
-        self._places: dict[str, int] = {}
-        for place, node in reversed(list(enumerate(nodes))):
-            self._places.update(
-                dict.fromkeys(node[2] if len(node) > 2 else (), place)
-            )  # a weight is its first reader's
-        for place, node in enumerate(nodes):
-            self._places.update(dict.fromkeys(node[1], place))
-        self._places.update({name: place for name, place in layers if place is not None})
-        self._places.update({node[0]: place for place, node in enumerate(nodes)})
+        # A name may be several things; the last one set here counts. A weight is its first reader's.
+        read = [(name, place) for place, node in enumerate(nodes) for name in (node[2] if len(node) > 2 else ())]
+        made = [(name, place) for place, node in enumerate(nodes) for name in node[1]]
+        own = [(node[0], place) for place, node in enumerate(nodes)]
+        self._places = dict([*reversed(read), *made, *((n, place) for n, place in layers if place is not None), *own])
         self._places.pop("", None)
 
     @classmethod
@@ -197,19 +186,11 @@ _ALIGNMENT = 256
 
 
 class TrtSession:
-    """An engine with its execution context.
-
-    Attributes:
-        inputs: The inputs that it has to be fed.
-        skipped: Outputs of the model that it does not return, with the reason.
-        engine: TensorRT's own.
-    """
+    """An engine with its execution context; see :class:`~bisect_trt.targets.runtime.RuntimeSession`."""
 
     def __init__(
         self,
-        trt: Any,
-        log: Log,
-        cuda: Cuda,
+        process: TensorRt,
         engine: Any,
         types: Mapping[str, str],
         skipped: Mapping[str, str] | None = None,
@@ -219,9 +200,7 @@ class TrtSession:
         """Make an execution context.
 
         Args:
-            trt: The package.
-            log: Its log.
-            cuda: The CUDA runtime.
+            process: This process's TensorRT.
             engine: A deserialised engine.
             types: NumPy's types of the model's outputs; TensorRT computes int64 as int32 before 10.
             skipped: Outputs of the model that the engine does not have.
@@ -232,14 +211,14 @@ class TrtSession:
             RunError: There is no execution context.
         """
         self.engine, self.skipped = engine, dict(skipped or {})
-        self._trt, self._log, self._cuda, self._types = trt, log, cuda, types
+        self._trt, self._log, self._cuda, self._types = process.trt, process.log, process.cuda, types
         self._origins, self._took = origins, took
-        log.errors.clear()
+        self._log.errors.clear()
         self._context = engine.create_execution_context()
         if self._context is None:
-            raise log.failure(RunError, "no execution context could be made")
+            raise self._log.failure(RunError, "no execution context could be made")
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        self._inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        self._inputs = [name for name in names if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT]
         self._outputs = [name for name in names if name not in self._inputs]
         self.inputs = [
             TensorInfo(

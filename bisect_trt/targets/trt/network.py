@@ -17,7 +17,7 @@ from bisect_trt.targets.trt.config import (
     low_precisions,
     network_inputs,
 )
-from bisect_trt.targets.trt.process import Log, clean_parser, signature
+from bisect_trt.targets.trt.process import TensorRt, clean_parser, signature
 
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """The parser appends it where a node makes several layers."""
@@ -27,10 +27,9 @@ _ELEMENTS = {"bool": 9, "int32": 6, "int64": 7, "float32": 1}
 
 @dataclass
 class ParsedNetwork:
-    """A network, and its model.
+    """A network of TensorRT, and its model.
 
     Attributes:
-        network: TensorRT's own.
         nodes: Of each node of the model its name, outputs, and, where that is known, inputs and outputs in the original.
         skipped: Outputs of the model that the network does not return, with the reason.
         parser: Kept because it owns the weights of the network.
@@ -69,40 +68,26 @@ class ParsedNetwork:
 
 
 def parse(
-    trt: Any,
-    builder: Any,
-    logger: Any,
-    log: Log,
+    process: TensorRt,
+    settings: Mapping[str, Any],
     path: pathlib.Path,
     feed: Mapping[str, Any],
     hints: Mapping[str, Any],
-    settings: Mapping[str, Any],
 ) -> ParsedNetwork:
     """Parse a model.
 
     An input that gives a size (the second input of a Reshape) would make a network with shapes that TensorRT does not know. Its
-    value is known here, so it becomes a constant.
-
-    Args:
-        trt: The package.
-        builder: TensorRT's builder.
-        logger: TensorRT's logger.
-        log: What it logs.
-        path: The model's file.
-        feed: The values that it will be fed.
-        hints: What ``TensorRtTarget.hints`` has read in the graph.
-        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
+    value is known here (``feed``), so it becomes a constant.
 
     Raises:
         BuildError: The parser refuses it.
     """
     content, lies = model_of(path, hints)
-    names = hints.get("names", ())
+    names, log = hints.get("names", ()), process.log
 
     def parsed(model: bytes) -> ParsedNetwork:
-        network = builder.create_network(_network_flags(trt, settings, lowered=hints["lowered"]))
-        parser = trt.OnnxParser(network, logger)
-        for flag in builder_flags(trt, settings)[1]:
+        network, parser = _parser(process, settings, hints)
+        for flag in builder_flags(process.trt, settings)[1]:
             parser.set_flag(flag)
         log.errors.clear()
         if parser.parse(model, lies):
@@ -131,24 +116,15 @@ def model_of(path: pathlib.Path, hints: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 def partition(
-    trt: Any, builder: Any, logger: Any, path: pathlib.Path, hints: Mapping[str, Any], settings: Mapping[str, Any]
+    process: TensorRt, settings: Mapping[str, Any], path: pathlib.Path, hints: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return which nodes the parser refuses, as ``polygraphy inspect capability`` does; nothing is built.
-
-    Args:
-        trt: The package.
-        builder: TensorRT's builder.
-        logger: TensorRT's logger.
-        path: The model's file.
-        hints: The model's nodes and names, from ``TensorRtTarget.hints``.
-        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
 
     Returns:
         ``refused``: of each such node ``node`` and ``reason``. ``parts``: the names of the nodes between them, by part. Empty
         before TensorRT 10.
     """
-    network = builder.create_network(_network_flags(trt, settings, lowered=hints["lowered"]))
-    parser, nodes = trt.OnnxParser(network, logger), hints["nodes"]
+    (_network, parser), nodes = _parser(process, settings, hints), hints["nodes"]
     if not hasattr(parser, "supports_model_v2"):  # before TensorRT 10
         return {}
     parser.supports_model_v2(*model_of(path, hints))
@@ -166,11 +142,6 @@ def refusal(error: Any, nodes: Sequence[Sequence[Any]], names: Sequence[str]) ->
 
     The message names the node; since TensorRT 10 also its operator and, for a node in a function or in the body of an If, a
     Loop or a Scan, the nodes around it. The signature has the operator and no name, because a reproducer knows no names.
-
-    Args:
-        error: A ``ParserError``.
-        nodes: Of each node of the graph its name first.
-        names: The names of the model's nodes and tensors.
     """
     outer, name, operator, around = "", "", "", list[str]()
     if 0 <= error.node() < len(nodes):  # a reproducer has no nodes
@@ -193,12 +164,14 @@ def _gives_shape(tensor: Any, feed: Mapping[str, Any]) -> bool:
     return tensor.is_shape_tensor and tensor.name in feed and feed[tensor.name].dtype.name in _ELEMENTS
 
 
-def _network_flags(trt: Any, settings: Mapping[str, Any], *, lowered: bool) -> int:
-    """Return bits of ``NetworkDefinitionCreationFlag``; TensorRT 10 needs no EXPLICIT_BATCH any more, 11 does not have it."""
-    flags = trt.NetworkDefinitionCreationFlag
-    wanted = ["EXPLICIT_BATCH"]
-    wanted += ["STRONGLY_TYPED"] if is_strongly_typed(trt, settings, lowered=lowered) else []
-    return sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
+def _parser(process: TensorRt, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return an empty network and its parser; TensorRT 10 needs no EXPLICIT_BATCH any more, 11 does not have it."""
+    trt, flags = process.trt, process.trt.NetworkDefinitionCreationFlag
+    strong = is_strongly_typed(trt, settings, lowered=hints["lowered"])
+    wanted = ["EXPLICIT_BATCH", *(["STRONGLY_TYPED"] if strong else [])]
+    bits = sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
+    network = process.builder.create_network(bits)
+    return network, trt.OnnxParser(network, process.logger)
 
 
 def with_values(model: bytes, values: Mapping[str, Any]) -> bytes:

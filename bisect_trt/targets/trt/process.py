@@ -32,9 +32,7 @@ class Api:
 
     Attributes:
         module: The name of the Python module.
-        title: Its name in messages.
         install: What installs it.
-        oldest: The oldest version that is supported.
         needs_gpu: Whether its builder needs a GPU.
         times_tactics: Whether its builds measure kernels, and keep that in a timing cache; TensorRT-RTX does when it runs.
         types_layers: Whether its builder may choose the types of layers; TensorRT-RTX refuses the flags for that, which its
@@ -136,12 +134,7 @@ def signature(message: str, names: Iterable[str]) -> str:
 
 
 class Log:
-    """The logger of TensorRT: prints all messages, and keeps errors.
-
-    Attributes:
-        errors: The last ones.
-        warnings: The last ones; that CUDA does not start is one of them.
-    """
+    """The logger of TensorRT: prints all messages, and keeps the last errors and warnings (that CUDA does not start is one)."""
 
     def __init__(self) -> None:
         """Nothing is kept yet."""
@@ -149,13 +142,7 @@ class Log:
         self.warnings: deque[str] = deque(maxlen=5)
 
     def failure(self, kind: type[Failure], otherwise: str, names: Iterable[str] = ()) -> Failure:
-        """Return what was logged since the errors were last cleared as an error to raise, and clear them.
-
-        Args:
-            kind: The class of the error.
-            otherwise: The reason if nothing was logged.
-            names: The names of the model's nodes and tensors.
-        """
+        """Return the errors since they were last cleared as one to raise, and clear them; ``otherwise`` if there are none."""
         errors = list(self.errors)
         self.errors.clear()
         message = reason(errors, otherwise)
@@ -208,11 +195,7 @@ NO_GPU = "there is no NVIDIA GPU here that CUDA may use (nvidia-smi lists them; 
 
 
 class CudaError(RunError):
-    """A CUDA call failed.
-
-    Attributes:
-        status: Its ``cudaError_t``.
-    """
+    """A CUDA call failed; its status is a ``cudaError_t``."""
 
     def __init__(self, call: str, status: int, text: str) -> None:
         """``text`` is CUDA's own for ``status``."""
@@ -224,12 +207,7 @@ class CudaError(RunError):
 
 
 class Cuda:
-    """The CUDA runtime of one process.
-
-    Attributes:
-        origin: Where it was found.
-        stream: The stream that all is run on; 0 before :meth:`start`.
-    """
+    """The CUDA runtime of one process; all is run on one stream, which is 0 before :meth:`start`."""
 
     def __init__(self, library: Any, origin: str) -> None:
         """``library`` is libcudart, as ctypes loads it."""
@@ -251,25 +229,17 @@ class Cuda:
         Raises:
             UnavailableError: There is no GPU, or none that this driver and this CUDA can use together.
         """
-        if not self.device_count():
-            raise RuntimeMissingError(NO_GPU)
-        self.stream = self._call("cudaStreamCreate")[0]
-
-    def device_count(self) -> int:
-        """Return the number of GPUs.
-
-        Raises:
-            UnavailableError: As for :meth:`start`.
-        """
         try:
-            return self._call("cudaGetDeviceCount")[0]
+            count = self._call("cudaGetDeviceCount")[0]
         except CudaError as error:
             why = (
                 f"CUDA cannot use the GPU: {error.message}; update the driver (`nvidia-smi` shows it), or install a TensorRT for "
                 "an older CUDA."
             )
-            why = NO_GPU if error.status == _NO_DEVICE else why
-            raise RuntimeMissingError(why) from error
+            raise RuntimeMissingError(NO_GPU if error.status == _NO_DEVICE else why) from error
+        if not count:
+            raise RuntimeMissingError(NO_GPU)
+        self.stream = self._call("cudaStreamCreate")[0]
 
     def versions(self) -> tuple[int, int]:
         """Return the CUDA version that the driver supports, and the runtime's; 12040 is 12.4."""
@@ -367,11 +337,8 @@ class TensorRt:
 
     Attributes:
         trt: The module.
-        log: Its log.
-        logger: Its logger, which writes that log.
-        builder: Its builder.
-        runtime: Deserialises engines; ``None`` without a GPU.
-        cuda: The :class:`Cuda` runtime; ``None`` without a GPU.
+        logger: Its logger, which writes the log.
+        runtime: Deserialises engines; ``None`` without a GPU, as is ``cuda``.
         timing_caches: What its builds have measured so far, by the file that they began with.
     """
 

@@ -71,21 +71,13 @@ def build_engine(
     *,
     record: bool = False,
 ) -> Built:
-    """Parse and build a model.
-
-    Args:
-        process: This process's TensorRT.
-        settings: The fields of ``TargetSettings`` and ``TrtSettings``.
-        path: The model's file.
-        feed: The values that it will be fed.
-        hints: What ``TensorRtTarget.hints`` has read in the graph.
-        record: Whether to record tactics in any case.
+    """Parse and build a model; ``record`` tactics in any case.
 
     Raises:
         BuildError: TensorRT refuses the model, or a layer does not take its pinned tactic.
     """
     trt, log, builder = process.trt, process.log, process.builder
-    parsed = parse(trt, builder, process.logger, log, path, feed, hints, settings)
+    parsed = parse(process, settings, path, feed, hints)
     network = parsed.network
     config = make_config(trt, builder, settings, lowered=hints["lowered"])
     add_profile(builder, config, network, settings, feed)
@@ -115,12 +107,7 @@ def build_engine(
 
 
 class BuiltSession:
-    """An engine that is built and not loaded, for which no GPU is needed.
-
-    Attributes:
-        inputs: Nothing, because it cannot be fed.
-        skipped: Outputs of the model that it would not return, with the reason.
-    """
+    """An engine that is built and not loaded, for which no GPU is needed; it has no inputs, because it cannot be fed."""
 
     def __init__(self, built: Built) -> None:
         """Keep the facts about the network."""
@@ -137,17 +124,10 @@ class BuiltSession:
 
 
 class TrtRunner:
-    """TensorRT with its settings.
-
-    Attributes:
-        facts: Its version, and whether models are lowered for it or it lowers layers itself.
-    """
+    """TensorRT with its settings; its facts are its version, and whether models are lowered for it or it lowers layers."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Set it up.
-
-        Args:
-            settings: The fields of ``TargetSettings`` and ``TrtSettings``; lists do for tuples.
+        """Set it up with the fields of ``TargetSettings`` and ``TrtSettings``; lists do for tuples.
 
         Raises:
             UnavailableError: There is no TensorRT or no GPU.
@@ -188,10 +168,9 @@ class TrtRunner:
             BuildError: TensorRT refuses it.
             UnavailableError: The prebuilt engine is not for this TensorRT.
         """
-        process, prebuilt = self._process, self._settings["load_engine"]
-        if prebuilt is not None:
-            return TrtSession(process.trt, process.log, process.cuda, self._prebuilt(), hints.get("types", {}))
-        built = build_engine(process, self._settings, path, feed, hints)
+        if self._settings["load_engine"] is not None:
+            return TrtSession(self._process, self._prebuilt(), hints.get("types", {}))
+        built = build_engine(self._process, self._settings, path, feed, hints)
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
@@ -213,8 +192,7 @@ class TrtRunner:
             "tactics": [],
         }
         if self._settings["build_only"]:
-            process = self._process
-            found["partition"] = partition(trt, process.builder, process.logger, path, hints, self._settings)
+            found["partition"] = partition(self._process, self._settings, path, hints)
         if times and hasattr(trt, "IAlgorithmSelector"):
             with contextlib.suppress(BuildError):
                 found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
@@ -256,8 +234,7 @@ class TrtRunner:
         """Return a session of a new engine; what the build chose is written if ``record`` is set."""
         process, folder = self._process, self._settings["record"]
         engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
-        run = (process.trt, process.log, process.cuda, engine, hints.get("types", {}))
-        session = TrtSession(*run, built.parsed.skipped, origins, built.took)
+        session = TrtSession(process, engine, hints.get("types", {}), built.parsed.skipped, origins, built.took)
         if folder is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
             return session
         to = pathlib.Path(folder)
