@@ -286,10 +286,10 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
             end = run_to_end([python, SCRIPT], log=log, environment={}, timeout=limit, cwd=folder)
     except OSError as error:
         return Trial(None, f"not run: it does not start here ({error.strerror})")
-    if end.code == 1 and not end.timed_out:
+    if end.code == 1 and end.limit is None:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")
-    how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
+    how = end.describe() if end.limit or end.code < 0 else f"status {end.code}"
     last = (text.strip().splitlines() or [""])[-1].replace(f"{folder.absolute()}/", "")  # no path of this machine
     if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
         return Trial(None, f"not run here ({last.removeprefix('inconclusive: ').rstrip('.')})")

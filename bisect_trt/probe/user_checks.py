@@ -155,7 +155,7 @@ class CommandCheck:
             except OSError as error:
                 raise CheckCommandError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
         gate.saw_children()
-        if end.timed_out or end.cancelled or end.over_memory:
+        if end.limit is not None:
             return end, False
         wanted = end.code in (*self.fail_codes, *self.ignore_fail_codes)
         killed = end.code in _SHELL_KILLED or (end.code != 0 and oom_kills() > kills)
@@ -164,16 +164,15 @@ class CommandCheck:
     def _read(self, end: ProcessEnd, log: Path) -> Outcome:  # noqa: PLR0911 - one return a row of the table
         """The table of the check command's contract, its first row that applies."""
         seconds = end.seconds
-        ours = end.timed_out or end.over_memory
-        if end.cancelled:
+        if end.limit == "cancelled":
             return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more", seconds)
-        if end.code in self.ignore_fail_codes and not ours:
+        if end.code in self.ignore_fail_codes and end.limit is None:
             return Outcome(Ending.PASSED, "pass", f"exit status {end.code}, which --ignore-fail-code lists", seconds)
-        if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and not ours:
+        if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and end.limit is None:
             return Outcome(Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds)
-        if end.timed_out:
+        if end.limit == "time":
             return Outcome(Ending.BROKEN, "time-out", f"no answer after {self.timeout:g} s", seconds, _tail(log))
-        if end.over_memory:
+        if end.limit == "memory":
             return Outcome(Ending.BROKEN, OVER_MEMORY, "it took more memory than --memory-limit", seconds, _tail(log))
         if end.signal_name:
             name = end.signal_name

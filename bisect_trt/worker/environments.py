@@ -329,7 +329,7 @@ def run_tool(
         except OSError as error:
             raise PlaceError(f"{argv[0]} cannot be started: {error.strerror}.") from error
         said = log.read_text(encoding="utf-8", errors="replace")
-    if ended.timed_out or ended.cancelled:
+    if ended.limit is not None:
         raise PlaceError(f"{shlex.join(argv[:4])} has not ended after {ended.seconds:.0f} s.")
     return ended.code, said
 

@@ -31,7 +31,7 @@ class WorkerPool:
     """Workers that are kept for the next request.
 
     Attributes:
-        places: Where targets run; none for this machine.
+        places: Where targets run, but not the reference; none for this machine.
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
         bounded: Whether the user limited the time of a run.
@@ -56,7 +56,7 @@ class WorkerPool:
             fresh_process: See the class.
             memory_limit: See the class.
             timeout: Seconds that a request may take; by default as the target needs.
-            places: Where targets run; requests to the reference run here.
+            places: See the class.
             bring: Called with a model before a request to a target that needs its weights beside it.
         """
         self.places = tuple(places)
@@ -147,7 +147,7 @@ class WorkerPool:
                     if outside:
                         self._make_room(worker)
                     again = lost < MOST_LOST if outside else damaged < 2 and (used or confirm)
-                    if death.end.ended_by_us or not again:
+                    if death.end.limit is not None or not again:
                         by_default = "" if self.bounded else ", the most by default"
                         return _failed(death, "" if timeout is not None else f"{by_default}; --timeout allows more")
                     continue
@@ -231,11 +231,11 @@ def _failed(death: WorkerDied, hint: str) -> Failed:
         return Failed("memory", f"out of memory: {death.outside}, {MOST_LOST} times", f"run: {OUT_OF_MEMORY}")
     if death.outside is not None:
         return Failed("lost", f"{death.outside}, and so were those that were asked after it", LOST)
-    if end.cancelled:
+    if end.limit == "cancelled":
         return Failed("cancelled", "its answer was not needed any more", CANCELLED)
-    if end.timed_out:
+    if end.limit == "time":
         return Failed("time-out", f"{end.describe()}{hint}", "time-out")
-    if end.over_memory:
+    if end.limit == "memory":
         return Failed("memory", end.describe(), OVER_MEMORY)
     return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
 

@@ -14,18 +14,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bisect_trt.tensors.kernel import free_bytes, holds_more, total_bytes
 from bisect_trt.worker.guard import guard
 
-_FAULTS = {
-    getattr(signal, name)
-    for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
-    if hasattr(signal, name)
-}
+_FAULTS = (
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+)
 """Signals that a process causes itself; every other signal comes from another process."""
 _POLL_SECONDS = 0.05
 """Seconds between checks of a process and the length of its log."""
+_LONG_SECONDS = 3600.0
 MEMORY_LOOK_SECONDS = 0.1
 """Seconds between checks of the memory of a process with a limit."""
 LOG_BYTES = 32 << 20
@@ -59,31 +65,24 @@ def module_command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-c", run, *words]
 
 
+Limit = Literal["time", "cancelled", "memory"]
+
+
 @dataclass(frozen=True)
 class ProcessEnd:
     """The end of a process.
 
     Attributes:
         code: Exit status, or minus the signal's number, as in ``subprocess``.
-        timed_out: It was ended because its time was up.
-        cancelled: It was ended because its answer is not needed any more.
         seconds: How long it ran.
-        over_memory: It was ended because it took more memory than it may.
+        limit: The limit because of which it was ended, if so.
         left_out: How many bytes of its output are not in the log, because it printed too much.
     """
 
     code: int
-    timed_out: bool
-    cancelled: bool
     seconds: float
-    over_memory: bool = False
+    limit: Limit | None = None
     left_out: int = 0
-
-    @classmethod
-    def past(cls, limit: str | None, code: int | None, seconds: float, left_out: int = 0) -> ProcessEnd:
-        """The end of a process that was past a limit, as :attr:`ProcessLimits.past` names it, or past none."""
-        killed = -signal.SIGKILL if code is None else code
-        return cls(killed, limit == "timed out", limit == "cancelled", seconds, limit == "over memory", left_out)
 
     @property
     def signal_name(self) -> str | None:
@@ -96,20 +95,15 @@ class ProcessEnd:
             return f"signal {-self.code}"
 
     @property
-    def ended_by_us(self) -> bool:
-        """Whether it was ended because of a limit, or because its answer is not needed any more."""
-        return self.timed_out or self.cancelled or self.over_memory
-
-    @property
     def from_outside(self) -> bool:
         """Whether another process ended it, as the kernel does when memory runs out: this is no verdict about its work."""
-        return self.code < 0 and -self.code not in _FAULTS and not self.ended_by_us
+        return self.code < 0 and -self.code not in _FAULTS and self.limit is None
 
     def describe(self) -> str:
         """Describe an end without an answer."""
-        if self.timed_out:
+        if self.limit == "time":
             return f"no answer after {self.seconds:.1f} s"
-        if self.over_memory:
+        if self.limit == "memory":
             return "it took more memory than --memory-limit"
         return f"it crashed ({self.signal_name or self.code})"
 
@@ -134,12 +128,7 @@ class Cancel:
 
 
 def _shorten(log: Path, *, mark: int = 0) -> int:
-    """Leave the middle of a long log out, also while it is written; returns how many bytes that is.
-
-    Args:
-        log: The file.
-        mark: Bytes that were left out before; if not 0, their number is written there instead.
-    """
+    """Leave the middle of a long log out, also while it is written; returns how many bytes that is, or writes that (``mark``)."""
     with contextlib.suppress(OSError), log.open("r+b") as file:  # a check may have removed it
         size = file.seek(0, os.SEEK_END)
         kept = size - LOG_BYTES if mark else _TAIL_BYTES
@@ -173,7 +162,7 @@ def run_to_end(
         environment: Set on top of the caller's environment.
         timeout: Seconds after which it is ended: SIGTERM, then SIGKILL.
         cancel: Ends it too when set.
-        memory_limit: Bytes that it and all it starts may hold; it is ended if it holds more.
+        memory_limit: Bytes that it and all it starts may hold.
         cwd: Where it runs; here if not given.
 
     Raises:
@@ -183,40 +172,31 @@ def run_to_end(
     log.write_bytes(b"")
     with log.open("ab") as output:  # each write goes to the end of what is kept
         process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
-    why = "interrupted"
+    limits = ProcessLimits(began, timeout, cancel, memory_limit)
     try:
-        limits, past = ProcessLimits(began, timeout, cancel, memory_limit), None
-        while past is None and process.poll() is None:
-            past = limits.passed(process.pid)
-            if past is None:
-                _wait(process, limits)
-                left_out += _shorten(log)
-        why = past or "ended"
+        while process.poll() is None and limits.passed(process.pid) is None:
+            _wait(process, limits)
+            left_out += _shorten(log)
     finally:
-        if why != "ended":  # the last output of a probe that is not needed any more is not waited for
-            end_group(process, 0 if why == "cancelled" else GRACE_SECONDS)
+        if process.poll() is None:  # the last output of a probe that is not needed any more is not waited for
+            end_group(process, 0 if limits.past == "cancelled" else GRACE_SECONDS)
         kill_group(process.pid)
         guard.release(process.pid)
         left_out += _shorten(log)
         if left_out:
             _shorten(log, mark=left_out)
-    return ProcessEnd.past(why, process.returncode, time.monotonic() - began, left_out)
+    return ProcessEnd(process.returncode, time.monotonic() - began, limits.past, left_out)
 
 
 class ProcessLimits:
-    """The limits of a process; see :func:`run_to_end`.
-
-    Attributes:
-        cancel: Says that its answer is not needed any more.
-        past: Which of them it was past when that was last looked at, if any.
-    """
+    """The limits of a process (see :func:`run_to_end`), and the one that it was past when that was last looked at, if any."""
 
     def __init__(
         self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None, *, start: float = 0.0
     ) -> None:
         """``start`` is how long it may take at least until it has :meth:`begun`."""
         self.cancel = cancel
-        self.past: str | None = None
+        self.past: Limit | None = None
         self._timeout = timeout
         self._deadline = None if timeout is None else began + max(timeout, start)
         self._memory = memory
@@ -227,37 +207,33 @@ class ProcessLimits:
         if self._timeout is not None:
             self._deadline = time.monotonic() + self._timeout
 
-    def seconds_left(self, most: float | None = None) -> float | None:
+    def seconds_left(self, most: float = _LONG_SECONDS) -> float:
         """Return the seconds until the next check of the limits, at most ``most``."""
-        now = time.monotonic()
-        waits = [] if self._deadline is None else [max(self._deadline - now, 0)]
-        waits += [] if self._memory is None else [max(self._next_look - now, 0)]
-        return min([*waits, *([] if most is None else [most])], default=None)
+        looks = most if self._memory is None else self._next_look - time.monotonic()
+        ends = most if self._deadline is None else self._deadline - time.monotonic()
+        return max(min(most, looks, ends), 0)
 
-    def passed(self, pid: int) -> str | None:
+    def passed(self, pid: int) -> Limit | None:
         """Return the limit that a process exceeds, if any."""
         now, self.past = time.monotonic(), None
         if self.cancel is not None and self.cancel.is_set:
             self.past = "cancelled"
         elif self._deadline is not None and now >= self._deadline:
-            self.past = "timed out"
+            self.past = "time"
         elif self._memory is not None and now >= self._next_look:
-            self.past = "over memory" if holds_more(pid, self._memory) else None
+            self.past = "memory" if holds_more(pid, self._memory) else None
             self._next_look = time.monotonic() + MEMORY_LOOK_SECONDS
         return self.past
 
 
 def _wait(process: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
     """Wait for the end of a process, or until its limits are to be looked at."""
-    ending = []
-    with contextlib.suppress(AttributeError, OSError):  # Linux from 5.3 on
-        ending = [os.pidfd_open(process.pid)]
-    watched = [*ending, *([limits.cancel.read_fd] if limits.cancel else [])]
-    try:
+    watched = [] if limits.cancel is None else [limits.cancel.read_fd]
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(AttributeError, OSError):  # Linux from 5.3 on
+            watched.append(os.pidfd_open(process.pid))
+            opened.callback(os.close, watched[-1])
         select.select(watched, [], [], limits.seconds_left(_POLL_SECONDS))
-    finally:
-        for fd in ending:
-            os.close(fd)
 
 
 def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:

@@ -20,7 +20,7 @@ from bisect_trt.worker import serve
 from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import Forked, guard
 from bisect_trt.worker.place import Place
-from bisect_trt.worker.process import ProcessEnd, ProcessLimits, gate, kill_group, module_command
+from bisect_trt.worker.process import Limit, ProcessEnd, ProcessLimits, gate, kill_group, module_command
 from bisect_trt.worker.protocol import READY, Answered, BuildEngine, Compare, Failed, Order
 
 _LAST_WORDS_SECONDS = 60.0
@@ -41,9 +41,7 @@ class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ou
 
     def __init__(self, end: ProcessEnd, outside: str | None = None, *, out_of_memory: bool = False) -> None:
         super().__init__()
-        self.end = end
-        self.outside = outside
-        self.out_of_memory = out_of_memory
+        self.end, self.outside, self.out_of_memory = end, outside, out_of_memory
 
 
 class _PastLimit(Exception):  # noqa: N818 - as above
@@ -60,29 +58,12 @@ class WorkerProcess:
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
     """
 
-    def __init__(
-        self,
-        gpu: str | None = None,
-        *,
-        place: Place | None = None,
-        fork: bool = False,
-    ) -> None:
-        """Start it; it imports what it needs while the driver does other things.
-
-        Args:
-            gpu: The only one that it sees.
-            place: The place that runs the models, if not the process itself.
-            fork: Whether it is a fork of this process.
-        """
+    def __init__(self, gpu: str | None = None, *, place: Place | None = None, fork: bool = False) -> None:
+        """Start it, as a fork of this process or by itself; it imports what it needs while the driver does other things."""
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
-        self.served = 0
-        self.gpu = gpu
-        self.place = place
-        self.worn_out = False
-        self._surroundings = surroundings()
-        self._busy = False
-        self._first_memory = (0, 0)
+        self.served, self.gpu, self.place, self.worn_out = 0, gpu, place, False
+        self._surroundings, self._busy, self._first_memory = surroundings(), False, (0, 0)
         more = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
             more["TMPDIR"] = str(guard.scratch())
@@ -128,19 +109,19 @@ class WorkerProcess:
                     limits.begun()
                 header, content = self._receive(limits)
         except (Closed, _PastLimit):
-            end = self._bury(limits.past, began)
-            out = oom_kills() > kills
+            if limits.past is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LAST_WORDS_SECONDS)
+            end, out = self._ended(began, limits.past), oom_kills() > kills
             raise WorkerDied(end, _outside(end, begun=begun, memory=out), out_of_memory=out) from None
         self._busy = False
         self.served += 1
         answer: Answered = pickle.loads(content)
-        reply, seconds = answer.reply, time.monotonic() - began
+        reply = answer.reply
         if isinstance(reply, ConnectionLost):
-            self.close()
-            raise WorkerDied(ProcessEnd.past(None, self._process.returncode, seconds), str(reply))
+            raise WorkerDied(self._ended(began), str(reply))
         if isinstance(reply, ProcessDied):  # in the place, where the next request starts another process
-            self.served = 0
-            end = ProcessEnd.past(None, reply.code, seconds)
+            self.served, end = 0, ProcessEnd(reply.code, time.monotonic() - began)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
         if isinstance(order.request, BuildEngine | Compare):
@@ -173,13 +154,10 @@ class WorkerProcess:
 
         return receive(self._reply_read, wait)
 
-    def _bury(self, why: str | None, began: float) -> ProcessEnd:
-        """End it because of the limit that it has passed, if any."""
-        if why is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LAST_WORDS_SECONDS)
+    def _ended(self, began: float, limit: Limit | None = None) -> ProcessEnd:
+        """End it, because of a limit if any."""
         self.close()
-        return ProcessEnd.past(why, self._process.returncode, time.monotonic() - began)
+        return ProcessEnd(self._process.returncode, time.monotonic() - began, limit)
 
     @property
     def outdated(self) -> bool:
@@ -214,7 +192,7 @@ def surroundings() -> dict[str, str]:
 def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
     """Why the end of a worker says nothing about the request, if so."""
     how = end.signal_name or f"exit status {end.code}"
-    if end.timed_out or end.cancelled or end.over_memory:
+    if end.limit is not None:
         return None
     if memory:
         return f"its process was ended ({how}) because memory ran out"
@@ -236,9 +214,8 @@ def fork_spare() -> None:
 def keep_spare(most: int = 1) -> None:
     """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
     global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
-    if not _most_kept:
-        atexit.register(end_spare)
     _most_kept = max(_most_kept, most)
+    atexit.register(end_spare)
 
 
 def end_spare() -> None:

@@ -66,7 +66,7 @@ class InProcessWorker:
                 met = faults.meet(model)
                 if met.kind in ("crash", "hang"):
                     self.alive, hang = False, met.kind == "hang"
-                    raise worker.WorkerDied(process.ProcessEnd(-9 if hang else -11, hang, False, 0.01))
+                    raise worker.WorkerDied(process.ProcessEnd(-9 if hang else -11, 0.01, "time" if hang else None))
                 if met.kind == "refuse":
                     return protocol.Answered(protocol.Failed("build", met.message, f"build: {met.message}"))
                 if met.model is not None:
@@ -112,10 +112,10 @@ def _run_to_end(argv: Sequence[str], *, log: Path, **options: Any) -> process.Pr
     if script.name == "check.py":
         code, said = check.judge(argv[2:])
         log.write_text(said)
-        return process.ProcessEnd(code, code == check.HANGS, False, 0.01)
+        return process.ProcessEnd(code, 0.01, "time" if code == check.HANGS else None)
     if script.name == "reproduce.py" and any(map(faults.has_fault, script.parent.glob("*.onnx"))):
         log.write_bytes(b"")
-        return process.ProcessEnd(1, False, False, 0.01)
+        return process.ProcessEnd(1, 0.01)
     return _real_run_to_end(argv, log=log, **options)
 
 

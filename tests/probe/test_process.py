@@ -247,7 +247,7 @@ def run_past_its_time(body: str, folder: Path) -> tuple[ProcessEnd, float]:
         end = run(body, folder, timeout=timeout)
         if (folder / "ready").exists():
             break
-    assert (end.timed_out, end.cancelled) == (True, False)
+    assert end.limit == "time"
     return end, timeout
 
 
@@ -275,7 +275,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
     try:
         if ends == "by itself":
             end = run(f"{FAMILY} exit 3", tmp_path, timeout=60, cancel=cancel)
-            assert (end.code, end.timed_out, end.cancelled) == (3, False, False)
+            assert (end.code, end.limit) == (3, None)
         elif ends == "by time-out":
             end, timeout = run_past_its_time(f"{FAMILY} touch ready; wait", tmp_path)
             assert timeout <= end.seconds < 200
@@ -286,7 +286,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
             helper.start()
             end = run(f"{FAMILY} wait", tmp_path, timeout=60, cancel=cancel)
             helper.join()
-            assert (end.timed_out, end.cancelled) == (False, True)
+            assert end.limit == "cancelled"
             assert end.seconds < 60
     finally:
         cancel.close()
@@ -313,7 +313,7 @@ def test_cancelled_before_it_starts(tmp_path: Path) -> None:
     cancel.set()  # once more does no harm
     end = run("sleep 300", tmp_path, timeout=60, cancel=cancel)
     cancel.close()
-    assert end.cancelled
+    assert end.limit == "cancelled"
 
 
 KILLED = """
