@@ -31,11 +31,7 @@ class EvaluatorTarget(Target):
 
 
 class EvaluatorRunner:
-    """ONNX's ``ReferenceEvaluator``.
-
-    Attributes:
-        facts: Its version.
-    """
+    """ONNX's ``ReferenceEvaluator``; its facts are its version."""
 
     def __init__(self) -> None:
         """Read the version."""
@@ -62,12 +58,7 @@ class EvaluatorRunner:
 
 
 class EvaluatorSession:
-    """A loaded model.
-
-    Attributes:
-        inputs: The inputs that it has to be fed.
-        skipped: Nothing: it returns all outputs.
-    """
+    """A loaded model; it returns all outputs."""
 
     def __init__(self, model: ModelProto) -> None:
         """``model`` has its weights inside."""
@@ -84,10 +75,6 @@ class EvaluatorSession:
         added = [type("DequantizeLinear", (newest,), {"op_domain": ""})] if older else None
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=added)
         self.inputs, self.skipped = input_infos(Network(model)), dict[str, str]()
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: every node is a layer."""
-        return []
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all outputs, by name.

@@ -42,7 +42,12 @@ Lowering = Literal["cast", "layer"]
 
 
 class RuntimeSession(Protocol):
-    """A model, ready to run."""
+    """A model, ready to run.
+
+    It may have ``layers()``: the layers that the runtime made of the model, in the order they run. Each has a ``name`` and a
+    ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the ``tensors`` of the model that its nodes make;
+    it may have what ``choices.choices_of_layers`` reads.
+    """
 
     @property
     def inputs(self) -> Sequence[TensorInfo]:
@@ -51,13 +56,6 @@ class RuntimeSession(Protocol):
     @property
     def skipped(self) -> Mapping[str, str]:
         """Outputs of the model that it does not hand out, with the reason."""
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return the layers that the runtime made of the model, in the order they run; empty if it reports none.
-
-        Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
-        ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
-        """
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         """All its outputs that are tensors, by name.
@@ -68,19 +66,10 @@ class RuntimeSession(Protocol):
 
 
 class Runtime:
-    """Runs models on a target: it drives the target's runner, lowers models and reads hints with ONNX.
-
-    Attributes:
-        runner: The target's runner.
-        facts: What the runner reports of itself.
-    """
+    """Runs models on a target: it drives the target's runner, lowers models and reads hints with ONNX."""
 
     def __init__(self, settings: TargetSettings, remote: Any = None) -> None:  # noqa: ANN401 - of a runner module
-        """Set the runner up.
-
-        Args:
-            settings: Which target, and how it is set up.
-            remote: The runner, if it runs in a place; it gets the model as a hint.
+        """Set the runner up, or take one that runs in a place and gets the model as a hint.
 
         Raises:
             UnavailableError: The runtime is missing, or has no such provider, or there is no GPU.
@@ -97,11 +86,7 @@ class Runtime:
         return self._target.lower(self._settings, model, self.facts) if changes else None
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession:
-        """Prepare a model.
-
-        Args:
-            model: The ONNX file.
-            feed: The values that it will be fed, where known; a runtime that compiles may compile for them.
+        """Prepare a model for the values that it will be fed, where known; a runtime that compiles may compile for them.
 
         Raises:
             BuildError: The runtime refuses the model.

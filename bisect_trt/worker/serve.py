@@ -89,19 +89,10 @@ def run(session: RuntimeSession, feed: Mapping[str, Any], feeds: Path | None = N
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
-def shapes_of(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The shapes of values, by name."""
-    return tuple(sorted((name, value.shape) for name, value in feed.items()))
-
-
 def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
     """Milliseconds of one run, with inputs copied to the target and outputs back: the median of :data:`TIMED_RUNS` runs.
 
     Of a slow model fewer runs are timed. A model that does not run again is no failure, since its outputs are known: ``None``.
-
-    Args:
-        session: The loaded model.
-        feed: The values, of which there may be more than it takes.
 
     Raises:
         RunError: The runtime fails at everything else from now on.
@@ -270,8 +261,7 @@ class Worker:
         latency = None
         if request.timed and not request.target.build_only:
             latency = median_ms(session, load_npz(request.samples[0].inputs))
-        layers = tuple(session.layers()) if request.layers else ()
-        return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
+        return Compared(tuple(comparisons), dict(session.skipped), _layers(session, request), latency)
 
     def _score(self, request: Score) -> Scored:
         """Score a model, or a piece of it of which the reference runs the rest."""
@@ -299,7 +289,7 @@ class Worker:
             slack = 1e-9 * max(abs(asked.bound), 1.0)
             passed = value <= asked.bound + slack if metric.lower_is_better else value >= asked.bound - slack
         latency = median_ms(session, fed(first)) if request.timed else None
-        return Scored(value, passed, tuple(session.layers()) if request.layers else (), latency)
+        return Scored(value, passed, _layers(session, request), latency)
 
     def _measure(self, request: Measure) -> Measured:
         feed, runtime = load_npz(request.inputs), self._runtime(request.target)
@@ -351,11 +341,17 @@ class Worker:
         feed = feed_of(request, first)
         if not request.same:
             return runtime.load(request.model, feed)
-        known = request.target, request.model.read_bytes(), shapes_of(feed)
+        shapes = {name: value.shape for name, value in feed.items()}
+        known = request.target, request.model.read_bytes(), shapes
         if self._last is None or self._last[0] != known:
             self._last = None  # it goes before the next one comes
             self._last = known, runtime.load(request.model, feed)
         return self._last[1]
+
+
+def _layers(session: RuntimeSession, request: Compare | Score) -> tuple[dict[str, Any], ...]:
+    """The layers of an engine, where they are asked for and the runtime reports any."""
+    return tuple(getattr(session, "layers", tuple)()) if request.layers else ()
 
 
 def _timed_load(runtime: Runtime, model: Path, feed: Feed) -> tuple[float, RuntimeSession]:

@@ -44,19 +44,10 @@ VERBOSE = ("log_severity_level", "0")
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored before."""
 _ORT_TYPES = (
-    *("float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32"),
-    *(
-        "uint64",
-        "complex64",
-        "complex128",
-        "bfloat16",
-        "float8e4m3fn",
-        "float8e4m3fnuz",
-        "float8e5m2",
-        "float8e5m2fnuz",
-    ),
-    *("uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2"),
-)
+    "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32",
+    "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+    "uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2",
+)  # fmt: skip
 """ONNX Runtime's names of element types, in the order of ONNX's numbers, which begin with 1 (onnx.proto, ``DataType``)."""
 _OTHERWISE = {
     "float": "float32",
@@ -68,17 +59,10 @@ _OTHERWISE = {
 
 
 class OrtRunner:
-    """ONNX Runtime with its settings.
-
-    Attributes:
-        facts: Its version, and the execution providers that it uses.
-    """
+    """ONNX Runtime with its settings; its facts are its version, and the execution providers that it uses."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Set it up.
-
-        Args:
-            settings: Among them the fields of ``OnnxRuntimeSettings``; lists may replace tuples.
+        """Set it up with the fields of ``OnnxRuntimeSettings``; lists may replace tuples.
 
         Raises:
             UnavailableError: ONNX Runtime or a provider is missing, or a library cannot be loaded.
@@ -101,12 +85,7 @@ class OrtRunner:
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 
     def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OrtSession:
-        """Open a model.
-
-        Args:
-            path: The model's file.
-            feed: Not used.
-            hints: ``content`` is the model itself where it has no file; ``weights`` is then the folder of its weights.
+        """Open a model; the hint ``content`` is the model itself where it has no file, ``weights`` the folder of its weights.
 
         Raises:
             BuildError: ONNX Runtime refuses the model.
@@ -242,10 +221,6 @@ class OrtSession:
         """Return the file of the profile."""
         return str(self._session.end_profiling())
 
-    def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: ONNX Runtime reports no layers."""
-        return []
-
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All outputs that are tensors.
 
@@ -267,9 +242,6 @@ class OrtSession:
 
 def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
     """Return the options of a session, its further arguments by name, and its execution providers by ONNX Runtime's names.
-
-    Args:
-        settings: The fields of :class:`~bisect_trt.targets.onnxrt.OnnxRuntimeSettings`; lists do for tuples.
 
     Raises:
         UnavailableError: This ONNX Runtime has no such provider, or cannot load a library.
@@ -343,12 +315,9 @@ def short_name(name: str) -> str:
 
 
 class OrtType(NamedTuple):
-    """The element type of a tensor.
+    """ONNX's number of the element type of a tensor, and NumPy's type (``None`` if ONNX Runtime does not exchange it as arrays).
 
-    Attributes:
-        element: ONNX's number of the type.
-        dtype: NumPy's type; ``None`` if ONNX Runtime does not exchange it as arrays.
-        raw: Whether it is exchanged by its bits, as the types are that NumPy itself lacks.
+    It is ``raw`` if it is exchanged by its bits, as the types are that NumPy itself lacks.
     """
 
     element: int
@@ -381,32 +350,25 @@ def run_with_values(
     elements: Mapping[str, int],
     dtypes: Mapping[str, np.dtype[Any]],
 ) -> list[Any]:
-    """Run a model with inputs or outputs of such types.
+    """Run a model with inputs or outputs of such types; returns the outputs that are named, in that order.
 
-    Args:
-        session: ONNX Runtime's own.
-        names: The outputs to give back.
-        inputs: Input name to values.
-        elements: ONNX's element type of each input of such a type.
-        dtypes: NumPy's type of each output of such a type.
-
-    Returns:
-        The outputs, in the order of ``names``.
+    ``elements`` has ONNX's element type of each input of such a type, ``dtypes`` NumPy's type of each such output.
     """
     # What an OrtValue is made of has to stay alive until the model has run.
     given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
     bits = {name: values.view(storage_dtype(values.dtype)) for name, values in given.items() if name in elements}
-    make, make_raw = load_onnxruntime().OrtValue.ortvalue_from_numpy, _from_bits
-    fed = {name: make_raw(bits[name], elements[name]) if name in bits else make(v) for name, v in given.items()}
+    kinds = load_onnxruntime().OrtValue
+    fed = {
+        name: kinds.ortvalue_from_numpy_with_onnx_type(bits[name], elements[name])
+        if name in bits
+        else kinds.ortvalue_from_numpy(value)
+        for name, value in given.items()
+    }
     made = session.run_with_ort_values(list(names), fed)
     return [
         _to_array(value, dtypes[name]) if name in dtypes else value.numpy()
         for name, value in zip(names, made, strict=True)
     ]
-
-
-def _from_bits(bits: Any, element: int) -> Any:
-    return load_onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, element)
 
 
 def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -436,12 +398,7 @@ def listen(load: Callable[[], Any]) -> dict[str, list[str]]:
 
 
 def heard(log: str) -> dict[str, list[str]]:
-    """Return the passes in ONNX Runtime's most verbose log.
-
-    Returns:
-        ``ran``: the passes that ran, and ``changed``: the passes that changed the model. Empty where the log has none,
-        as before 1.17.
-    """
+    """Return the passes in ONNX Runtime's most verbose log that ``ran``, and that ``changed`` the model; none before 1.17."""
     ran: dict[str, bool] = {}
     for name in re.findall(r"Applying graph transformer (\S+) on step", log):
         ran.setdefault(name, False)

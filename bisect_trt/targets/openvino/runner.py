@@ -36,8 +36,6 @@ _SOURCE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?
 """Paths of OpenVINO's source in its messages."""
 _BITS = {"bf16": "bfloat16"}
 """Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
-
-
 _OPENVINO_TYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64", **_BITS}
 """NumPy's, or ml_dtypes', names of OpenVINO's element types, where they are not i and u with a number of bits."""
 _NO_DEVICE = re.compile(
@@ -46,17 +44,10 @@ _NO_DEVICE = re.compile(
 
 
 class OpenVinoRunner:
-    """OpenVINO with one of its devices.
-
-    Attributes:
-        facts: Its version, how models are lowered for it, and the precisions that the device reports.
-    """
+    """OpenVINO with one of its devices; its facts are its version, and the precisions that the device reports."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Set it up.
-
-        Args:
-            settings: The shared settings, and the fields of ``OpenVinoSettings``.
+        """Set it up with the shared settings and the fields of ``OpenVinoSettings``.
 
         Raises:
             UnavailableError: It is not there, or has no such device.
@@ -103,12 +94,7 @@ class OpenVinoRunner:
         except Exception:  # of devices made of others: they are told, and what they do with it is theirs
             return list(CAPABILITIES.values())
 
-    def load(
-        self,
-        path: pathlib.Path,
-        feed: Mapping[str, Any],
-        hints: Mapping[str, Any],
-    ) -> OpenVinoSession:
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OpenVinoSession:
         """Compile a model, which is lowered already where the device does not do that.
 
         Raises:
@@ -174,22 +160,13 @@ def require_openvino() -> Any:
 
 
 class OpenVinoSession:
-    """A compiled model.
-
-    Attributes:
-        inputs: The inputs that it has to be fed.
-        request: The last run.
-        skipped: Outputs that it does not return as NumPy arrays, with their type.
-    """
+    """A compiled model, and the last ``request`` to run it."""
 
     def __init__(self, compiled: Any, declared: list[str], names: list[str]) -> None:
-        """Read the inputs and outputs of a model.
+        """Read the inputs and outputs of a model, given their names.
 
-        Args:
-            compiled: OpenVINO's own.
-            declared: The names of the model's inputs, without weights, in its own order, which OpenVINO keeps; empty
-                where they are not known. Where a node passes an input on, OpenVINO names it after that node.
-            names: The names of the model's outputs.
+        The declared inputs are those without weights, in the model's order, which OpenVINO keeps; empty where they are not known.
+        Where a node passes an input on, OpenVINO names it after that node.
 
         Raises:
             BuildError: NumPy has no arrays of an input.
@@ -221,10 +198,6 @@ class OpenVinoSession:
         ops = self._compiled.get_runtime_model().get_ordered_ops()
         names = ((op.get_friendly_name(), op.get_rt_info()["originalLayersNames"].astype(str)) for op in ops)
         return {name: origins.split(",") for name, origins in names}
-
-    def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: the layers that run are not read."""
-        return []
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all outputs that are tensors, by name.
@@ -281,15 +254,8 @@ def said(error: Exception) -> str:
 
 
 def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a model compiled for a device.
-
-    Args:
-        core: OpenVINO's.
-        model: What it has read.
-        settings: ``device``, ``properties`` and the ``precision`` hint, a word of OpenVINO's.
-    """
-    properties = {HINT: settings["precision"]}
-    properties.update((name, value) for name, value in settings["properties"])
+    """Return a model that was read compiled for a device, with properties and a precision hint, a word of OpenVINO's."""
+    properties = {HINT: settings["precision"], **dict(settings["properties"])}
     return aside(core.compile_model, model, settings["device"], properties)
 
 

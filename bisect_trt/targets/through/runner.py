@@ -20,11 +20,7 @@ LAST_WORDS = 400
 
 
 class ThroughRunner:
-    """A tool, and ONNX Runtime for its models.
-
-    Attributes:
-        facts: The version of ONNX Runtime.
-    """
+    """A tool, and ONNX Runtime for its models."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """``settings`` has the fields of ``ThroughSettings`` and of ``OnnxRuntimeSettings``."""
@@ -66,12 +62,7 @@ make = ThroughRunner
 
 
 def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib.Path:
-    """Have the tool write its model.
-
-    Args:
-        model: What it reads.
-        folder: Where it writes.
-        command: The command.
+    """Have the tool write its model into a folder; returns its path.
 
     Raises:
         BuildError: It fails, or writes nothing.

@@ -24,7 +24,7 @@ from support import overflowing
 
 from bisect_trt.commands.run import audit_precision
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.targets.base import RuntimeSession, make_runtime
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import RtxSettings
@@ -45,7 +45,7 @@ def target(*precisions: str, keep: tuple[str, ...] = (), **own: Any) -> TargetSe
     return TargetSettings("trt-rtx", **low, keep=keep, own=RtxSettings(**{"build_only": True, **own}))
 
 
-def build(path: Path, settings: TargetSettings, feed: Any = None) -> RuntimeSession:
+def build(path: Path, settings: TargetSettings, feed: Any = None) -> Any:
     return make_runtime(settings).load(path, feed or X)
 
 
