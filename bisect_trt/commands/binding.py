@@ -158,7 +158,7 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
         if kind == "ray":
             from bisect_trt.worker.cluster import slots  # noqa: PLC0415 - as above
 
-            places += slots(word, parts["address"], parts["resource"])
+            places += slots(word, parts["address"], "CPU" if parts["resource"] == "cpus" else "GPU")
         else:
             places.append(make_place(word, environment))
     return tuple(places)

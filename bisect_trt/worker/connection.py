@@ -18,9 +18,9 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from bisect_trt.errors import PlaceError, kind_of
+from bisect_trt.errors import PlaceError, UnavailableError, kind_of
 from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.worker.channel import (
@@ -73,28 +73,13 @@ main(own)
 """Runs after ``place.FIRST_LINE``: writes the zip file into a folder of its own and starts the program in it."""
 
 
-class RemoteError(Exception):
-    """Something in the place fails in a way that no runtime does.
-
-    Attributes:
-        remote_type: The type of the exception there.
-    """
-
-    def __init__(self, remote_type: str, message: str) -> None:
-        super().__init__(message)
-        self.remote_type = remote_type
-
-
 @cache
 def application() -> bytes:
     """The program with the runner modules of all targets that have one, as a zip file."""
     modules = dict.fromkeys(_MODULES)
     for name in names():
-        try:
-            target = find(name)
-        except Exception:  # a plug-in of another package that cannot be loaded
-            continue
-        modules |= dict.fromkeys(() if target.stays else target.sent)
+        with contextlib.suppress(UnavailableError):  # a plug-in of another package that cannot be loaded
+            modules |= dict.fromkeys(() if (target := find(name)).stays else target.sent)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         packages: set[Path] = set()
@@ -114,20 +99,17 @@ class Connection:
     """Calls the program in a place.
 
     Attributes:
-        place: The place.
         memory: Bytes that the process there holds: ``host``, ``peak``, ``gpu``.
         printed: What was printed there since this was last reset.
     """
 
     def __init__(self, place: Place) -> None:
         """The place is started by the first call."""
-        self.place = place
+        self.place, self.printed, self._in, self._out = place, "", -1, -1
         self.memory: Mapping[str, int] = {}
-        self.printed = ""
         self._files: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._in = self._out = -1
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
 
     def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Message:
         """Call a method of ``host.Host``.
@@ -137,10 +119,9 @@ class Connection:
             ProcessDied: The process that runs models there has ended; the next call starts another.
             UnavailableError: The place cannot be started, or its Python is too old.
             BuildError: The runtime refuses the model.
-            RunError: It fails to run it.
+            RunError: It fails to run it, or anything else went wrong there.
             UsageError: It has no such option.
             MemoryError: There is not enough memory.
-            RemoteError: Anything else went wrong there.
         """
         try:
             if self._process is None:
@@ -179,38 +160,31 @@ class Connection:
         process, self._process = self._process, None
         self._files.clear()
         if process is not None:
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            for fd in (self._in, self._out):
+                os.close(fd)
             try:
                 process.wait(_TIDY_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
 
     def _start(self) -> None:
         place, program = self.place, application()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
+        self._errors.seek(0)
+        self._errors.truncate()
+        (read, self._in), (self._out, write) = os.pipe(), os.pipe()
         try:
             # A session of its own: it outlives a worker that is killed for long enough to end what it has started.
-            process = subprocess.Popen(
-                place.argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                bufsize=0,
-                start_new_session=True,
+            self._process = subprocess.Popen(
+                place.argv, stdin=read, stdout=write, stderr=self._errors, start_new_session=True
             )
         except OSError as error:
-            self.close()
+            os.close(self._in)
+            os.close(self._out)
             raise PlaceError(f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}.") from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._in, self._out = process, process.stdin.fileno(), process.stdout.fileno()
+        finally:
+            os.close(read)
+            os.close(write)
         if place.typed:
             with contextlib.suppress(Closed):  # the reason is at the end of its output
                 write_all(self._in, FIRST_LINE.encode() + b"\n")
@@ -243,7 +217,6 @@ class Connection:
     def _lost(self, why: str) -> ConnectionLost:
         """Why there is no answer, with the last lines of what the other end wrote to stderr."""
         assert self._process is not None
-        assert self._errors is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_SECONDS)
         self._errors.seek(0)
@@ -261,4 +234,4 @@ def _raise_error(types: Sequence[str], message: str, signature: str | None, pois
     kind = MemoryError if MemoryError.__name__ in types else kind_of(types)
     if kind is not None:
         raise kind(message)
-    raise RemoteError(types[0], message)
+    raise RunError(f"{types[0]}: {message}", signature=types[0])

@@ -58,13 +58,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Seen:
-    """The contents of a place.
-
-    Attributes:
-        place: The place.
-        found: ``host``, ``Python``, ``packages`` and so on; see ``host.facts``.
-        target: The facts of the target there.
-    """
+    """The contents of a place: what ``host.facts`` found there, and the facts of the target."""
 
     place: Place
     found: Mapping[str, Any]
@@ -91,9 +85,7 @@ class Seen:
     def table(self) -> dict[str, str]:
         """Return the facts as text, by name."""
         known = {"place": self.place.public, **self.found.get("packages", {})}
-        known |= {
-            name: str(self.found[name]) for name in ("Python", "platform", "machine", "CPU") if name in self.found
-        }
+        known |= {name: str(self.found.get(name, "")) for name in ("Python", "platform", "machine", "CPU")}
         gpus = self.found.get("GPU", ())
         known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
         return {name: value for name, value in known.items() if value}
@@ -111,47 +103,49 @@ _SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=5
 """No terminal and no questions; a host that is gone is noticed. The rest is in ~/.ssh/config."""
 
 
+_FORMS: dict[Kind, tuple[str, str]] = {
+    "python": ("(?P<python>.+)", "python=PATH"),
+    "env": ("(?P<env>.+)", "env='PACKAGE==VERSION ...'"),
+    "ssh": ("(?P<host>[^-,][^,]*)(?:,python=(?P<python>.+))?", "ssh=HOST,python=PATH"),
+    "command": ("(?P<command>.+)", "command='... python3 -'"),
+    "ray": (
+        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?",
+        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores",
+    ),
+}
+"""What follows the ``=`` of each kind, and how it is written."""
+
+
 def parse(word: str) -> tuple[Kind, dict[str, str]]:
     """The kind and the parts of a place as it is written after ``--on``; nothing is started.
 
     Raises:
         UsageError: It is none.
     """
-    kind, equals, rest = word.partition("=")
-    if not equals or kind not in ("python", "env", "ssh", "command", "ray") or not rest.strip():
+    name, _, rest = word.partition("=")
+    kind = next((each for each in _FORMS if each == name and rest.strip()), None)
+    if kind is None:
         raise ValueRefusedError(
             f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH, "
             "command='... python3 -' or ray=auto."
         )
-    if kind == "ray":
-        address, _, what = rest.partition(",")
-        if not address.strip() or what not in ("", "cpus", "gpus"):
-            raise ValueRefusedError(
-                f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores."
-            )
-        return "ray", {"address": address, "resource": "CPU" if what == "cpus" else "GPU"}
-    if kind == "ssh":
-        host, _, python = rest.partition(",")
-        name, _, path = python.partition("=")
-        if not host or host.startswith("-") or (python and (name != "python" or not path)):
-            raise ValueRefusedError(f"--on {word}: write it as ssh=HOST,python=PATH.")
-        return "ssh", {"host": host, "python": path or "python3"}
-    if kind == "command":
-        try:
-            words = shlex.split(rest)
-        except ValueError as error:
-            raise ValueRefusedError(f"--on {word}: {error}; correct the quotes.") from error
-        if not words:
-            raise ValueRefusedError(f"--on {word}: there is no command.")
-    return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
+    pattern, form = _FORMS[kind]
+    found = re.fullmatch(pattern, rest)
+    if found is None or (kind == "command" and not _words(rest)):
+        raise ValueRefusedError(f"--on {word}: write it as {form}.")
+    return kind, {"python": "python3", "resource": "gpus", **{k: v for k, v in found.groupdict().items() if v}}
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """The words of a command; none if its quotes do not match."""
+    try:
+        return tuple(shlex.split(command))
+    except ValueError:
+        return ()
 
 
 def make_place(word: str, environment: Callable[[str], str]) -> Place:
-    """A place as it is written after ``--on``.
-
-    Args:
-        word: What is written.
-        environment: Returns the interpreter of a virtual environment with these packages; it may take minutes.
+    """A place as it is written after ``--on``; ``environment`` makes one of packages in minutes, and returns its interpreter.
 
     Raises:
         UnavailableError: The environment cannot be made.
@@ -169,4 +163,4 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
         return Place(kind, word, ("ssh", *_SSH, parts["host"], there))
     # An interpreter that reads its program from a pipe reads it to the end before it begins; -i runs line after line.
     command = _DASH.sub("-i", parts["command"].strip())
-    return Place(kind, word, tuple(shlex.split(command)), typed=True)
+    return Place(kind, word, _words(command), typed=True)

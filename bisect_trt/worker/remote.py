@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import partialmethod
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,7 @@ from bisect_trt.worker.host import pack, unpack
 
 
 class RemoteRunner:
-    """A target's runner module in a place; see :mod:`bisect_trt.targets.runtime`.
-
-    Attributes:
-        facts: What the runner reports of itself there.
-    """
+    """A target's runner module in a place; see :mod:`bisect_trt.targets.runtime`."""
 
     def __init__(self, settings: TargetSettings, connection: Connection) -> None:
         """Set it up there.
@@ -117,12 +113,7 @@ class RemoteRunner:
 
 
 class RemoteModel:
-    """A model that is loaded in a place; a :class:`~bisect_trt.targets.base.RuntimeSession`.
-
-    Attributes:
-        inputs: The inputs that it has to be fed.
-        skipped: Outputs that it cannot return, with the reason.
-    """
+    """A model that is loaded in a place; a :class:`~bisect_trt.targets.base.RuntimeSession`."""
 
     def __init__(self, connection: Connection, loaded: Mapping[str, Any]) -> None:
         self._connection = connection
@@ -153,7 +144,9 @@ class RemoteModel:
         return list(header["seconds"])
 
 
-_hashes: dict[tuple[Path, int, int, int], str] = {}
+@cache
+def _hash(path: Path, *seen: int) -> str:  # noqa: ARG001 - when it was seen
+    return sha256_of(path)
 
 
 def file_hash(path: Path) -> str:
@@ -164,9 +157,6 @@ def file_hash(path: Path) -> str:
     """
     try:
         seen = path.stat()
-        key = (path, seen.st_ino, seen.st_size, seen.st_ctime_ns)
-        if key not in _hashes:
-            _hashes[key] = sha256_of(path)
-        return _hashes[key]
+        return _hash(path, seen.st_ino, seen.st_size, seen.st_ctime_ns)
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {error.strerror}") from error

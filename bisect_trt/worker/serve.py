@@ -184,10 +184,8 @@ class Worker:
         except MemoryError:
             reply = Failed("run", "out of memory", "run: out of memory")
         except Exception as error:
-            name = getattr(error, "remote_type", "")  # it has printed its own traceback there
-            if not name:
-                traceback.print_exc()
-            name = name or type(error).__name__
+            traceback.print_exc()
+            name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
         if self._place is None:
             gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
