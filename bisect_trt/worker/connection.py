@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bisect_trt.errors import PlaceError, UnavailableError, kind_of
 from bisect_trt.targets import find, names
@@ -109,7 +109,8 @@ class Connection:
         self.memory: Mapping[str, int] = {}
         self._files: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
+        self._kept = contextlib.ExitStack()
+        self._errors: IO[bytes]
 
     def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Message:
         """Call a method of ``host.Host``.
@@ -159,9 +160,8 @@ class Connection:
         """End the command; the other end ends when its input is closed."""
         process, self._process = self._process, None
         self._files.clear()
+        self._kept.close()
         if process is not None:
-            for fd in (self._in, self._out):
-                os.close(fd)
             try:
                 process.wait(_TIDY_SECONDS)
             except subprocess.TimeoutExpired:
@@ -170,17 +170,17 @@ class Connection:
 
     def _start(self) -> None:
         place, program = self.place, application()
-        self._errors.seek(0)
-        self._errors.truncate()
+        self._errors = self._kept.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - until the process ends
         (read, self._in), (self._out, write) = os.pipe(), os.pipe()
+        for fd in (self._in, self._out):
+            self._kept.callback(os.close, fd)
         try:
             # A session of its own: it outlives a worker that is killed for long enough to end what it has started.
             self._process = subprocess.Popen(
                 place.argv, stdin=read, stdout=write, stderr=self._errors, start_new_session=True
             )
         except OSError as error:
-            os.close(self._in)
-            os.close(self._out)
+            self.close()
             raise PlaceError(f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}.") from error
         finally:
             os.close(read)
