@@ -88,8 +88,6 @@ class Minimal:
     Attributes:
         file: The file that the target runs.
         lowered: Whether the low precision is in that file already.
-        inputs: The names of its inputs.
-        outputs: The names of its outputs.
         nodes: The name and the outputs of each of its nodes.
     """
 
@@ -219,10 +217,7 @@ class Target(ABC):
         }
 
     def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield the rows of ``doctor``: names, and versions or descriptions. It runs in its own process.
-
-        Args:
-            plain: The target with no setting changed.
+        """Yield the rows of ``doctor``: names, and versions or descriptions. It runs in its own process, with no setting changed.
 
         Raises:
             UnavailableError: The target cannot be used; the rows before that stay.
@@ -234,22 +229,14 @@ class Target(ABC):
         return self.packages[0] if self.packages else None
 
     def does_not_know(self, message: str, *, newest: bool = False) -> bool:
-        """Return whether a message means that the model is newer than this release, rather than that something is wrong.
+        """Return whether a runtime's message means that the model is newer than this release, not that something is wrong.
 
-        Args:
-            message: The runtime's message.
-            newest: Whether this is the newest release, so that a missing operator has nothing to do with its age.
+        The age of the newest release is no reason for a missing operator.
         """
         return _TOO_NEW.search(message) is not None or (not newest and _NO_KERNEL.search(message) is not None)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
-        """Return the form of a model that it runs; ``None`` if that is the model itself.
-
-        Args:
-            settings: Its settings.
-            model: The ONNX file.
-            facts: What its runner reports of itself.
-        """
+        """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself."""
         return None
 
     def changes_model(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
@@ -305,12 +292,7 @@ class Target(ABC):
         return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
-        """Return its switches, the cheapest first; see :mod:`bisect_trt.targets.settings`.
-
-        Args:
-            settings: Its settings.
-            looked: The facts about the model.
-        """
+        """Return its switches, the cheapest first, by facts about the model; see :mod:`bisect_trt.targets.settings`."""
         from bisect_trt.targets.settings import precision_switches  # noqa: PLC0415 - a command line is read without
 
         return precision_switches(settings)

@@ -59,12 +59,10 @@ def clean_message(message: str) -> str:
 
 
 def mask_message(message: str, names: Iterable[str] = ()) -> str:
-    """A message as a template: names, numbers, addresses and paths masked.
+    """A cleaned message as a template: names, numbers, addresses and paths masked.
 
-    Args:
-        message: The runtime's message, cleaned.
-        names: Of the model's nodes and tensors. What derives from one (``fused NAME``, ``NAME_nchwc``) is masked too, and
-            so is what the message itself calls a name, for a runtime gives names to what it makes.
+    What derives from one of the model's names (``fused NAME``, ``NAME_nchwc``) is masked too, and so is what the message itself
+    calls a name, for a runtime gives names to what it makes.
     """
     return mask_values(mask_names(message, names))
 
@@ -138,11 +136,7 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         return self.sign(())
 
     def sign(self, names: Iterable[str]) -> str:
-        """The message with numbers, addresses, paths and names masked, so that the same failure of another model is equal.
-
-        Args:
-            names: Of the nodes and tensors of the model that failed.
-        """
+        """The message with numbers, addresses, paths and the model's names masked: the same for this failure of another model."""
         if self.masked is None and _OUT_OF_MEMORY.search(self.message):
             return OUT_OF_MEMORY
         return mask_message(self.message, names) if self.masked is None else self.masked

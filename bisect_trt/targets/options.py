@@ -47,10 +47,7 @@ class TargetOptions:
         return replace(self, **changes)  # type: ignore[type-var]  # the composed group is a dataclass
 
     def settings(self, *, engines: bool = False) -> TargetSettings | None:
-        """As plain data; ``None`` if no target is selected.
-
-        Args:
-            engines: Whether engines may be loaded and saved: where one model is built, and not one after the other.
+        """As plain data; ``None`` if no target is selected. Engines may be loaded and saved where one model is built.
 
         Raises:
             UsageError: An option of a target without the target, or of another one, or one that others rule out.

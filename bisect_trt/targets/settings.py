@@ -20,15 +20,9 @@ Own = TypeVar("Own", bound=OwnSettings)
 
 @dataclass(frozen=True)
 class TargetSettings:
-    """A target and its settings.
+    """A target, by its name, and its settings: the precisions that it may run in, or that the graph is lowered to.
 
     Attributes:
-        runtime: The target's name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT, ``onnx`` for ONNX's reference
-            evaluator, or the name of a plug-in.
-        fp16: Whether it may run in half precision. ONNX Runtime runs the types in the model, so the model is lowered.
-        bf16: Whether it may run in bfloat16.
-        fp8: Whether it may run in 8-bit floats.
-        int8: Whether it may run in 8-bit integers.
         tf32: Whether fp32 products may be computed in TF32.
         keep: Nodes that stay in fp32 all the same, each given by its first output tensor.
         held: Whether all else runs in the low precision, also where the runtime would choose fp32.
@@ -112,10 +106,8 @@ class TargetSettings:
 def reference_settings(target: TargetSettings | None = None, *, spinning: bool = True) -> TargetSettings:
     """Return the reference: ONNX Runtime on the CPU with graph optimisations off, every node as written.
 
-    Args:
-        target: What is compared with it; it may need something without which the model runs nowhere.
-        spinning: Whether its threads spin while they wait, as ONNX Runtime's do. That changes no value, and takes up to half
-            of the CPU time of a run for its values alone.
+    A target that is compared with it may need something without which the model runs nowhere. Threads that spin while they wait,
+    as ONNX Runtime's do, change no value, and take up to half of the CPU time of a run for its values alone.
     """
     plain = TargetSettings("onnxrt").with_own(graph_optimization_level="ORT_DISABLE_ALL")
     if not spinning:
@@ -180,13 +172,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Looked:
-    """The facts about a model that its switches are chosen by.
-
-    Attributes:
-        trace: The runtime's report of what it does to the model, see ``Runtime.trace``; ``None`` without one.
-        operators: The operators in it.
-        suspects: The suspected ones, if any.
-    """
+    """The operators in a model, the suspected ones, and what the runtime does to it (see ``Runtime.trace``), if known."""
 
     trace: Mapping[str, Any] | None = None
     operators: frozenset[str] = frozenset()

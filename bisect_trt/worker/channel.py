@@ -32,11 +32,7 @@ class ConnectionLost(Exception):  # noqa: N818 - says nothing of the model
 
 
 class ProcessDied(Exception):  # noqa: N818 - as above
-    """The process that runs models in a place has ended.
-
-    Attributes:
-        code: Its exit status, or minus the signal's number.
-    """
+    """The process that runs models in a place has ended, by this exit status, or minus the signal's number."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

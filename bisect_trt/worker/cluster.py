@@ -29,12 +29,7 @@ _PIECE = 1 << 20
 
 
 def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
-    """A place for each GPU, or core, of a cluster.
-
-    Args:
-        word: The place as it is written after ``--on``.
-        address: Ray's; ``auto`` for the cluster that this machine belongs to.
-        resource: ``GPU`` or ``CPU``, as Ray names them.
+    """A place for each ``GPU``, or core (``CPU``), of the cluster at an address, which is Ray's.
 
     Raises:
         UnavailableError: Ray, the cluster, or the resource is not there.

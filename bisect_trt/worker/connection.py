@@ -142,11 +142,7 @@ class Connection:
         return header, content
 
     def has(self, files: Mapping[str, bytes | Path]) -> None:
-        """Send files that the other end lacks: their content, or its path, by SHA-256.
-
-        Raises:
-            ConnectionLost: As :meth:`call`, and the others.
-        """
+        """Send files that the other end lacks: their content, or its path, by SHA-256."""
         for digest in files.keys() - self._files:
             content = files[digest]
             size = len(content) if isinstance(content, bytes) else content.stat().st_size

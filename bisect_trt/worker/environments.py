@@ -56,12 +56,9 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Environment:
-    """The contents of an environment.
+    """Packages as pip takes them, or wheels, NumPy among them, ``alone`` or with what they depend on.
 
-    Attributes:
-        requirements: As pip takes them, or paths of wheels; NumPy is among them.
-        python: The interpreter's version, such as ``3.11``, or its path; chosen for the requirements if empty.
-        alone: Whether nothing is installed that the requirements depend on.
+    The interpreter is a version, such as ``3.11``, or a path; it is chosen for the requirements if empty.
     """
 
     requirements: tuple[str, ...]
@@ -128,10 +125,7 @@ class NoSuchRelease(PlaceError):  # noqa: N818 - an ending, not an error
 def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None, cancel: Cancel | None = None) -> Path:
     """The Python of an environment, which is made if it is not there yet; two processes make it once.
 
-    Args:
-        wanted: The contents.
-        say: Called with a sentence before the environment is made, which takes seconds to minutes.
-        cancel: Ends that.
+    ``say`` is called with a sentence before it is made, which takes seconds to minutes.
 
     Raises:
         UnavailableError: uv is not installed, no release is for an interpreter that is installed, or the index does not answer.
@@ -249,11 +243,7 @@ def find_python(asked: str) -> str:
 
 
 def releases(package: str, python: str | None = None) -> list[str]:
-    """The releases of a package for an interpreter, the oldest first, without pre-releases; pip lists them.
-
-    Args:
-        package: Its name.
-        python: The interpreter's version, such as ``3.11``; this one's if not given.
+    """The releases of a package for an interpreter (``3.11``), by default this one, the oldest first, without pre-releases.
 
     Raises:
         UnavailableError: The index does not answer.

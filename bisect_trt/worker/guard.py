@@ -127,14 +127,7 @@ class Guard:
         pass_fds: Collection[int] = (),
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process in its own group, to be killed with all its group if the driver dies.
-
-        Args:
-            argv: The command.
-            env: Its whole environment.
-            output: Where its stdout and stderr go; it has no stdin.
-            pass_fds: File descriptors that it inherits.
-            cwd: Where it runs; here if not given.
+        """Start a process in its own group, without stdin, to be killed with all its group if the driver dies.
 
         Raises:
             OSError: It cannot be started.

@@ -44,13 +44,10 @@ Reply = tuple[dict[str, Any], bytes]
 
 
 def main(own: str) -> NoReturn:
-    """Answer a driver at the other end of stdin and stdout until one side is gone.
+    """Answer a driver at the other end of stdin and stdout until one side is gone; then remove the folder of this process.
 
     This process watches another, which runs models and talks with the driver. When that crashes, this process reports how, and
     starts another for the next call. When the driver is gone, it ends everything that was started here.
-
-    Args:
-        own: A folder of this process; it is removed in the end.
     """
     source, sink = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)

@@ -31,11 +31,10 @@ _PUBLIC = {
 
 @dataclass(frozen=True)
 class Place:
-    """A place where probes run.
+    """A place where probes run, by the user's words after ``--on``.
 
     Attributes:
         kind: ``python`` and ``env`` are on this machine; the others share nothing with it.
-        said: The user's words after ``--on``.
         argv: The command; the worker uses its standard input and output.
         typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
     """
@@ -113,7 +112,7 @@ _FORMS: dict[Kind, tuple[str, str]] = {
         "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores",
     ),
 }
-"""What follows the ``=`` of each kind, and how it is written."""
+"""The pattern of the words after ``=``, and the form in messages, by kind."""
 
 
 def parse(word: str) -> tuple[Kind, dict[str, str]]:

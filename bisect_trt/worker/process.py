@@ -70,11 +70,10 @@ Limit = Literal["time", "cancelled", "memory"]
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """The end of a process.
+    """The end of a process after some seconds.
 
     Attributes:
         code: Exit status, or minus the signal's number, as in ``subprocess``.
-        seconds: How long it ran.
         limit: The limit because of which it was ended, if so.
         left_out: How many bytes of its output are not in the log, because it printed too much.
     """
@@ -152,18 +151,11 @@ def run_to_end(
     memory_limit: int | None = None,
     cwd: Path | None = None,
 ) -> ProcessEnd:
-    """Run a command in a process group of its own, without a shell, stdout and stderr to ``log``.
+    """Run a command in a process group of its own, without a shell; a log gets its output, of much the beginning and the end.
 
-    Whatever is left of the group when the command has ended is killed, so no probe outlives its answer.
-
-    Args:
-        argv: The command.
-        log: Where its output goes; of very much, the beginning and the end.
-        environment: Set on top of the caller's environment.
-        timeout: Seconds after which it is ended: SIGTERM, then SIGKILL.
-        cancel: Ends it too when set.
-        memory_limit: Bytes that it and all it starts may hold.
-        cwd: Where it runs; here if not given.
+    Whatever is left of the group when the command has ended is killed, so no probe outlives its answer. After ``timeout``
+    seconds, when it is cancelled, or when it and all it has started hold more bytes than they may, it gets SIGTERM, then SIGKILL.
+    The environment is set on top of the caller's.
 
     Raises:
         OSError: It cannot be started, or its log cannot be written.

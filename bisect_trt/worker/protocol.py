@@ -50,12 +50,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Compared:
-    """A model's tensors compared with the reference's.
+    """A model's tensors compared with the reference's, on every input sample that was run.
 
     Attributes:
-        comparisons: Of each tensor, on every input sample that was run.
         skipped: Outputs that the target does not return, with the reason.
-        layers: The layers of the engine; see ``RuntimeSession.layers``.
+        layers: The layers of the engine; see ``RuntimeSession``.
         latency_ms: The median of several runs, where that was asked for.
     """
 
@@ -67,14 +66,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Scored:
-    """The score of a model.
-
-    Attributes:
-        value: The metric.
-        passed: Whether it is within its bound; ``None`` without one.
-        layers: The layers of the engine; see ``RuntimeSession.layers``.
-        latency_ms: The median of several runs, where that was asked for.
-    """
+    """The score of a model, and whether it is within its bound (``None`` without one); the rest as for :class:`Compared`."""
 
     value: float
     passed: bool | None = None
@@ -115,11 +107,7 @@ class Request(Generic[R_co]):
 
 @dataclass(frozen=True)
 class OnModel(Request[R_co]):
-    """A request about a model.
-
-    Attributes:
-        model: The ONNX file.
-    """
+    """A request about an ONNX file."""
 
     model: Path
 
@@ -190,14 +178,7 @@ class Compare(OnModel[Compared]):
 
 @dataclass(frozen=True)
 class Scoring:
-    """The scoring of outputs on a set of samples.
-
-    Attributes:
-        data: The samples.
-        metric: The metric, as the user names it.
-        lower_is_better: Whether less is better, of the user's own.
-        bound: What it must reach.
-    """
+    """The scoring of outputs by a metric, as the user names it, on samples."""
 
     data: Evaluation
     metric: str
@@ -209,13 +190,8 @@ class Scoring:
 class Score(OnModel[Scored]):
     """Score a model, or a piece of the model that is scored, on a set of samples.
 
-    Attributes:
-        scoring: The metric and the samples.
-        reference: Runs the rest of the model, where this is a piece.
-        before: A model that computes from a sample what the piece is fed.
-        after: A model that computes the outputs from the piece's outputs.
-        layers: Whether to return the layers of the engine.
-        timed: Whether to measure how long it runs.
+    The reference runs the rest of the model, where this is a piece: a model ``before`` computes from a sample what the piece is
+    fed, one ``after`` the outputs from the piece's. It may also return the layers of the engine, and measure how long it runs.
     """
 
     scoring: Scoring
@@ -272,10 +248,9 @@ class Describe(Request[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class Trace(OnModel[dict[str, Any]]):
-    """Return what the target reports of a model; see ``Runtime.trace``.
+    """Return what the target reports of a model for what it will be fed (``.npz``); see ``Runtime.trace``.
 
     Attributes:
-        inputs: What it will be fed, ``.npz``.
         what: Its changes to the model before running it, or the time of each layer.
         beside: The place of the target, if it is not the worker itself.
     """
@@ -302,13 +277,7 @@ class Look(Request[Seen]):
 
 @dataclass(frozen=True)
 class Order:
-    """A request on its way to a worker.
-
-    Attributes:
-        request: What to do.
-        log: The file that gets what the runtime prints.
-        cwd: The folder that paths are relative to.
-    """
+    """A request on its way to a worker, with the log of what the runtime prints, and the folder that paths are relative to."""
 
     request: Request[Any]
     log: Path
@@ -317,14 +286,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Answered:
-    """A reply on its way back.
-
-    Attributes:
-        reply: The reply, or an exception to raise where the request was made.
-        host_bytes: The memory of the worker.
-        gpu_bytes: The memory of its GPU in use, by any process.
-        peak_bytes: The most memory that the worker has had.
-    """
+    """A reply, or an exception to raise where the request was made; the memory of the worker, and of its GPU in use by all."""
 
     reply: Any
     host_bytes: int = 0

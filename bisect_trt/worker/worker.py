@@ -34,7 +34,6 @@ class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ou
     """The worker ended, or was ended, before it answered.
 
     Attributes:
-        end: How.
         outside: Why that says nothing about the request, if so; else ``None``.
         out_of_memory: Whether the kernel has ended a process meanwhile because memory ran out.
     """
@@ -49,12 +48,10 @@ class _PastLimit(Exception):  # noqa: N818 - as above
 
 
 class WorkerProcess:
-    """A worker process.
+    """A worker process, on one GPU (as ``CUDA_VISIBLE_DEVICES`` has it) or all; its place runs the models, if it has one.
 
     Attributes:
         served: How many requests it has answered, since the process that runs models was started.
-        place: The place that runs the models, if not the process itself.
-        gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
     """
 

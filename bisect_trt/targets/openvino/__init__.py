@@ -48,12 +48,7 @@ def openvino_property(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever
 
 @dataclass(frozen=True)
 class OpenVinoSettings(OwnSettings):
-    """The settings of OpenVINO.
-
-    Attributes:
-        device: Its device, as it calls it: ``CPU``, ``GPU.0``, ``AUTO``, ``HETERO:GPU,CPU``.
-        properties: Properties of the device that a model is compiled with, by OpenVINO's names.
-    """
+    """The settings of OpenVINO: its device (``CPU``, ``GPU.0``, ``AUTO``, ``HETERO:GPU,CPU``), and the device's properties."""
 
     device: Annotated[str, option("--openvino-device", metavar="DEVICE", help="OpenVINO's: CPU, GPU.0, AUTO, ...")] = (
         CPU
