@@ -104,13 +104,12 @@ class Package:
 
     Attributes:
         name: Its canonical name.
-        numpy_before: Releases that need an older NumPy than the newest, and do not declare it: those before this one need the
-            NumPy that is named, as ``((1, 19), "numpy<2")``.
+        numpy_2: The first release that works with NumPy 2, where those before do not declare that they do not.
         parts: The packages that are installed in its place, without what they depend on; all have its releases.
     """
 
     name: str
-    numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
+    numpy_2: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
 
     @property
@@ -124,7 +123,7 @@ class Package:
 
     def numpy(self, release: tuple[int, ...]) -> str:
         """Return the requirement of a release for NumPy."""
-        return next((needs for before, needs in self.numpy_before if release < before), "numpy")
+        return "numpy<2" if release < self.numpy_2 else "numpy"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Shared code of every ``runner.py``: the failures of a runtime, the signatures by which two compare equal, options from text.
 
-It needs the standard library alone, because its source is sent to remote workers and joined into ``reproduce.py``.
+It needs the standard library and the errors alone, because its source is sent to remote workers and joined into
+``reproduce.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from bisect_trt.errors import UnknownNameError, ValueRefusedError
 
 TINY_MODEL = (
     b'\x08\x07:<\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x04tinyZ\x10\n\x01x\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01n'
@@ -108,10 +111,15 @@ def error_class(signature: str) -> str:
 
 
 _OUT_OF_MEMORY = re.compile(
-    r"bad_alloc|bad allocation|out of memory|OutOfMemory|cudaErrorMemoryAllocation|CUDA failure 2:|"
-    r"Failed to allocate memory|not enough memory",
+    r"bad_alloc|bad allocation|out of memory|OutOfMemory|cudaErrorMemoryAllocation|CUDA failure 2:|could not be allocated|"
+    r"Failed to allocate memory|(?:not enough|insufficient) memory",
     re.IGNORECASE,
 )
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Whether memory, of a GPU or the host, is the reason."""
+    return _OUT_OF_MEMORY.search(message) is not None
 
 
 class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not an error of ours
@@ -137,9 +145,9 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
 
     def sign(self, names: Iterable[str]) -> str:
         """The message with numbers, addresses, paths and the model's names masked: the same for this failure of another model."""
-        if self.masked is None and _OUT_OF_MEMORY.search(self.message):
-            return OUT_OF_MEMORY
-        return mask_message(self.message, names) if self.masked is None else self.masked
+        if self.masked is not None:
+            return self.masked
+        return OUT_OF_MEMORY if is_out_of_memory(self.message) else mask_message(self.message, names)
 
 
 class BuildError(RuntimeFailure):
@@ -184,22 +192,23 @@ def layer_times(times: Mapping[str, Sequence[float]], tensors: Mapping[str, Sequ
     }
 
 
-def set_option(owner: object, name: str, value: str) -> None:
+def set_option(owner: object, name: str, value: str, option: str, of: str = "") -> None:
     """Set an attribute of a runtime's options from text, by the type of its current value.
 
     Raises:
-        AttributeError: There is no such attribute.
-        ValueError: It takes other values; these in words.
+        UsageError: The owner, in words ``of`` it, has no such attribute, or that takes other values.
     """
     current = getattr(owner, name, None)
     if name.startswith("_") or current is None or callable(current):
-        raise AttributeError(name)
+        known = ", ".join(each for each, kind in vars(type(owner)).items() if isinstance(kind, property))
+        raise UnknownNameError(f"{option}: {of} has no such attribute; it has: {known}.")
     members = getattr(type(current), "__members__", {})
     try:
         setattr(owner, name, _like(current, members, value))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         kinds = {bool: "1 or 0", int: "a whole number"}
-        raise ValueError(" or ".join(members) or kinds.get(type(current), f"a {type(current).__name__}")) from error
+        takes = " or ".join(members) or kinds.get(type(current), f"a {type(current).__name__}")
+        raise ValueRefusedError(f"{option}: it takes {takes}, not '{value}'.") from error
 
 
 def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa: ANN401 - of a runtime

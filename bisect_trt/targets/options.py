@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
 from dataclasses import field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -93,7 +92,8 @@ class TargetOptions:
             Path(word)
             for plugin in selectable()
             for name in plugin.files
-            for word in _words(getattr(self.own(plugin), name))
+            for value in (getattr(self.own(plugin), name),)
+            for word in (value if isinstance(value, tuple) else (value or "",))
             if Path(word).is_absolute()
         ]
 
@@ -147,15 +147,6 @@ def _shared() -> dict[str, Any]:
 def _own_options(plugin: Plugin) -> set[str]:
     """The keywords of the options that only one target has."""
     return {entry.keyword for entry in entries(plugin.own)}
-
-
-def _words(value: Any) -> Iterator[str]:  # noqa: ANN401 - a text, or tuples of them
-    """The texts in a setting."""
-    if isinstance(value, tuple):
-        for each in value:
-            yield from _words(each)
-    elif value is not None:
-        yield value
 
 
 def _owner(flag: str, plugin: Plugin) -> Plugin | None:

@@ -63,14 +63,13 @@ class Slot:
     def __init__(self, program: str) -> None:
         """Start the interpreter, with what it runs first."""
         argv = [sys.executable, "-c", program]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def write(self, content: bytes) -> None:
         """Write all of it to the interpreter; nothing is the end of its input."""
         assert self._process.stdin is not None
-        left = memoryview(content)
-        while left:
-            left = left[self._process.stdin.write(left) :]
+        self._process.stdin.write(content)
+        self._process.stdin.flush()
         if not content:
             self._process.stdin.close()
             self._process.wait()
@@ -78,7 +77,7 @@ class Slot:
     def read(self, most: int) -> bytes:
         """Return the next output of the interpreter; empty at its end."""
         assert self._process.stdout is not None
-        return self._process.stdout.read(most)
+        return os.read(self._process.stdout.fileno(), most)
 
 
 def nodes_with(ray: Any, resource: str) -> dict[str, int]:  # noqa: ANN401 - the module

@@ -67,11 +67,14 @@ def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "complaint"),
     [
-        ({"session_options": (("nothing", "1"),)}, r"no session option 'nothing'; it has: enable_cpu_mem_arena, "),
-        ({"session_options": (("add_initializer", "1"),)}, "no session option 'add_initializer'"),
+        (
+            {"session_options": (("nothing", "1"),)},
+            r"option nothing: .* no such attribute; it has: .*enable_cpu_mem_arena, ",
+        ),
+        ({"session_options": (("add_initializer", "1"),)}, "option add_initializer: .* no such attribute"),
         (
             {"session_options": (("enable_mem_pattern", "maybe"),)},
-            "enable_mem_pattern takes no 'maybe'; it takes 1 or 0",
+            "enable_mem_pattern: it takes 1 or 0, not 'maybe'",
         ),
         ({"session_options": (("inter_op_num_threads", "x"),)}, "it takes a whole number"),
         ({"session_options": (("execution_mode", "x"),)}, "it takes ORT_SEQUENTIAL or ORT_PARALLEL"),

@@ -24,7 +24,6 @@ from bisect_trt.errors import (
     RuntimeMissingError,
     UnavailableError,
     UnknownNameError,
-    ValueRefusedError,
 )
 from bisect_trt.targets.messages import (
     TINY_MODEL,
@@ -280,17 +279,8 @@ def set_entry(options: Any, name: str, value: str) -> None:
     """
     if "." in name:
         options.add_session_config_entry(name, value)
-        return
-    try:
-        set_option(options, name, value)
-    except AttributeError as error:
-        known = [each for each in dir(options) if not each.startswith("_") and not callable(getattr(options, each))]
-        raise UnknownNameError(
-            f"ONNX Runtime has no session option '{name}'; it has: {', '.join(known)}, and entries of its configuration, "
-            "which have dots in their names (session.disable_prepacking)."
-        ) from error
-    except ValueError as error:
-        raise ValueRefusedError(f"the session option {name} takes no '{value}'; it takes {error}.") from error
+    else:
+        set_option(options, name, value, f"the session option {name}", "ONNX Runtime's SessionOptions")
 
 
 def find_providers(asked: Any) -> list[str]:
@@ -310,8 +300,7 @@ def find_providers(asked: Any) -> list[str]:
 
 def short_name(name: str) -> str:
     """``cuda`` for ``CUDAExecutionProvider``."""
-    lower, suffix = name.lower(), EXECUTION_PROVIDER.lower()
-    return lower[: -len(suffix)] if lower.endswith(suffix) and lower != suffix else lower
+    return name.lower().removesuffix(EXECUTION_PROVIDER.lower())
 
 
 class OrtType(NamedTuple):

@@ -116,7 +116,7 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
     for flag in flags if strong else [*flags, *_constraints(trt, settings, flags)]:
         config.set_flag(flag)
     for name, value in settings["builder_settings"]:
-        set_attribute(trt, config, name, value)
+        set_option(config, name, value, f"--builder-set {name}", f"the configuration of {describe(trt)}")
     return config
 
 
@@ -128,24 +128,6 @@ def _constraints(trt: Any, settings: Mapping[str, Any], flags: Collection[Any]) 
         return []
     # What is kept in fp32 would else only be a wish; of those held to a low type some have nothing but fp32.
     return [obey if settings["keep"] else prefer]
-
-
-def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
-    """Set an attribute of the builder configuration from text, by the type of its current value.
-
-    Raises:
-        UsageError: There is no such attribute, or it takes other values.
-    """
-    option = f"--builder-set {name}"
-    try:
-        set_option(config, name, value)
-    except AttributeError as error:
-        raise UnknownNameError(
-            f"{option}: the builder configuration of {describe(trt)} has no such attribute; see IBuilderConfig in "
-            "TensorRT's documentation."
-        ) from error
-    except ValueError as error:
-        raise ValueRefusedError(f"{option}: it takes {error}, not '{value}'.") from error
 
 
 def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, Any], feed: Mapping[str, Any]) -> None:

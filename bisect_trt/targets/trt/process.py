@@ -21,7 +21,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bisect_trt.errors import RuntimeMissingError, UnavailableError
-from bisect_trt.targets.messages import OUT_OF_MEMORY, RunError, RuntimeFailure, clean_message, mask_names, mask_values
+from bisect_trt.targets.messages import (
+    OUT_OF_MEMORY,
+    RunError,
+    RuntimeFailure,
+    clean_message,
+    is_out_of_memory,
+    mask_names,
+    mask_values,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,6 @@ _CONDITION = re.compile(r"^(?:Assertion failed: .*?(?<![ :]): (?=\S)|Assertion f
 """The condition that the parser has checked, before its explanation."""
 _BUILDER_GAVE_UP = re.compile(r"Assertion engine != nullptr failed|Builder failed", re.IGNORECASE)
 """Follows the reason of every failed build."""
-_MEMORY = re.compile(r"out of memory|OutOfMemory|could not be allocated|insufficient memory", re.IGNORECASE)
 _POISON = re.compile(r"Cuda Runtime|cuda(?:Error|Stream|Event|Launch)|illegal|misaligned|launch failure", re.IGNORECASE)
 _IN_BRACES = re.compile(r"\{[^{}]*\}")
 _UNNAMED_LAYER = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
@@ -115,17 +122,12 @@ def reason(errors: Sequence[str], otherwise: str) -> str:
     return clean((telling or list(errors) or [otherwise])[0])
 
 
-def is_out_of_memory(errors: Iterable[str]) -> bool:
-    """Whether memory, of the GPU or the host, was the reason."""
-    return any(_MEMORY.search(error) for error in errors)
-
-
 def signature(message: str, names: Iterable[str]) -> str:
     """A message with numbers, addresses, paths, and the names of the model's nodes and tensors masked.
 
     The same failure of a smaller model has the same signature, although it names another region of nodes.
     """
-    if is_out_of_memory([message]):
+    if is_out_of_memory(message):
         return OUT_OF_MEMORY
     text = mask_names(_UNNAMED_LAYER.sub("#", _IN_BRACES.sub("#", message)), names)
     while (shorter := _FUSED.sub("#", text)) != text:
@@ -146,10 +148,10 @@ class Log:
         errors = list(self.errors)
         self.errors.clear()
         message = reason(errors, otherwise)
-        if is_out_of_memory(errors):
+        if any(map(is_out_of_memory, errors)):
             message = f"{OUT_OF_MEMORY}: {message}"
         # A failed kernel fails every later call of the process too; lack of memory does not.
-        poisoned = any(_POISON.search(error) and not _MEMORY.search(error) for error in errors)
+        poisoned = any(_POISON.search(error) and not is_out_of_memory(error) for error in errors)
         return kind(message, signature=signature(message, names), poisoned=poisoned)
 
     def make_logger(self, trt: Any) -> Any:

@@ -20,7 +20,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
     add_profile,
     check_settings,
@@ -39,7 +39,7 @@ from bisect_trt.targets.trt.engine import (
     layers_of_network,
 )
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse, partition
-from bisect_trt.targets.trt.process import APIS, TensorRt, describe, is_out_of_memory, tensorrt
+from bisect_trt.targets.trt.process import APIS, TensorRt, describe, tensorrt
 
 _NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
 """Messages of a builder that calls CUDA where there is no GPU."""
@@ -223,7 +223,7 @@ class TrtRunner:
         try:
             return self._deserialise(read_file(path))
         except RunError as error:
-            if is_out_of_memory([error.message]):
+            if is_out_of_memory(error.message):
                 raise
             raise UnreadableFileError(
                 f"{describe(self._process.trt)} cannot load the engine {path}: {error.message}; an engine runs on "

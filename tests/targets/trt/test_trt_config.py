@@ -126,7 +126,7 @@ def test_limits_and_attributes(version: str) -> None:
 )
 def test_words_for_values(current: object, word: str, value: object) -> None:
     owner = SimpleNamespace(each=current)
-    set_option(owner, "each", word)
+    set_option(owner, "each", word, "--each", "it")
     assert owner.each == value
 
 
