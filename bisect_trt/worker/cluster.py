@@ -36,19 +36,12 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
     """
     if importlib.util.find_spec("ray") is None:
         raise PlaceError(f"--on {word}: Ray is not installed; run: pip install ray.")
-    command = module_command(__name__, address, resource)
-    try:
+    command, said = module_command(__name__, address, resource), [f"no answer from {address} in {_LOOK_SECONDS} s"]
+    with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise PlaceError(
-            f"--on {word}: no Ray cluster answers at {address} within {_LOOK_SECONDS} s; check its address, and `ray status`."
-        ) from error
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise PlaceError(
-            f"--on {word}: there is no Ray cluster: {said[-1] if said else 'it does not answer'}; start one with "
-            "`ray start --head`."
-        )
+        said = done.stderr.strip().splitlines() or said if done.returncode else []
+    if said:
+        raise PlaceError(f"--on {word}: there is no Ray cluster: {said[-1]}; start one with `ray start --head`.")
     nodes: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     if not nodes:
         more = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"

@@ -241,21 +241,17 @@ def claimed_run(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def claimed_path(path: Path | None) -> Iterator[None]:
+def claimed_path(path: Path | None) -> contextlib.AbstractContextManager[None]:
     """Hold the path that every candidate is written to; ``None`` if there is none.
 
     Raises:
         UsageError: The candidates of another run are written there.
     """
-    with contextlib.ExitStack() as kept:
-        if path is not None:
-            taken = (
-                f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
-                "another with --candidate, or put {model} into the check command."
-            )
-            kept.enter_context(_locked(path.with_name(path.name + ".lock"), taken))
-        yield
+    taken = (
+        f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
+        "another with --candidate, or put {model} into the check command."
+    )
+    return contextlib.nullcontext() if path is None else _locked(path.with_name(path.name + ".lock"), taken)
 
 
 @contextlib.contextmanager

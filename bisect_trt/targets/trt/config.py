@@ -24,7 +24,7 @@ def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = 
 
     TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of precisions.
     """
-    if not (APIS[settings["runtime"]].types_layers and hasattr(trt.BuilderFlag, "FP16")):
+    if APIS[settings["runtime"]].portable or not hasattr(trt.BuilderFlag, "FP16"):
         return True
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and (settings["strongly_typed"] or lowered)
 
@@ -54,7 +54,7 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
         UsageError: It does not.
     """
     have, api = f"this is {describe(trt)}", APIS[settings["runtime"]]
-    for name in () if api.times_tactics else _OF_TACTICS:
+    for name in _OF_TACTICS if api.portable else ():
         if settings[name]:
             raise ConflictError(
                 f"--{name.replace('_', '-')}: {api.title} chooses kernels when an engine runs, not when it is built; leave it "

@@ -41,19 +41,15 @@ class Api:
     Attributes:
         module: The name of the Python module.
         install: What installs it.
-        needs_gpu: Whether its builder needs a GPU.
-        times_tactics: Whether its builds measure kernels, and keep that in a timing cache; TensorRT-RTX does when it runs.
-        types_layers: Whether its builder may choose the types of layers; TensorRT-RTX refuses the flags for that, which its
-            release 1.4 still has.
+        portable: Whether it chooses kernels when an engine runs, as TensorRT-RTX does. Its builds then need no GPU, measure no
+            kernels and leave no timing cache, and it refuses the flags for types of layers, which its release 1.4 still has.
     """
 
     module: str
     title: str
     install: str
     oldest: tuple[int, ...]
-    needs_gpu: bool = True
-    times_tactics: bool = True
-    types_layers: bool = True
+    portable: bool = False
 
 
 APIS = {
@@ -63,9 +59,7 @@ APIS = {
         "TensorRT-RTX",
         "pip install tensorrt-rtx-cu12-libs tensorrt-rtx-cu12-bindings",
         (1, 4, 0),
-        needs_gpu=False,
-        times_tactics=False,
-        types_layers=False,
+        portable=True,
     ),
 }
 """The packages, by the name of the target."""
@@ -369,7 +363,7 @@ def tensorrt(name: str = "trt") -> TensorRt:
         cuda = load_cuda()
         cuda.start()
     except UnavailableError:
-        if api.needs_gpu:
+        if not api.portable:
             raise
         cuda = None
     log = Log()

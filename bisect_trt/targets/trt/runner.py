@@ -47,13 +47,9 @@ _NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
 
 @dataclass
 class Built:
-    """A serialised engine and its origin.
+    """A serialised engine, the network that it was built of, and the timing cache, if any.
 
-    Attributes:
-        plan: The engine.
-        parsed: The network that it was built of.
-        took: The tactics that layers took, as far as they were recorded: name, ``LAYER=TACTIC``, the number of choices.
-        timings: The timing cache; ``None`` where there is none.
+    The recorded tactics that layers took: name, ``LAYER=TACTIC``, the number of choices.
     """
 
     plan: Any
@@ -85,7 +81,7 @@ def build_engine(
         constrain(trt, parsed, settings)
     set_ranges(trt, config, network, settings, process.cuda)
     selector, timings, start = None, None, settings["load_timing_cache"]
-    if APIS[settings["runtime"]].times_tactics:
+    if not APIS[settings["runtime"]].portable:
         if start not in process.timing_caches:
             process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
         timings = process.timing_caches[start]
@@ -184,7 +180,7 @@ class TrtRunner:
         """
         trt, plain = self._process.trt, {**self._settings, "avoid_tactics": (), "pin_tactics": ()}
         config = make_config(trt, self._process.builder, plain)
-        times = APIS[self._settings["runtime"]].times_tactics
+        times = not APIS[self._settings["runtime"]].portable
         bits, sources = (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
         found: dict[str, Any] = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
