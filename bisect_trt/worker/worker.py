@@ -154,7 +154,7 @@ class WorkerProcess:
     def _ended(self, began: float, limit: Limit | None = None) -> ProcessEnd:
         """End it, because of a limit if any."""
         self.close()
-        return ProcessEnd(self._process.returncode, time.monotonic() - began, limit)
+        return ProcessEnd(self._process.wait(), time.monotonic() - began, limit)
 
     @property
     def outdated(self) -> bool:
