@@ -24,8 +24,8 @@ from bisect_trt.tensors.info import dtype_from_name
 THERE, GONE, UNKNOWN = 1, 0, 2
 _INSIDE = "--inside"
 """Marks the process that runs the model."""
-_ENDINGS = {41: THERE, 40: GONE, 42: UNKNOWN}
-"""The exit statuses of that process, which Python itself has no use for."""
+_INSIDE_STATUS = 40
+"""Added to the exit status of that process: Python itself has no use for 40 to 42."""
 Make = Callable[[Mapping[str, Any]], Any]
 """Makes a runner; see :mod:`bisect_trt.targets.runtime`."""
 
@@ -48,8 +48,8 @@ def main(case: Mapping[str, Any], make: Make) -> int:
     except subprocess.TimeoutExpired:
         say(f"TIME-OUT: no answer after {waits} seconds")
         return THERE
-    if done.returncode in _ENDINGS:
-        return _ENDINGS[done.returncode]
+    if done.returncode - _INSIDE_STATUS in (THERE, GONE, UNKNOWN):
+        return done.returncode - _INSIDE_STATUS
     try:
         how = f"signal {signal.Signals(-done.returncode).name}"
     except ValueError:
@@ -78,7 +78,7 @@ def run_inside(case: Mapping[str, Any], make: Make) -> int:
     except Exception as error:  # whatever else it is, it is not this failure
         say(f"inconclusive: {type(error).__name__}: {error}")
         ending = UNKNOWN
-    return next(code for code, meaning in _ENDINGS.items() if meaning == ending)
+    return _INSIDE_STATUS + ending
 
 
 def _judge(case: Mapping[str, Any], make: Make) -> int:

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,24 +131,16 @@ def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None
         UnavailableError: uv is not installed, no release is for an interpreter that is installed, or the index does not answer.
     """
     first: NoSuchRelease | None = None
-    for python in _pythons(wanted):
+    pinned = any("==" in each for each in wanted.requirements)  # else the version of Python is not the reason
+    for python in [wanted.python] if wanted.python else [sys.executable, *(others() if pinned else ())]:
         try:
-            return _kept(wanted, python, say, cancel)
+            return _kept(wanted, find_python(python), say, cancel)
         except NoSuchRelease as error:
             first = first or error
+        except PlaceError:  # another interpreter that is not here
+            if first is None:
+                raise
     raise first or AssertionError("an interpreter is tried")
-
-
-def _pythons(wanted: Environment) -> Iterator[str]:
-    """The interpreters to try, as paths: the one that is asked for; else this one, then others, the nearest version first."""
-    if wanted.python:
-        yield find_python(wanted.python)
-        return
-    yield sys.executable
-    if any("==" in each for each in wanted.requirements):  # else the version of Python is not the reason
-        for version in others():
-            with contextlib.suppress(UnavailableError):
-                yield find_python(version)
 
 
 def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: Cancel | None) -> Path:
