@@ -174,9 +174,9 @@ def decisions(records: Iterable[Record]) -> list[tuple[Any, ...]]:
 
 
 def journal(folder: Path, event: str) -> list[dict[str, Any]]:
-    """The entries of one kind in a run's journal."""
-    lines = (folder / "journal.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+    """The entries of one kind in a run's journal, without their checksums."""
+    lines = map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
+    return [{name: entry[name] for name in entry if name != "crc32"} for entry in lines if entry["event"] == event]
 
 
 @dataclass(frozen=True)

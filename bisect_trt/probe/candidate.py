@@ -43,8 +43,28 @@ class Identity:
         return len(self.made_of)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Settings of the check for a candidate, where they differ from those for all others.
+
+    Attributes:
+        keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
+            the target's to do.
+        held: Whether the target must use its low precision, where it may choose fp32 by default.
+        engine: A built engine, to be probed instead of a new one.
+        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
+        target: How the target is set up for it.
+    """
+
+    keep: tuple[str, ...] | None = None
+    held: bool = False
+    engine: Path | None = None
+    packages: str = ""
+    target: TargetSettings | None = None
+
+
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Setup):
     """A model derived from the original, and what goes in and should come out.
 
     Attributes:
@@ -54,16 +74,10 @@ class Candidate:
         title: What it is, in a few words.
         units: Its units, for a search over units.
         values: Of its inputs and outputs, where they are not the reference's activations of the original.
-        keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
-            the target's to do.
-        held: Whether the target must use its low precision, where it may choose fp32 by default.
         sample: The number of its input sample, from 1; a search uses all samples.
-        engine: An engine that was built of it before, to be probed instead of a new one.
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
         runs: How often the check runs at most then; ``None`` for as often as the first time.
         until: The verdict that ends the runs.
-        target: How the target is set up for it, where that is not as the check has it.
-        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
         repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
     """
 
@@ -73,15 +87,10 @@ class Candidate:
     title: str
     units: Subset = frozenset()
     values: Mapping[str, NDArray[Any]] | None = None
-    keep: tuple[str, ...] | None = None
-    held: bool = False
     sample: int = 1
-    engine: Path | None = None
     again: bool = False
     runs: int | None = None
     until: Verdict = Verdict.FAIL
-    target: TargetSettings | None = None
-    packages: str = ""
     repetition: int = 0
 
     @property
@@ -107,20 +116,8 @@ class Candidate:
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.
             digest.update(f"{name} {value.shape}".encode() + value.tobytes())
-        if self.keep is not None:
-            digest.update("\0".join(("keep", *self.keep)).encode())
-        if self.held:
-            digest.update(b"held")
-        if self.engine is not None:
-            digest.update(b"engine")
-        if self.target is not None:
-            digest.update(repr(self.target).encode())
-        if self.packages:
-            digest.update(f"packages {self.packages}".encode())
-        if self.repetition:
-            digest.update(f"repetition {self.repetition}".encode())
-        if self.again:
-            digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
+        how = (self.keep, self.held, self.engine is None, self.packages, self.target, self.repetition)
+        digest.update(repr((*how, self.again, self.runs, self.until)).encode())
         return Identity(digest.hexdigest(), self.title, Units(self.units))
 
     @property

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -241,20 +241,10 @@ class Ledger:
         return self._record(candidate, outcome, verdict)
 
     def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
-        record = Record(
-            number=len(self.records) + 1,
-            key=candidate.key,
-            title=candidate.title,
-            size=candidate.size,
-            verdict=verdict,
-            signature=outcome.signature,
-            reason=outcome.reason,
-            tail=outcome.tail,
-            seconds=round(outcome.seconds, 4),
-            own_seconds=round(outcome.own_seconds, 4),
-            place=outcome.place,
-            runs=outcome.runs,
-        )
+        made = {name: getattr(outcome, name) for name in ("signature", "reason", "tail", "runs", "place")}
+        times = {name: round(getattr(outcome, name), 4) for name in ("seconds", "own_seconds")}
+        number, size = len(self.records) + 1, candidate.size
+        record = Record(number, candidate.key, candidate.title, size, verdict, **made, **times)
         self.records.append(record)
         self._decided[candidate.key] = record
         self._append("verdict", **{**asdict(record), "verdict": verdict.value})
@@ -278,7 +268,7 @@ class Ledger:
         Raises:
             UsageError: It cannot be written.
         """
-        line = json.dumps({"event": event, "key": key, **more}).encode() + b"\n"
+        line = _sealed({"event": event, "key": key, **more})
         try:
             with self._turn:  # parallel probes end in threads of their own
                 self._file.write(line)
@@ -300,60 +290,28 @@ class Ledger:
         return {"run": len(self.records), "cached": self.cached, **ended}
 
 
-_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "started": {"title": str},
-    "moot": {},
-    "outcome": {"outcome": dict},
-    "undo": {"number": int},
-    "verdict": {
-        **dict.fromkeys(("title", "signature", "reason", "tail"), str),
-        **dict.fromkeys(("number", "size", "runs"), int),
-        **dict.fromkeys(("seconds", "own_seconds"), (int, float)),
-    },
-}
-"""The values of each kind of entry, besides its event and its key."""
-_OUTCOME_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("signature", "reason", "tail"), str),
-    **dict.fromkeys(("runs", "failures"), int),
-    **dict.fromkeys(("seconds", "own_seconds"), (int, float)),
-}
+_CHECKSUM = b', "crc32": '
+"""Beginning of a line's last value, its checksum: an edited line is a damaged one."""
 
 
-def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry with all that its kind has; an outcome is read.
+def _sealed(entry: Mapping[str, Any]) -> bytes:
+    """Return an entry as a line with its checksum."""
+    content = json.dumps(entry).encode()
+    return b"%s%s%d}\n" % (content[:-1], _CHECKSUM, zlib.crc32(content))
+
+
+def _opened(line: bytes) -> dict[str, Any]:
+    """Return the entry of a line; an outcome is read.
 
     Raises:
-        KeyError: Something is missing.
-        ValueError: Something is of another type.
+        ValueError: The line is another than was written.
     """
-    _check_types(entry, {"event": str, "key": str, **_FIELDS[entry["event"]]})
-    if entry["event"] == "verdict":
-        Verdict(entry["verdict"])
-    if entry["event"] != "outcome":
-        return entry
-    _check_types(entry["outcome"], _OUTCOME_FIELDS)
-    return {**entry, "outcome": Outcome.from_json(entry["outcome"])}
-
-
-def _check_types(plain: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
-    for name, kind in kinds.items():
-        if not isinstance(plain[name], kind) or isinstance(plain[name], bool):
-            raise ValueError(name)
-
-
-def strict_json(content: str | bytes) -> Any:  # noqa: ANN401 - plain values
-    """Read JSON (RFC 8259) without the numbers that Python adds to it and no other file of a run holds: NaN, Infinity, 1e999.
-
-    Raises:
-        ValueError: It is no JSON.
-    """
-
-    def number(word: str) -> float:
-        if not math.isfinite(float(word)):
-            raise ValueError(f"{word} is no number of JSON")
-        return float(word) if set(word) & set(".eE") else int(word)
-
-    return json.loads(content, parse_constant=number, parse_float=number, parse_int=number)
+    content, _, checksum = line.rpartition(_CHECKSUM)
+    content += b"}"
+    if int(checksum[:-2]) != zlib.crc32(content):
+        raise ValueError(line)
+    entry: dict[str, Any] = json.loads(content)
+    return {**entry, "outcome": Outcome.from_json(entry["outcome"])} if entry["event"] == "outcome" else entry
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
@@ -364,12 +322,12 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 try:
-                    entry = _checked(strict_json(line))
-                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    entry = _opened(line)
+                except ValueError as error:
                     raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
                         "start a new run."

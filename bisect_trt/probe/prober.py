@@ -8,10 +8,9 @@ what is recommended because it passed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from threading import Timer
 from typing import Any, Protocol, TypeVar
 
@@ -63,31 +62,21 @@ class Activations(Protocol):
         """The known values of the named tensors."""
 
 
+@dataclass
 class Runner:
     """Writes a candidate and runs the check on it.
 
     Attributes:
         check: The check.
-        flakiness: How often it has to pass.
+        workspace: The run's folder.
+        activations: The reference's values, for the candidates that have none of their own.
+        flakiness: How often the check has to pass; a check is taken for steady until this is set.
     """
 
-    def __init__(self, check: Check, workspace: Workspace, activations: Activations) -> None:
-        """A check is taken for steady until ``flakiness`` is set."""
-        self.check = check
-        self.flakiness = Flakiness()
-        self._workspace = workspace
-        self._activations = activations
-
-    def beside(self, check: Check) -> Runner:
-        """Return a runner of another check, which has to pass as often."""
-        runner = Runner(check, self._workspace, self._activations)
-        runner.flakiness = self.flakiness
-        return runner
-
-    @property
-    def folder(self) -> Path:
-        """The run's."""
-        return self._workspace.folder
+    check: Check
+    workspace: Workspace
+    activations: Activations
+    flakiness: Flakiness = field(default_factory=Flakiness)
 
     def run(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
         """The first failure, or the last of enough passes; or the other way round, if the candidate says so.
@@ -98,12 +87,11 @@ class Runner:
         if candidate.again and candidate.runs is None and self.flakiness.is_steady:
             most, until = self.flakiness.runs, Verdict.PASS
         going = (Ending.PASSED,) if until is Verdict.FAIL else _FAILURES
-        began = time.monotonic()
-        files = self.write(candidate)
-        outcomes = [self.check.run(files, cancel)]
-        while outcomes[-1].ending in going and len(outcomes) < most:
-            files.renew()
-            outcomes.append(self.check.run(files, cancel))
+        began, outcomes = time.monotonic(), list[Outcome]()
+        for outcome in self._each(candidate, most, cancel):
+            outcomes.append(outcome)
+            if outcome.ending not in going:
+                break
         number, last = len(outcomes), outcomes[-1]
         return _summed(last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"), outcomes, began)
 
@@ -112,61 +100,46 @@ class Runner:
 
         Returns:
             Its first failure, or its last pass, with the number of runs and of failures.
+
+        Raises:
+            UnavailableError: Another process ended it repeatedly.
         """
-        began = time.monotonic()
-        files = self.write(candidate)
-        outcomes = [self._original(files)]
-        for _ in range(1, repeat):
-            go_on()
-            files.renew()
-            outcomes.append(self._original(files))
+        began, outcomes = time.monotonic(), list[Outcome]()
+        for outcome in self._each(candidate, repeat):
+            if outcome.signature == LOST:
+                raise ResourceError(
+                    f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
+                )
+            outcomes.append(outcome)
+            if len(outcomes) < repeat:
+                go_on()
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = replace((failures or outcomes[-1:])[0], failures=len(failures))
         if repeat > 1:
             outcome = replace(outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)")
         return _summed(outcome, outcomes, began)
 
-    def _original(self, files: CandidateFiles) -> Outcome:
-        """One run of the original, which has to give an answer.
-
-        Raises:
-            UnavailableError: Another process ended it repeatedly.
-        """
-        outcome = self.check.run(files)
-        if outcome.signature == LOST:
-            raise ResourceError(
-                f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
-            )
-        return outcome
-
-    def expect(self, original: Outcome, *, confidence: float, units: int) -> None:
-        """Learn from the original how often a candidate must pass.
-
-        Args:
-            original: What :meth:`measure` gave.
-            confidence: The confidence required of the whole search.
-            units: How many units it walks.
-        """
-        self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
-
-    def changed(self, candidate: Candidate) -> Path | None:
-        """The file of a candidate's model if its content is not the model's any more."""
-        path = self._workspace.files(candidate.key, shared_weights=candidate.has_external_data).model
-        return path if path.exists() and path.read_bytes() != candidate.content() else None
+    def _each(self, candidate: Candidate, most: int, cancel: Cancel | None = None) -> Iterator[Outcome]:
+        """Yield the outcomes of so many runs of a candidate, which is written anew before each."""
+        files = self.write(candidate)
+        for number in range(max(most, 1)):
+            if number:
+                files.renew()
+            yield self.check.run(files, cancel)
 
     def write(self, candidate: Candidate) -> CandidateFiles:
         """The files of a candidate, written where they are not there."""
         if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
-            self._workspace.weights.bring(candidate.proto)
+            self.workspace.weights.bring(candidate.proto)
         own = candidate.values
         if own is not None:
             fed, made = ({n: own[n] for n in names if n in own} for names in (candidate.inputs, candidate.outputs))
-            return self._workspace.write(candidate, fed, made)
+            return self.workspace.write(candidate, fed, made)
         first, *more = (
             (activations.select(candidate.inputs), activations.select(candidate.outputs))
-            for activations in (self._activations, *self._activations.more)
+            for activations in (self.activations, *self.activations.more)
         )
-        return self._workspace.write(candidate, *first, more)
+        return self.workspace.write(candidate, *first, more)
 
 
 def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:
@@ -196,7 +169,7 @@ class Prober:
 
     def beside(self, check: Check, workers: int | None = None) -> Prober:
         """Return a prober with another check, which shares the journal, the budget, and how often a check has to pass."""
-        return Prober(self.runner.beside(check), self.ledger, self.workers if workers is None else workers)
+        return Prober(replace(self.runner, check=check), self.ledger, self.workers if workers is None else workers)
 
     def probe_original(
         self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
@@ -215,7 +188,7 @@ class Prober:
         outcome = self._outcome(
             candidate.identity, lambda: self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
         )
-        self.runner.expect(outcome, confidence=confidence, units=units)
+        self.runner.flakiness = Flakiness(outcome.runs, outcome.failures, confidence, expected_verdicts(units))
         self.measured = repeat is not None
         return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
 
@@ -334,10 +307,10 @@ class Prober:
             return record
         if record.signature == UNDECIDED:
             raise NoisyMachineError(f"the original model cannot be judged here: {record.reason}.")
-        changed = self.runner.changed(original)
-        if changed is not None:
+        files = self.runner.workspace.files(original.key, shared_weights=original.has_external_data)
+        if files.model.exists() and files.model.read_bytes() != original.content():
             raise CheckCommandError(
-                f"the check, or one that ran beside it, has changed {changed} while it was checked, so the original was not "
+                f"the check, or one that ran beside it, has changed {files.model} while it was checked, so the original was not "
                 "checked; have it write elsewhere, or give --workers 1."
             )
         raise DoesNotReproduce(f"the failure does not reproduce on the original model: {record.reason}.")

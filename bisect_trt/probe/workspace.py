@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -22,9 +22,8 @@ from onnx.external_data_helper import uses_external_data
 from bisect_trt.errors import OutputFileError, UsageError
 from bisect_trt.onnxlib.load import external_files, folder_with, model_tensors, place_of
 from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, share_weights
-from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 
 Values = Mapping[str, NDArray[np.generic]]
@@ -39,12 +38,8 @@ _MARK = "bisect-trt.candidate"
 """Metadata key of a file at the fixed path, so that no other program's file is ever written over."""
 
 
-def _nothing() -> None:
-    """Nothing was written, so nothing is written again."""
-
-
 @dataclass(frozen=True)
-class CandidateFiles:
+class CandidateFiles(Setup):
     """The files of one candidate.
 
     Attributes:
@@ -56,12 +51,7 @@ class CandidateFiles:
         kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written to.
         more: Inputs and reference values of the input samples after the first.
         sample: The number of the input sample, from 1, where there are several.
-        keep: Nodes that the target is to keep in fp32; see ``Candidate``.
-        held: Whether the target must use its low precision; see ``Candidate``.
-        engine: Its engine, where one was built.
-        packages: Those that it is probed with; see ``Candidate``.
-        python: The interpreter that has them, where there is one.
-        target: How the target is set up for it; see ``Candidate``.
+        python: The interpreter that has its packages, where there is one.
         weights: The folder with its weights, where that is not the model's own.
         shapes: The shapes of its inputs, a text for each input sample.
         renew: Writes it again, as a check may have changed it; to be called before it is used again.
@@ -75,15 +65,10 @@ class CandidateFiles:
     kept: Path | None = None
     more: tuple[tuple[Path, Path], ...] = ()
     sample: int | None = None
-    keep: tuple[str, ...] | None = None
-    held: bool = False
-    engine: Path | None = None
-    packages: str = ""
     python: Path | None = None
-    target: TargetSettings | None = None
     weights: Path | None = None
     shapes: tuple[str, ...] = ()
-    renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
+    renew: Callable[[], object] = field(default=bool, compare=False, repr=False)
 
     def samples(self) -> Iterator[CandidateFiles]:
         """Yield copies with the values of each input sample in turn."""
@@ -216,11 +201,7 @@ class Workspace:
             model=self.fixed_path or path,
             kept=None if self.fixed_path is None else path,
             more=tuple(others),
-            keep=candidate.keep,
-            held=candidate.held,
-            engine=candidate.engine,
-            packages=candidate.packages,
-            target=candidate.target,
+            **{each.name: getattr(candidate, each.name) for each in fields(Setup)},
             weights=self.weights.away(candidate.proto) if shared else None,
             shapes=tuple(_said_shapes(fed) for fed in (inputs, *(fed for fed, _ in more))),
             renew=write,

@@ -11,10 +11,9 @@ from typing import Any
 
 from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
-from bisect_trt.probe.ledger import strict_json
 from bisect_trt.report.summary import named, summary_lines
 from bisect_trt.report.text import clean, plural
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, strict_json
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.host import facts
 

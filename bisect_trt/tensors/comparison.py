@@ -5,6 +5,7 @@ In JSON NaN and Inf are text.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -42,6 +43,21 @@ def from_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, list):
         return [from_plain(item) for item in value]
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+
+
+def strict_json(content: str | bytes) -> Any:  # noqa: ANN401 - plain values
+    """Read JSON (RFC 8259) without the numbers that Python adds to it and no other file of a run holds: NaN, Infinity, 1e999.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+
+    def number(word: str) -> float:
+        if not math.isfinite(float(word)):
+            raise ValueError(f"{word} is no number of JSON")
+        return float(word) if set(word) & set(".eE") else int(word)
+
+    return json.loads(content, parse_constant=number, parse_float=number, parse_int=number)
 
 
 class ComparisonKind(str, Enum):
