@@ -294,8 +294,9 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]
             continue
         for value in subject.reference.select([name]).values():
             stats = tensor_stats(value)
-            plain = {key: plain_number(getattr(stats, key)) for key in ("min", "max", "absmax")}
-            ranges[name] = {"reference": {**plain, "nan": stats.nan, "inf": stats.inf}}
+            ranges[name] = {
+                "reference": {key: n if isinstance(n, int) else plain_number(n) for key, n in stats.items()}
+            }
     return ranges
 
 

@@ -32,7 +32,7 @@ from bisect_trt.onnxlib.nodes import (
     rename_reads,
 )
 from bisect_trt.onnxlib.shapes import value_info
-from bisect_trt.tensors.info import TensorInfo, is_extension
+from bisect_trt.tensors.info import TensorInfo
 
 PRODUCER = "bisect-trt"
 
@@ -375,70 +375,29 @@ _MOST_SLICES = 16
 """The most slices: each rewrites the index of the activations."""
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Consecutive nodes of the topological order.
-
-    Attributes:
-        nodes: Node numbers, in topological order, with the makers of their weights.
-        inputs: Tensors of other slices, and graph inputs, that they read.
-        tensors: The tensors that they make, without weights.
-    """
-
-    nodes: tuple[int, ...]
-    inputs: tuple[str, ...]
-    tensors: tuple[str, ...]
-
-
-def plan_slices(
-    network: Network, nodes: Sequence[int], infos: Infos, limit: int, most: int = MOST_NODES
-) -> list[Slice]:
-    """Divide nodes into slices that run in turn, with less memory and faster to open than the whole.
+def plan_slices(network: Network, nodes: Sequence[int], limit: int, most: int = MOST_NODES) -> list[list[int]]:
+    """Divide the nodes that make no weights into slices that run in turn, with less memory than the whole and opened faster.
 
     Runtimes cannot fuse nodes if every tensor is an output, so the slices compute the same as the whole.
 
     Args:
         network: The model.
         nodes: Some of its nodes, in topological order.
-        infos: Types and shapes of tensors, where known. Tensors that cannot be fed do not cross slices.
-        limit: The most bytes of weights and tensors of a slice; a single node may have more.
-        most: The most computing nodes of a slice; a sixteenth of all nodes if that is more.
+        limit: The most bytes of weights and tensors of a slice, where their sizes are known; a single node may have more.
+        most: The most nodes of a slice; a sixteenth of all nodes if that is more.
     """
-    place = {index: at for at, index in enumerate(nodes)}
-    most = max(most, len(nodes) // _MOST_SLICES)
-    stretches: list[list[int]] = [[]]
-    size, weights, inseparable = 0, set[str](), -1  # the last reader of a tensor that cannot be fed
-    for at, index in enumerate(nodes):
+    most, infos = max(most, len(nodes) // _MOST_SLICES), network.infos
+    slices, size, weights = list[list[int]]([[]]), 0, set[str]()
+    for index in nodes:
         if network.constant[index]:
             continue
-        made, fresh = network.made(index), {name for name in network.reads[index] if network.is_weight(name)} - weights
-        cost = sum(_bytes(network, infos, name) for name in (*made, *fresh))
-        full = size + cost > limit or len(stretches[-1]) >= most
-        if stretches[-1] and full and at > inseparable:
-            stretches.append([])
+        fresh = {name for name in network.reads[index] if name in network.initializers} - weights
+        made = sum(infos[name].nbytes or 0 for name in network.made(index) if name in infos)
+        cost = made + sum(tensor_bytes(network.initializers[name]) for name in fresh)
+        if slices[-1] and (size + cost > limit or len(slices[-1]) >= most):
+            slices.append([])
             size, weights = 0, set()
-        stretches[-1].append(index)
+        slices[-1].append(index)
         size += cost
         weights |= fresh  # in place: a copy for each node takes seconds for 20,000
-        unfed = (name for name in made if name not in infos or is_extension(infos[name].dtype))
-        readers = (place.get(reader, -1) for name in unfed for reader in network.consumers.get(name, ()))
-        inseparable = max(inseparable, *readers, -1)
-    last = [network.producer[name] for name in network.outputs if name in network.producer]
-    returned = {index for index in last if index in place and network.constant[index]}
-    return [_slice(network, each, returned if each is stretches[-1] else set()) for each in stretches]
-
-
-def _slice(network: Network, stretch: Iterable[int], constants: set[int]) -> Slice:
-    """Return the slice of some nodes and of ``constants``, which make weights that the graph returns."""
-    inside = network.leading_to({*stretch, *constants}, constants=True)
-    nodes = tuple(sorted(inside, key=network.rank.__getitem__))
-    read = dict.fromkeys(name for index in nodes for name in network.reads[index] if not network.is_weight(name))
-    inputs = tuple(name for name in read if network.producer.get(name) not in inside)
-    kept = (index for index in nodes if not network.constant[index] or index in constants)
-    return Slice(nodes, inputs, tuple(name for index in kept for name in network.made(index)))
-
-
-def _bytes(network: Network, infos: Infos, name: str) -> int:
-    if name in network.initializers:
-        return tensor_bytes(network.initializers[name])
-    return (infos[name].nbytes or 0) if name in infos else 0
+    return slices

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import shape_value
-from bisect_trt.onnxlib.cut import Slice, cut, mark_outputs, nothing_stored, plan_slices
+from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
@@ -24,7 +24,7 @@ from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.tensors.info import TensorInfo, common
+from bisect_trt.tensors.info import TensorInfo, common, is_extension
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
 from bisect_trt.worker.pool import WorkerPool
@@ -338,7 +338,7 @@ class Reference:
         if not nodes:
             with StoreWriter(self.store):
                 return None
-        slices = plan_slices(network, nodes, network.infos, self._limit)
+        slices = plan_slices(network, nodes, self._limit)
         if len(slices) > 1:
             return self._collect_slices(slices)
         if len(nodes) == len(network.nodes):
@@ -348,14 +348,21 @@ class Reference:
         made = [name for index in kept for name in network.made(index)]
         return self._collect(cut(network, nodes, {}, nothing_stored, made).proto)
 
-    def _collect_slices(self, slices: Sequence[Slice]) -> Failed | None:
+    def _collect_slices(self, slices: Sequence[Sequence[int]]) -> Failed | None:
         """Run one slice after the other, each on what those before it left on the disk."""
+        network = self._network
+        fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+        infos: Mapping[str, TensorInfo] = fed
+        # What cannot be fed is made again by each slice that reads it.
+        units = NetworkUnits(network, [n for n, info in network.infos.items() if not is_extension(info.dtype)], {})
         for place, part in enumerate(slices):
-            infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
             if place:
-                store = ActivationStore.open(self.store)
-                infos |= {name: store.info(name) for name in part.inputs if name in store}
-            piece = cut(self._network, part.nodes, infos, nothing_stored, part.tensors)
+                infos = ChainMap(fed, cast("Any", ActivationStore.open(self.store).infos))
+            made = [name for index in part for name in network.made(index)]
+            if part is slices[-1]:  # the weights too that the graph returns
+                made += [name for name in network.outputs if name in network.producer and network.is_weight(name)]
+            needed = units.with_weights(network.rank[network.producer[name]] for name in made)
+            piece = cut(network, units.to_nodes(needed), infos, nothing_stored, list(dict.fromkeys(made)))
             problem = self._collect(piece.proto, append=place > 0)
             if problem is not None:
                 return problem

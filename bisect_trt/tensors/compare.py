@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,16 @@ def compare_all(
     steps: Mapping[str, Step] | None = None,
     lows: Mapping[str, Precision] | None = None,
 ) -> list[TensorComparison]:
-    """Compare tensors of the reference with the target's of the same name.
+    """Compare tensors of the reference, all or those in ``names``, with the target's of the same name, in this order.
 
     Args:
         reference: Name to values.
-        target: Name to values; others than the reference's are ignored.
+        target: Name to values.
         options: How to compare, and tolerances by name.
-        names: The tensors to compare, in this order; ``None`` for all of the reference.
+        names: The tensors to compare.
         details: Whether to compute :class:`Details` too.
         steps: Steps of quantized tensors, by name.
         lows: The lowest precision that the model itself rounds a tensor to, by name.
-
-    Returns:
-        One comparison a tensor, in order.
 
     Raises:
         UsageError: The user's script fails.
@@ -91,16 +88,10 @@ def compare_tensor(
     step: Step | None = None,
     precision: Precision | None = None,
 ) -> TensorComparison:
-    """Compare one tensor.
+    """Compare one tensor, of any shape and ONNX element type; a target of ``None`` has no such output.
 
-    Args:
-        name: The tensor's name.
-        reference: The expected values; any shape, any ONNX element type.
-        target: The actual values; ``None`` where the target has no such output.
-        options: How to compare, and tolerances by name.
-        details: Whether to compute :class:`Details` too.
-        step: The step of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
-        precision: The precision of the computation, if not the options'.
+    A tie in the rounding of a quantized tensor, with its ``step``, is no error, unless the user gives a tolerance.
+    ``precision`` is the computation's, if not the options'.
     """
     invalid = _describe_nonfinite(reference, target) if options.validate and target is not None else ""
     tolerance, stat = options.for_output(name)
@@ -148,17 +139,7 @@ def _compare_numbers(
     details: bool,
     step: Step | None,
 ) -> TensorComparison:
-    """Compare two tensors of numbers, of the same shape and not empty.
-
-    Args:
-        reference: The expected tensor.
-        target: The actual one.
-        tolerance: Absolute and relative.
-        known: Fields of the result that are known already, ``name`` and ``stat`` among them.
-        options: Which Inf and NaN are equal, and the quantile.
-        details: Whether to compute :class:`Details` too.
-        step: The step of a quantized tensor, where being one step off may be a tie.
-    """
+    """Compare two tensors of numbers, of the same shape and not empty; ``known`` has ``name`` and ``stat`` of the result."""
     # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
     shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
     absolute, relative = _errors(theirs, ours)
@@ -176,7 +157,7 @@ def _compare_numbers(
         "max_rel": float(relative.max()),
         "mean_abs": float(absolute.mean(dtype=np.float32)),
         "mean_rel": float(relative.mean(dtype=np.float32)) if stat is ErrorStat.MEAN else None,
-        "target_range": None if theirs.dtype.kind == "c" else asdict(tensor_stats(theirs)),
+        "target_range": None if theirs.dtype.kind == "c" else tensor_stats(theirs),
     }
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
@@ -309,11 +290,7 @@ def _worst(
 
 
 def check_script(script: str) -> Path:
-    """Return the file of a comparison script.
-
-    Raises:
-        UsageError: There is no such file.
-    """
+    """Return the file of a comparison script, which has to exist."""
     return split_script(script, COMPARE_FUNCTION, _KIND)[0]
 
 
@@ -329,9 +306,6 @@ def compare_by_script(
         script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``compare_outputs``.
         reference: Name to values.
         target: Name to values.
-
-    Returns:
-        A comparison for each output in the function's mapping.
 
     Raises:
         UsageError: There is no such file or function, it raises, or it returns no such mapping.

@@ -62,13 +62,7 @@ class Input:
 
 @dataclass(frozen=True)
 class FreshSamples:
-    """Draws samples; the same number gives the same sample.
-
-    Attributes:
-        inputs: Properties of each input.
-        seed: Seed of the random numbers.
-        ways: The variations, in turn.
-    """
+    """Draws samples, varied in each of the ``ways`` in turn; the same number gives the same sample."""
 
     inputs: Mapping[str, Input]
     seed: int = 0
@@ -76,12 +70,9 @@ class FreshSamples:
 
     @classmethod
     def like(cls, given: Sequence[Sample], sizes: Mapping[str, int], seed: int = 0) -> FreshSamples:
-        """Return samples with the properties of given ones.
+        """Return samples with the properties of one or more given ones, all of the same shapes.
 
-        Args:
-            given: One or more, all of the same shapes.
-            sizes: For inputs that are indices, the number of entries of their table.
-            seed: Seed of the random numbers.
+        ``sizes`` has the number of entries of the table that an input of indices reads.
         """
         names = given[0]
         with np.errstate(over="ignore", invalid="ignore"):  # the square of a number past 1e154 is Inf

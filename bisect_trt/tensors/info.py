@@ -135,34 +135,20 @@ def is_floating(values: Array) -> bool:
     return values.dtype.kind == "f" or (is_extension(values.dtype) and "int" not in values.dtype.name)
 
 
-@dataclass(frozen=True)
-class TensorStats:
-    """The range of one tensor's values.
+def tensor_stats(values: Array) -> dict[str, float]:
+    """Return the range of a real tensor of any shape.
 
-    Attributes:
-        min: Smallest finite value; NaN where none is finite.
-        max: Largest finite value; NaN where none is finite.
-        absmax: Largest finite magnitude; NaN where none is finite.
-        nan: The number of NaN.
-        inf: The number of Inf and -Inf.
+    Returns:
+        ``min``, ``max`` and ``absmax`` of the finite values, NaN where none is finite; the counts ``nan`` and ``inf``.
     """
-
-    min: float
-    max: float
-    absmax: float
-    nan: int = 0
-    inf: int = 0
-
-
-def tensor_stats(values: Array) -> TensorStats:
-    """Return the range of the finite values of a real tensor of any shape, and how many others it has."""
     low, high = math.inf, -math.inf
     for elements in map(_plain, blocks(values)):
         if (finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements).size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
     if low > high:
         low = high = math.nan
-    return TensorStats(low, high, max(abs(low), abs(high)), *count_nonfinite(values))
+    nan, inf = count_nonfinite(values)
+    return {"min": low, "max": high, "absmax": max(abs(low), abs(high)), "nan": nan, "inf": inf}
 
 
 def count_nonfinite(values: Array) -> tuple[int, int]:

@@ -44,13 +44,8 @@ _ASSUMED_FREE = 8 << 30
 def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:
     """Return file and function of ``FILE`` or ``FILE:FUNCTION``; a file with a colon in its name is found too.
 
-    Args:
-        script: The option's value.
-        default_function: The function where none is named.
-        kind: The script's purpose, for messages (``data-loader``).
-
     Raises:
-        UsageError: There is no such file.
+        UsageError: There is no such file; the message names the script's ``kind``.
     """
     file, function = script, default_function
     if not os.path.isfile(script) and ":" in script:  # noqa: PTH113 - Path.is_file raises for too long a name
@@ -110,12 +105,7 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
 
 
 class NamedOutputs(dict[str, NDArray[Any]]):
-    """The outputs of one run by name, with the fields of Polygraphy's ``IterationResult``.
-
-    Attributes:
-        runner_name: ``target`` or ``reference``.
-        runtime: Seconds of the run; not known.
-    """
+    """The outputs of one run by name, with the fields of Polygraphy's ``IterationResult``; the ``runtime`` is not known."""
 
     def __init__(self, outputs: Mapping[str, NDArray[Any]], runner_name: str) -> None:
         super().__init__(outputs)
@@ -143,20 +133,10 @@ def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None
 
 
 def labelled_inputs(infos: Sequence[TensorInfo], data: Data, *, whole: bool = False) -> Iterator[tuple[Sample, Any]]:
-    """Yield the same samples, each with its labels, one at a time.
+    """Yield the samples of :func:`make_inputs`, each with its labels: an array, a dict of name to array, or ``None``.
 
-    Labels are what a script yields beside the inputs; or an entry called ``labels`` that is no input.
-
-    Args:
-        infos: As for :func:`make_inputs`.
-        data: The source.
-        whole: Whether a script is run to its end first.
-
-    Yields:
-        A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
-
-    Raises:
-        UsageError: As :func:`make_inputs`.
+    Labels are what a script yields beside the inputs; or an entry called ``labels`` that is no input. A script is run to its end
+    first if the ``whole`` of it is wanted.
     """
     script = data.data_loader_script
     if script is not None:
@@ -347,14 +327,8 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, 
     """Run a script and yield its samples, at least one, each with its labels.
 
     The function takes no arguments and returns or yields samples, each a mapping of input name to array, or a pair of that
-    and the labels. A variable that holds them works as well.
-
-    Args:
-        script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``load_data``.
-        most: The most samples to take; the function may then yield without end.
-
-    Yields:
-        A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
+    and the labels. A variable that holds them works as well. ``most`` is the most samples to take, of a function that may yield
+    without end.
 
     Raises:
         UsageError: There is no such file or function, the script raises, or it returns no samples.

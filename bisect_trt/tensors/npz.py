@@ -16,7 +16,6 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,12 +106,12 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         UnavailableError: If a tensor's type needs ``ml_dtypes``, which is not installed.
     """
     # Not numpy.load: with tensors named 'x' and 'x.npy' in one file it returns the first for both.
-    with _reading(path), Path(path).open("rb") as file:
-        return read_npz(file)
+    with _reading(path):
+        return read_npz(Path(path))
 
 
-def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
-    """Return every tensor of an open ``.npz`` file; see :func:`load_npz`, which reports errors."""
+def read_npz(file: IO[bytes] | Path) -> dict[str, NDArray[Any]]:
+    """Return every tensor of an ``.npz`` file; see :func:`load_npz`, which reports errors."""
     with _opened(file) as archive:
         return dict(_read_entry(archive, entry) for entry in archive.infolist())
 
@@ -137,22 +136,12 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Report any error of reading a file in a sentence."""
     try:
         yield
-    except OSError as err:
-        raise InputValuesError(
-            f"Cannot read {path}: {err.strerror or err}; give an .npz file as numpy.savez writes"
-        ) from err
-    except zipfile.BadZipFile as err:
-        raise InputValuesError(
-            f"Cannot read {path}: it is not an .npz file or it is damaged ({err}); write it again"
-        ) from err
     except BisectError:
         raise
-    except MemoryError as err:
-        raise InputValuesError(f"Cannot read {path}: it needs more memory than there is; write fewer values") from err
     except Exception as err:  # each compression has errors of its own, and a damaged archive can cause any
-        reason = str(err) or type(err).__name__
+        reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
         raise InputValuesError(
-            f"Cannot read {path}: {reason}; write it with numpy.savez, arrays of numbers only"
+            f"Cannot read {path}: {reason}; give an .npz file as numpy.savez writes it, of numbers only"
         ) from err
 
 
@@ -198,8 +187,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
             file.write(whole.getbuffer())
         return
     path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name[:100]}.{os.uname().nodename}.{os.getpid()}.tmp")
-    _remove_left(path.parent)
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             if path.exists():
@@ -210,20 +198,6 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         # Gone already if all went well; never made if its folder is missing.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-@cache
-def _remove_left(folder: Path) -> None:
-    """Remove the temporary files that killed processes of this machine have left in a folder; once in a process."""
-    mark = f".{os.uname().nodename}."
-    with suppress(OSError):
-        for left in folder.glob(f".*{mark}*.tmp"):
-            try:
-                os.kill(int(left.name.removesuffix(".tmp").rpartition(mark)[2]), 0)
-            except ValueError:  # another program's file
-                continue
-            except ProcessLookupError:
-                left.unlink(missing_ok=True)
 
 
 def _standard_stream(path: Path) -> int | None:

@@ -82,10 +82,10 @@ def numbered(path: Path) -> list[Path]:
 
 
 def same_samples(run: SavedRun, number: int, other: str) -> None:
-    """Make sure that a saved run has as many samples as another.
+    """Refuse a saved run that has not as many samples as another.
 
     Raises:
-        UsageError: It does not.
+        UsageError: It has not.
     """
     if len(run.samples) != number:
         raise InputValuesError(
@@ -129,12 +129,7 @@ _CLASS = "polygraphy_class"
 
 
 def read_json(path: Path) -> Runs:
-    """Return the runs in a file, each a name and its samples; a file of inputs holds one, without a name.
-
-    Raises:
-        UsageError: The file cannot be read, or holds something else.
-        UnavailableError: A tensor's type needs ``ml_dtypes``, which is not installed.
-    """
+    """Return the runs in a file, each a name and its samples; a file of inputs holds one, without a name."""
     try:
         runs = _runs(path, json.loads(path.read_bytes(), object_hook=_decode))
     except OSError as error:

@@ -44,13 +44,7 @@ class Step:
     axis: int = 0
 
     def ties(self, absolute: NDArray[Any], mismatch: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Return the elements that are one step off, unless so many are that it is systematic.
-
-        Args:
-            absolute: The absolute errors, flat.
-            mismatch: The elements past the tolerance.
-            shape: The tensor's.
-        """
+        """Return the mismatching elements, all flat, that are one step off, unless so many are that it is systematic."""
         none = np.zeros_like(mismatch)
         if self.size is None:
             return none
@@ -183,10 +177,7 @@ class ToleranceOptions(CompareOptions):
         return Tolerance(atol, rtol), stat
 
     def check_names(self, names: Collection[str]) -> None:
-        """Check that every output that an option names is compared.
-
-        Args:
-            names: The outputs to compare.
+        """Check that every output that an option names is compared, as one of ``names``.
 
         Raises:
             UsageError: An option names another output.

@@ -122,30 +122,16 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
 
 def test_slices_cover_every_node_once(light: Light) -> None:
     network = Network(onnx.load(str(light.path)))
-    infos = network.infos
-    for limit in (0, 1 << 16, 1 << 20, 1 << 40):
-        slices = plan_slices(network, network.order, infos, limit)
-        tensors = [name for part in slices for name in part.tensors]
-        assert sorted(tensors) == sorted(network.computed)
-        known = set(network.inputs)
-        for part in slices:
-            assert known.issuperset(part.inputs)
-            known.update(part.tensors)
-        if limit == 1 << 40:
-            assert len(slices) == 1
-        if limit == 0:
-            assert len(slices) == network.constant.count(False)
-
-
-def test_slices_of_a_network_of_many_nodes_are_bounded_in_number_and_in_nodes(light: Light) -> None:
-    network = Network(onnx.load(str(light.path)))
-    infos, computing = network.infos, network.constant.count(False)
-    for most in (1, 7, computing):
-        slices = plan_slices(network, network.order, infos, 1 << 40, most)
-        bound = max(most, len(network.order) // 16)
-        assert sorted(name for part in slices for name in part.tensors) == sorted(network.computed)
-        assert max(sum(not network.constant[index] for index in part.nodes) for part in slices) <= bound
-        assert len(slices) == -(-computing // bound)
+    computing = [index for index in network.order if not network.constant[index]]
+    for limit, number in ((0, len(computing)), (1 << 16, None), (1 << 20, None), (1 << 40, 1)):
+        slices = plan_slices(network, network.order, limit)
+        assert [index for part in slices for index in part] == computing
+        assert number in (None, len(slices))
+    for most in (1, 7, len(computing)):
+        slices, bound = plan_slices(network, network.order, 1 << 40, most), max(most, len(network.order) // 16)
+        assert [index for part in slices for index in part] == computing
+        assert max(map(len, slices)) <= bound
+        assert len(slices) == -(-len(computing) // bound)
 
 
 @pytest.fixture(scope="module")

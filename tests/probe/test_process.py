@@ -134,16 +134,6 @@ def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, he
     assert "--workers 1" in ran.error
 
 
-def test_what_a_killed_run_was_writing_is_removed_by_the_next(cli: CommandLine, here: Path) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left, alive = (here / f".r.json.{os.uname().nodename}.{pid}.tmp" for pid in (dead.pid, os.getppid()))
-    for path in (left, alive):
-        path.write_text("{")
-    assert cli("run", chain(here / "model.onnx", 2), "--onnxrt", "--json", "r.json").status == 0
-    assert (left.exists(), alive.exists()) == (False, True)
-
-
 @pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
 def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
     cli: CommandLine, here: Path, damage: str
