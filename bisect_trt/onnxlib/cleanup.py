@@ -120,11 +120,7 @@ def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
 
 
 def remove_unread(model: onnx.ModelProto) -> Removed:
-    """Remove nodes that no output depends on, unread weights, and declarations of missing tensors; inputs stay.
-
-    Args:
-        model: Changed in place.
-    """
+    """Remove nodes that no output depends on, unread weights, and declarations of missing tensors, in place; inputs stay."""
     network, graph = Network(model), model.graph
     before = len(graph.node), len(graph.value_info)
     live = network.leading_to(network.producer[name] for name in network.outputs if name in network.producer)
@@ -139,11 +135,7 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
-    """Put the nodes into topological order; return whether they were not.
-
-    Args:
-        model: Changed in place.
-    """
+    """Put the nodes into topological order, in place; return whether they were not."""
     network = Network(model)
     if network.is_sorted:
         return False
@@ -212,10 +204,6 @@ def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
 
     Single numbers, such as an epsilon, stay; so do booleans and integers of 32 and 64 bits, which are often shapes, axes and
     indices, and Inf and NaN.
-
-    Args:
-        proto: The model; it is not changed.
-        seed: The seed of the random values.
     """
     model = clone(proto)
     names: dict[str, str] = {"": ""}

@@ -66,14 +66,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model as a file's bytes, since most are written and never parsed again.
-
-    Attributes:
-        content: The bytes.
-        inputs: The inputs, in order.
-        outputs: The outputs, in order.
-        inside: Whether it is known to have no external weight.
-    """
+    """A model as a file's bytes, since most are written and never parsed again; ``inside`` if it has no external weight."""
 
     content: bytearray
     inputs: tuple[str, ...]
@@ -121,12 +114,7 @@ def given_back(network: Network, index: int, inside: frozenset[int] | set[int]) 
 
 
 def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -> Selection:
-    """Return the piece that computes some tensors from others.
-
-    Args:
-        network: The original.
-        inputs: The ends of the walk against the edges, beside graph inputs and weights.
-        outputs: The tensors to compute, in this order.
+    """Return the piece that computes some tensors from others, from graph inputs and from weights.
 
     Returns:
         The needed nodes; and the needed inputs, the given ones in their order, then the graph's.
@@ -141,14 +129,7 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
 
 
 def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue) -> Cut:
-    """Return the model of a piece, with copies of the original's nodes and weights.
-
-    Args:
-        network: The original.
-        piece: Its nodes.
-        infos: Types and shapes of inputs and outputs, where known.
-        stored: Returns the values of weights that are not the original's initializers.
-    """
+    """Return the model of a piece, with copies of the original's nodes and weights; ``stored`` has values of other weights."""
     source = network.proto
     head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
@@ -223,13 +204,7 @@ def cut(
 
 
 def mark_outputs(network: Network, names: Sequence[str], infos: Infos) -> onnx.ModelProto:
-    """Return a copy of the model with exactly these outputs, in this order.
-
-    Args:
-        network: The original; it is not changed.
-        names: The tensors to return.
-        infos: Types and shapes, where known.
-    """
+    """Return a copy of the model with exactly these outputs, in this order."""
     model = clone(network.proto)
     model.producer_name = PRODUCER
     marked = set(names)
@@ -328,14 +303,8 @@ def is_frozen(info: TensorInfo) -> bool:
 def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Mapping[str, NDArray[Any]]) -> Isolated:
     """Return the model that computes each tensor by its own node from reference values, so that no error spreads.
 
-    A computed tensor that some node reads becomes an input with a new name, because its own name is an output's. Graph inputs
-    keep their names. Nodes that only make weights are included.
-
-    Args:
-        network: The original; it is not changed.
-        names: Tensors made by nodes that depend on a graph input.
-        infos: Types and shapes of the tensors with known values.
-        frozen: Values of tensors that are stored in the model instead of fed.
+    A computed tensor that some node reads becomes an input with a new name, because its own name is an output's; the tensors in
+    ``frozen`` are stored instead. Graph inputs keep their names. Nodes that only make weights are included.
     """
     chosen: list[int] = []
     left_out: dict[str, str] = {}

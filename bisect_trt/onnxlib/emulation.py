@@ -32,11 +32,7 @@ def lower_roundtrip(
     dtypes: Mapping[str, int] | None = None,
     low: int = TensorProto.FLOAT16,
 ) -> ModelProto:
-    """Return the model lowered and emulated; the arguments are the same as for :func:`lower_fp16` and :func:`emulate`.
-
-    Raises:
-        UsageError: The opset is too old.
-    """
+    """Return the model lowered and emulated; see :func:`lower_fp16` and :func:`emulate`."""
     return emulate(lower_fp16(model, keep, dtypes, low), low)
 
 

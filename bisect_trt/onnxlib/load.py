@@ -60,13 +60,7 @@ def model_tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """The range of a file that holds a weight.
-
-    Attributes:
-        location: The file, as the model names it.
-        offset: The first byte.
-        length: The number of bytes.
-    """
+    """The range of a file that holds a weight: ``length`` bytes from ``offset`` on."""
 
     location: str
     offset: int
@@ -194,12 +188,7 @@ def _read(path: Path) -> ModelProto:
 
 
 def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -> None:
-    """Check that the files of the model's weights exist and are long enough.
-
-    Raises:
-        UnavailableError: A file or the folder is missing, a file is too short, or a weight does not name its file.
-        UsageError: A file is outside the model's folder, by its name or through a link, which ONNX forbids.
-    """
+    """Check that the files of the model's weights are in its folder, as ONNX requires, and long enough."""
     if weights is not None and not weights.is_dir():
         raise ModelFileError(
             f"--external-data-dir: there is no folder {weights}; name the one with the model's weights."

@@ -217,8 +217,7 @@ def _only_useful_casts(graph: GraphProto, slots: list[Slots]) -> list[Slots]:
 def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
     """Return float32 values rounded to bfloat16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity.
 
-    Returns:
-        The upper 16 bits of each float32, as uint16: NumPy itself has no bfloat16.
+    The result has the upper 16 bits of each float32, as uint16: NumPy itself has no bfloat16.
     """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     # Half of the lost bits, less one if the last kept bit is 0; uint32 wraps for NaN only.
@@ -237,13 +236,7 @@ def low_tensor(values: np.ndarray, name: str, low: int) -> TensorProto:
 
 
 class Rewriter:
-    """A model that is rewritten node by node.
-
-    Attributes:
-        model: The new model: the original with the new nodes so far.
-        source: The original's nodes.
-        low: The low precision, an ONNX element type.
-    """
+    """A model that is rewritten node by node, from the original's ``source`` nodes; ``low`` is an ONNX element type."""
 
     def __init__(self, model: ModelProto, low: int) -> None:
         self.low = low

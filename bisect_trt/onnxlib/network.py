@@ -50,14 +50,10 @@ class Initializers(Mapping[str, onnx.TensorProto]):
 
 
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
-    """Return node numbers so that each follows its parents and a branch stays in one piece.
+    """Return so many node numbers so that each follows its parents and a branch stays in one piece.
 
     It is the post-order of a depth-first walk against the edges. Contiguous windows are therefore mostly connected regions, and
     cutting one out opens few edges; exporters often write breadth first.
-
-    Args:
-        count: The number of nodes.
-        parents: Returns the nodes that one depends on.
 
     Raises:
         CycleError: The second argument is a node on a cycle.

@@ -41,12 +41,7 @@ _COMMUTE = ("Add", "Mul")
 
 @dataclass(frozen=True)
 class Match:
-    """A match of a pattern.
-
-    Attributes:
-        tensors: The tensors of the pattern's names.
-        nodes: The matched nodes, by number.
-    """
+    """A match of a pattern: the tensors of the pattern's names, and the numbers of the nodes."""
 
     tensors: Mapping[str, str] = field(default_factory=dict)
     nodes: frozenset[int] = frozenset()
@@ -56,12 +51,7 @@ class Match:
 
 
 class NetworkView:
-    """A network with queries for patterns.
-
-    Attributes:
-        network: The model.
-        opset: The version of the standard operators.
-    """
+    """A network with queries for patterns; ``opset`` is the version of the standard operators."""
 
     def __init__(self, network: Network) -> None:
         """Read the opset."""
@@ -204,14 +194,10 @@ class Fragment:
         like: onnx.NodeProto | None = None,
         **attributes: Any,  # noqa: ANN401 - of many types
     ) -> str:
-        """Add a node and return the tensor that it makes.
+        """Add a standard operator and return the tensor that it makes, the result if it is the ``last``.
 
-        Args:
-            op: A standard operator.
-            inputs: Tensors by name, or constants; numbers are float32. An empty name omits an optional input.
-            last: Whether it makes the result.
-            like: A node with further attributes.
-            attributes: The attributes.
+        Inputs are tensors by name, or constants; numbers are float32. An empty name omits an optional input. The attributes of
+        the node ``like`` are further attributes.
         """
         stem = f"{self._stem}/rewritten_{len(self.nodes)}_{op}"
         made = self._stem if last else self._fresh(stem)
@@ -262,10 +248,6 @@ def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
 
     The maximum of a value and itself is that value, NaN too, in any precision, and no runtime removes it. Names of tensors do
     not change.
-
-    Args:
-        network: The model; it is not changed.
-        names: Inputs of the graph, or tensors that nodes make.
     """
     barred = {name: free_name(f"{name}/barrier", network.names) for name in names}
 

@@ -39,12 +39,8 @@ def find_roundings(
 ) -> tuple[dict[str, Step], dict[str, Precision]]:
     """Return the steps of a model's quantized tensors, and the coarsest precision below fp32 of each tensor.
 
-    16-bit types come from a Cast or an input; a model without either is not parsed.
-
-    Args:
-        model: The ONNX file; one that cannot be read has no known roundings.
-        fed: The values of its inputs.
-        values: Returns the value of a tensor that is no constant, where it is known.
+    16-bit types come from a Cast or an input; a model without either is not parsed. A file that cannot be read has no known
+    roundings. ``values`` returns the value of a tensor that is no constant, where it is known.
     """
     half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
     try:
@@ -75,11 +71,7 @@ def _read(
 def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
     """Return the steps of all tensors of a main graph that are rounded to a grid, and of those computed from them.
 
-    Inputs count as exact: a piece of a model that begins after a rounding has no ties.
-
-    Args:
-        graph: The graph.
-        values: Returns the value of a computed scale, where it is known.
+    Inputs count as exact: a piece of a model that begins after a rounding has no ties. ``values`` is for computed scales.
     """
     stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
     stored |= {node.output[0]: tensor for node in graph.node if (tensor := held(node)) is not None}

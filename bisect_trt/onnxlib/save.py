@@ -77,13 +77,9 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
 
 
 def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
-    """Copy a large model's weights into ``folder`` once, and make ``model`` refer to them there.
+    """Copy a large model's weights into ``folder`` once, and make ``model`` refer to them there, in place.
 
-    Args:
-        model: Changed in place; small weights stay inside.
-        source: The model's file.
-        folder: The folder of the candidates.
-        weights: The folder with its external files, if not its own.
+    Small weights stay inside. ``weights`` is the folder with the external files, if not the one with the model's file ``source``.
 
     Raises:
         UsageError: The weights cannot be copied.
@@ -123,9 +119,6 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy a file atomically, unless the target has its size already.
 
     A hard link is no alternative: ONNX's loader refuses files with two names, and so would refuse the user's own model.
-
-    Raises:
-        OSError: The file cannot be read or written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or target.stat().st_size != source.stat().st_size:
@@ -134,11 +127,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def _copy_range(source: Path, place: WeightPlace, writer: IO[bytes]) -> None:
-    """Append a range of a file to another one.
-
-    Raises:
-        OSError: One file cannot be read or written, or the first ends early.
-    """
+    """Append a range of a file to another one."""
     with source.open("rb") as reader:
         reader.seek(place.offset)
         left = place.length
@@ -244,9 +233,6 @@ def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
 
     External weights are copied in chunks; a range that two of them share is copied once. Small weights go into the model, where
     parsers read shapes.
-
-    Raises:
-        OSError: They cannot be read or written.
     """
     written: dict[WeightPlace, int] = {}
     with written_whole(data) as writer:

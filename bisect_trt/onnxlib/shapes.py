@@ -149,10 +149,7 @@ _SHAPE_BYTES = 1 << 16
 def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = False) -> Declarations | None:
     """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
 
-    Args:
-        network: The model.
-        at_once: Nodes of a stretch.
-        follow_values: Whether to propagate sizes that nodes compute from shapes.
+    ``follow_values`` propagates sizes that nodes compute from shapes. A large network is inferred in stretches.
     """
     order, known = network.order, Declarations(network.declared)
     step = at_once if len(order) >= 2 * at_once else len(order)
@@ -215,11 +212,7 @@ def input_infos(network: Network) -> list[TensorInfo]:
 
 
 def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
-    """Give a model's inputs the shapes of another graph's inputs, with 1 for free dimensions.
-
-    Raises:
-        UsageError: The other graph has other inputs.
-    """
+    """Give a model's inputs the shapes of another graph's inputs, with 1 for free dimensions."""
     fix_input_shapes(model, {info.name: [int(dim or 1) for dim in info.shape or ()] for info in input_infos(network)})
 
 

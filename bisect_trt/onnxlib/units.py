@@ -198,15 +198,9 @@ HUB_READERS = 12
 
 
 def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[int]:
-    """Return the nodes nearest to some, breadth first with and against the edges.
+    """Return the nodes nearest to some, breadth first with and against the edges, at most so many.
 
-    Args:
-        network: The model.
-        centre: Node numbers, the most important first.
-        most: The most nodes to return.
-
-    Returns:
-        Node numbers, the nearest first, beginning with the centre; no others that only make weights.
+    They begin with the centre, in which the most important comes first; no others that only make weights.
     """
     found = dict.fromkeys(centre)
     pending = deque(found)

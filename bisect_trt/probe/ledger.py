@@ -107,17 +107,11 @@ class Ledger:
         max_probes: int | None = None,
         max_seconds: float | None = None,
     ) -> None:
-        """Read what an earlier session of the run has learned.
-
-        Args:
-            folder: The run's.
-            watchers: See the class.
-            max_probes: How many candidates may be probed.
-            max_seconds: How long that may take.
+        """Read what an earlier session of the run has learned; the budget is ``max_probes`` candidates and ``max_seconds``.
 
         Raises:
             UsageError: The journal cannot be written.
-            UnavailableError: It is damaged.
+            UnavailableError: The journal is damaged.
         """
         self.watchers = tuple(watchers)
         self.apart = False
@@ -173,19 +167,15 @@ class Ledger:
         return self._outcomes.get(key)
 
     def start(self, candidate: Identity) -> None:
-        """A probe is about to run.
-
-        Raises:
-            BudgetSpent: It may not.
-        """
+        """Note that a probe is about to run, within :meth:`check_budget`."""
         self.check_budget()
         self._append("started", candidate.key, title=candidate.title)
 
     def check_budget(self) -> None:
-        """Whether another probe may start.
+        """Refuse another probe past the budget.
 
         Raises:
-            BudgetSpent: It may not.
+            BudgetSpent: No more probes may be made.
         """
         self._check_number()
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -217,7 +207,6 @@ class Ledger:
 
         Raises:
             BudgetSpent: No more probes may be made.
-            UnavailableError: It is the original, and there is no memory for it: a smaller model fails no more.
         """
         record = self._decided.get(candidate.key)
         if record is None:
@@ -263,11 +252,7 @@ class Ledger:
         return record
 
     def _append(self, event: str, key: str, *, forced: bool = False, **more: Any) -> None:  # noqa: ANN401 - plain values
-        """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
+        """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies."""
         line = _sealed({"event": event, "key": key, **more})
         try:
             with self._turn:  # parallel probes end in threads of their own
@@ -301,11 +286,7 @@ def _sealed(entry: Mapping[str, Any]) -> bytes:
 
 
 def _opened(line: bytes) -> dict[str, Any]:
-    """Return the entry of a line; an outcome is read.
-
-    Raises:
-        ValueError: The line is another than was written.
-    """
+    """Return the entry of a line, an outcome read; a ``ValueError`` for another line than was written."""
     content, _, checksum = line.rpartition(_CHECKSUM)
     content += b"}"
     if int(checksum[:-2]) != zlib.crc32(content):

@@ -87,7 +87,6 @@ class MetricCheck:
         runs: Runs candidates on the target.
         scale: The metric and its bound.
         rest: Returns the parts of the model around a piece.
-        compares: Whether outputs are compared with the reference's, element by element.
     """
 
     runs: BuiltinCheck
@@ -111,7 +110,6 @@ class MetricCheck:
 
         Raises:
             UsageError: The metric does not fit the outputs or the labels.
-            UnavailableError: The target's runtime is not installed.
         """
         began = time.monotonic()
         reply = self.measure(files, cancel)

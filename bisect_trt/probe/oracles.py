@@ -211,13 +211,7 @@ SEVERE = 10.0
 
 @dataclass(frozen=True)
 class FreshCheck:
-    """Runs a candidate on all samples, whatever it does on the first.
-
-    Attributes:
-        check: The comparison.
-        samples: On what.
-        tolerance: How far it may be off; what is not given follows from the values of each sample.
-    """
+    """Runs a candidate on all samples, whatever it does on the first; a missing tolerance follows from the values of each."""
 
     check: BuiltinCheck
     samples: tuple[Sample, ...]
@@ -283,7 +277,7 @@ class EngineCheck:
         target: The runtime, and how it is set up.
         command: The check command; ``{engine}`` in it, or ``BISECT_TRT_ENGINE``, is the engine.
         engine_cache: Which engines stay.
-        records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
+        records: See :class:`BuiltinCheck`.
     """
 
     workers: WorkerPool
@@ -302,7 +296,7 @@ class EngineCheck:
 
         Raises:
             UsageError: The engine cannot be written, or the command cannot be run.
-            UnavailableError: The target is not there.
+            UnavailableError: The target's runtime is not installed.
         """
         if files.engine is not None:
             return self._judge(files, cancel)

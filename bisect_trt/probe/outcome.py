@@ -83,12 +83,7 @@ class Outcome:
         return self.signature == CANCELLED
 
     def judge(self, original: str | None, severity: float | None = None) -> Verdict:
-        """The verdict, given the signature of the original model's own failure.
-
-        Args:
-            original: That signature, or ``None`` if this is the original.
-            severity: Of the original's failure; ``None`` if any mismatch counts.
-        """
+        """Return the verdict, given the signature of the original's failure and its severity, where they are known."""
         if self.ending is Ending.FAILED:
             return Verdict.FAIL
         if self.ending is Ending.MISMATCHED:

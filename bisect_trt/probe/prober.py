@@ -96,7 +96,7 @@ class Runner:
         return _summed(last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"), outcomes, began)
 
     def measure(self, candidate: Candidate, repeat: int, go_on: Callable[[], object] = bool) -> Outcome:
-        """Run the original ``repeat`` times; ``go_on`` is called before each time after the first, and may raise.
+        """Run the original ``repeat`` times, and call ``go_on``, which may raise, in between.
 
         Returns:
             Its first failure, or its last pass, with the number of runs and of failures.
@@ -193,11 +193,7 @@ class Prober:
         return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
-        """Probe one candidate, or remember its verdict.
-
-        Args:
-            candidate: The model.
-            again: Whether to run the check even if the verdict is known.
+        """Probe one candidate, ``again`` if its verdict is known.
 
         Raises:
             BudgetSpent: No more probes may be made.
@@ -239,12 +235,7 @@ class Prober:
     def search(
         self, search: Search[Result], build: Callable[[Subset], Candidate], original: Candidate | None = None
     ) -> Result:
-        """The result of a search.
-
-        Args:
-            search: The search.
-            build: Makes the candidate for a set of units.
-            original: The candidate for questions about the original, if the search asks any.
+        """Return the result of a search over the candidates that ``build`` makes; ``original`` is for questions about that.
 
         Raises:
             BudgetSpent: No more probes may be made.
@@ -296,13 +287,7 @@ class Prober:
         return result[0]
 
     def _must_fail(self, record: Record, original: Candidate) -> Record:
-        """The record of the original's probe.
-
-        Raises:
-            CheckCommandError: Its model was changed while it was checked.
-            DoesNotReproduce: It did not fail.
-            NoisyMachineError: It could not be measured.
-        """
+        """Return the record of the original's probe, which has to be a failure."""
         if record.verdict is Verdict.FAIL:
             return record
         if record.signature == UNDECIDED:
@@ -344,9 +329,6 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
         passing: What passed.
         ways: How many such answers there are; all of them are to hold with the confidence asked for.
         failures: How often other candidates without it were probed, each of which failed.
-
-    Raises:
-        BudgetSpent: No more probes may be made.
     """
     check, flakiness = prober.runner.check, prober.runner.flakiness
     if isinstance(check, PromptCheck):

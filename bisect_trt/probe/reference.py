@@ -35,13 +35,7 @@ _SHAPE_SIZE = 64
 
 
 class Models:
-    """Runs models for their values, by default on the reference runtime.
-
-    Attributes:
-        reference: The reference runtime.
-        build_only: Whether nothing is compared, so that the reference does not run the model.
-        workers: Run the models.
-    """
+    """Runs models for their values, by default on the reference runtime; with ``build_only`` nothing is to be compared."""
 
     def __init__(self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None) -> None:
         """``workspace`` gets the files of this session; ``target`` is what the reference is for, where that matters."""
@@ -66,11 +60,7 @@ class Models:
     def run(
         self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]] | Failed:
-        """The outputs of a model by name, or the reason why it does not run; ``name`` names its files.
-
-        Raises:
-            UnavailableError: As :meth:`collect`.
-        """
+        """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files."""
         made = self._scratch(f"{name}.made.npz")
         failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made)
         return load_npz(made) if failed is None else failed
@@ -84,9 +74,7 @@ class Models:
         *,
         append: bool = False,
     ) -> Failed | None:
-        """Run a model and leave its outputs in a file or a store; why it is not run, if so. See :class:`Collect`.
-
-        The reference always runs here.
+        """Run a model and leave its outputs in a file or a store; why it is not run, if so. The reference always runs here.
 
         Raises:
             UnavailableError: The reference takes too long or too much memory, or another process ends the workers that run it.
@@ -166,10 +154,6 @@ class InferredValues:
     """Values that replace a model's activations where it is only built: zeros of the inferred types and shapes.
 
     What follows from shapes alone, such as the target of a Reshape, has its value.
-
-    Attributes:
-        network: The model.
-        infos: Types and shapes of the tensors that are known.
     """
 
     def __init__(self, network: Network, inputs: Mapping[str, NDArray[Any]], models: Models) -> None:
@@ -239,13 +223,7 @@ class Reference:
     ) -> None:
         """Run the model on the input sample of a number.
 
-        Args:
-            network: The model.
-            inputs: The sample.
-            workspace: Where the activations go.
-            models: Runs it.
-            number: The sample's.
-            limit: Bytes of weights and tensors past which it is run in slices; as ``tensors.memory`` says for ``None``.
+        Past ``limit`` bytes of weights and tensors it is run in slices; see ``tensors.store.swap_limit`` for ``None``.
 
         Raises:
             UsageError: The run's folder cannot be written.

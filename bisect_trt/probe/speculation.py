@@ -42,13 +42,7 @@ class Asked(Exception):  # noqa: N818 - how a run ahead ends
 def next_question(
     search: Search[Result], known: Mapping[Question, Verdict], heard: list[Question] | None = None
 ) -> Question | tuple[Result]:
-    """The next question of a search, or its result in a tuple.
-
-    Args:
-        search: The search.
-        known: The verdicts so far.
-        heard: Gets every question up to there, also those that were asked before.
-    """
+    """Return the next question of a search, or its result in a tuple; ``heard`` gets every question up to there."""
 
     def oracle(question: Question) -> Verdict:
         if question not in known:
@@ -66,15 +60,9 @@ def next_question(
 def likely_questions(
     search: Search[Result], known: Mapping[Question, Verdict], number: int, failing: float
 ) -> list[Question]:
-    """The questions that a search is most likely to ask from here on, the certain one first.
+    """Return the questions that a search is most likely to ask from here on, the certain one first.
 
-    Walks the tree of guessed verdicts from its root, the most probable branch first.
-
-    Args:
-        search: The search.
-        known: The verdicts so far.
-        number: How many different questions to find at most.
-        failing: The chance that a verdict is a failure.
+    Walks the tree of guessed verdicts from its root, the most probable branch first; ``failing`` is the chance of a failure.
     """
     order = count()
     branches: list[tuple[float, int, dict[Question, Verdict]]] = [(-1.0, next(order), {})]
@@ -94,13 +82,7 @@ def likely_questions(
 
 @dataclass
 class Running:
-    """A probe that is under way.
-
-    Attributes:
-        identity: The candidate.
-        future: Its outcome.
-        cancel: Ends it.
-    """
+    """A probe that is under way; ``cancel`` ends it."""
 
     identity: Identity
     future: Future[Outcome]
@@ -121,14 +103,7 @@ class Speculation:
         build: Callable[[Question], Candidate],
         workers: int,
     ) -> None:
-        """Prepare.
-
-        Args:
-            run: Runs the check on a candidate.
-            ledger: Remembers the outcomes.
-            build: Makes the candidate for a question.
-            workers: How many probes run at a time.
-        """
+        """Prepare to run so many probes at a time."""
         self.wasted = 0
         self._run = run
         self._ledger = ledger
@@ -148,11 +123,7 @@ class Speculation:
         self._pool.shutdown()
 
     def run(self, search: Search[Result]) -> Result:
-        """The result of a search.
-
-        Raises:
-            BudgetSpent: No more probes may be made.
-        """
+        """Return the result of a search; a ``BudgetSpent`` is raised if no more probes may be made."""
         heard: list[Question] = []
         try:
             while True:
@@ -215,11 +186,7 @@ class Speculation:
         return True
 
     def _collect(self) -> None:
-        """Wait until a probe ends; keep what has ended.
-
-        Raises:
-            BudgetSpent: The time was up first.
-        """
+        """Wait until a probe ends; keep what has ended."""
         futures = [running.future for running in self._running.values()]
         if not wait(futures, self._ledger.seconds_left(), FIRST_COMPLETED).done:
             self._ledger.check_budget()

@@ -118,11 +118,7 @@ class CommandCheck:
         return _filled(self.argv, {"python": sys.executable, **files.placeholders()})
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
-        """Run it on a candidate, with one input sample after the other until it fails.
-
-        Raises:
-            UsageError: The program has gone.
-        """
+        """Run it on a candidate, with one input sample after the other until it fails."""
         return _of_samples(files, lambda each: self._run_sample(each, cancel))
 
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
@@ -248,11 +244,7 @@ class FunctionCheck:
     parallel: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - it cannot be ended
-        """Call it with one input sample after the other, until one fails.
-
-        Raises:
-            UsageError: It returns something else.
-        """
+        """Call it with one input sample after the other, until one fails."""
         return _of_samples(files, self._call)
 
     def _call(self, files: CandidateFiles) -> Outcome:

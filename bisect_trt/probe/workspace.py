@@ -102,11 +102,7 @@ class Workspace:
     """
 
     def __init__(self, folder: Path, fixed_path: Path | None = None) -> None:
-        """Make the folder.
-
-        Args:
-            folder: The run's folder.
-            fixed_path: Where every candidate goes, if the check reads a fixed path.
+        """Make the folder; every candidate goes to ``fixed_path`` too, if the check reads one.
 
         Raises:
             UsageError: The folder cannot be made, or the fixed path holds another program's file.
@@ -125,11 +121,7 @@ class Workspace:
 
     @classmethod
     def new_folder(cls, command: str, model: Path) -> Path:
-        """A fresh folder for a run, made under ``.bisect-trt`` in the current directory; no two processes get the same one.
-
-        Raises:
-            UsageError: It cannot be made.
-        """
+        """Make a fresh folder for a run under ``.bisect-trt`` in the current directory; no two processes get the same one."""
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
         # A model's name may be as long as a name can be, need not be text, which runtimes cannot open, and may be a command.
         name = re.sub(r"[^\w.-]+", "-", model.stem[:_NAME_LENGTH])
@@ -161,13 +153,7 @@ class Workspace:
         golden: Values,
         more: Sequence[tuple[Values, Values]] = (),
     ) -> CandidateFiles:
-        """Write a candidate.
-
-        Args:
-            candidate: The model.
-            inputs: The values of its inputs.
-            golden: The values of its outputs by the reference.
-            more: Both of the input samples after the first.
+        """Write a candidate, with the inputs and the reference's outputs of the first and of ``more`` samples.
 
         Raises:
             UsageError: The disk is full or the folder is gone.
@@ -277,11 +263,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, read piece by piece.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the SHA-256 of a file, read piece by piece."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -310,9 +292,6 @@ class Weights:
             model: Changed in place.
             path: Where it was read from.
             weights: The folder with its external files.
-
-        Raises:
-            UsageError: They cannot be copied.
         """
         files, inside = external_files(model), sum(map(inner_bytes, model.graph.initializer))
         if not files or inside > EMBED_LIMIT_BYTES or not all(_is_plain(weights, location) for location in files):
@@ -324,12 +303,7 @@ class Weights:
     def take_in(self, model: onnx.ModelProto, folder: Path) -> None:
         """Have a model that was written elsewhere find its weights too, to probe what was written.
 
-        Args:
-            model: Changed in place where its files are called as others are that candidates read.
-            folder: Where it was written.
-
-        Raises:
-            UsageError: The run's folder cannot be written.
+        It is changed in place where its files are called as others are that candidates read.
         """
         folder = folder.resolve()
         files = external_files(model)
@@ -355,10 +329,7 @@ class Weights:
             raise OutputFileError(f"{note} cannot be written: {error.strerror}; make room.") from error
 
     def bring(self, model: onnx.ModelProto | Path) -> None:
-        """Copy the files that a candidate refers to, and that are not beside the candidates yet.
-
-        Args:
-            model: The candidate, or its file; one that is no model refers to none.
+        """Copy the files that a candidate, or its file, refers to, and that are not beside the candidates yet.
 
         Raises:
             UsageError: They cannot be copied.
