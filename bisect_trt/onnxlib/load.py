@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,12 +20,12 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import find_min_ir_version_for
 
 from bisect_trt.errors import ModelFileError, UnavailableError, UnsuitableModelError
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, bodies, clone, inner_nodes, label
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, bodies, clone, inner_nodes
 
 EXPANDED_NODES = 250_000
 """The most nodes of a model with its functions inlined; shape inference inlines them."""
-_IR_WITH_ATTRIBUTE_TYPES, _IR_WITH_OPSETS = 2, 3
-"""The IR versions that introduced attribute types, and operator sets."""
+_IR_WITH_OPSETS = 3
+"""The IR version that introduced operator sets."""
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """NumPy's own limit."""
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -58,8 +57,7 @@ def model_tensors(model: ModelProto) -> Iterator[TensorProto]:
             yield from body.initializer
 
 
-@dataclass(frozen=True)
-class WeightPlace:
+class WeightPlace(NamedTuple):
     """The range of a file that holds a weight: ``length`` bytes from ``offset`` on."""
 
     location: str
@@ -145,10 +143,6 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
         UnavailableError: The file is missing, empty, not an ONNX model, cut short or not valid, or its weights are missing.
         UsageError: Its weights lie outside its folder.
     """
-    if not path.exists():
-        raise ModelFileError(f"{path}: no such file; give the path of an ONNX model.")
-    if path.is_dir():
-        raise ModelFileError(f"{path} is a folder; give the path of an ONNX model file.")
     model = _read(path)
     # A text file can parse as an empty message by chance, and a truncated file as one without a graph.
     if not model.HasField("graph") or not model.ir_version:
@@ -172,13 +166,9 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
 
 def _read(path: Path) -> ModelProto:
     try:
-        if path.stat().st_size == 0:
-            raise ModelFileError(f"{path} is empty; export the model again.")
         return onnx.load(str(path), load_external_data=False)
-    except UnavailableError:
-        raise
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}; check the path and its permissions.") from error
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}; give the path of an ONNX model.") from error
     except Exception as error:  # each of ONNX's formats (binary, JSON, text) raises its own
         reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
         raise ModelFileError(
@@ -223,55 +213,29 @@ def check_model(model: ModelProto) -> None:
     graph = model.graph
     if graph.sparse_initializer:
         raise ModelFileError("it has sparse weights, which few runtimes read; export it with dense ones.")
-    weights = [tensor.name for tensor in graph.initializer]
-    inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
-    for what, names in (("a graph input", inputs), ("a weight", weights), ("a graph output", outputs)):
-        if not all(names):
-            raise _invalid(f"{what} has no name")
-    _check_texts(model.domain, graph.name, *(each.domain for each in model.opset_import))
+    for name in _names(model):
+        if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
+            raise _invalid(f"the name {name!r} is not UTF-8 text")
+    for what, field in (("graph input", graph.input), ("weight", graph.initializer), ("graph output", graph.output)):
+        if not all(each.name for each in field):
+            raise _invalid(f"a {what} has no name")
     for value in (*graph.input, *graph.output, *graph.value_info):
-        dims = value.type.tensor_type.shape.dim
-        _check_texts(value.name, *(dim.dim_param for dim in dims))
-        _check_rank(f"the tensor '{value.name}'", dims)
-    for tensor in graph.initializer:
+        _check_rank(f"the tensor '{value.name}'", value.type.tensor_type.shape.dim)
+    for tensor in model_tensors(model):
         _check_tensor(tensor)
-    for node in inner_nodes(graph.node):
-        _check_node(node)
-        _check_attributes(node, model.ir_version)
-    for function in model.functions:
-        _check_texts(function.name, function.domain, *function.input, *function.output)
-        for node in inner_nodes(function.node):
-            _check_node(node)
     _check_functions(model)
 
 
-def _check_node(node: NodeProto) -> None:
-    _check_texts(node.name, node.op_type, node.domain, *node.input, *node.output)
-    if not node.op_type:
-        raise _invalid(f"the node '{label(node)}' names no operator")
-    for attribute in node.attribute:
-        _check_texts(attribute.name)
-        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
-            _check_tensor(tensor)
-    for body in bodies(node):
-        for tensor in body.initializer:
-            _check_tensor(tensor)
-
-
-def _check_attributes(node: NodeProto, ir_version: int) -> None:
-    for attribute in node.attribute:
-        # A reference to the caller's attribute is valid inside functions only.
-        if attribute.ref_attr_name or not (attribute.type or ir_version < _IR_WITH_ATTRIBUTE_TYPES):
-            raise ModelFileError(
-                f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
-                " of a known type, so the model is not valid ONNX, or newer than the installed onnx."
-            )
-
-
-def _check_texts(*names: object) -> None:
-    for name in names:
-        if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
-            raise _invalid(f"the name {name!r} is not UTF-8 text")
+def _names(model: ModelProto) -> Iterator[object]:
+    yield from (model.domain, model.graph.name, *(each.domain for each in model.opset_import))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        yield from (value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+    for node in all_nodes(model):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (each.name for each in node.attribute)
+    yield from (tensor.name for tensor in model_tensors(model))
 
 
 def _invalid(what: str) -> UnavailableError:
@@ -318,7 +282,6 @@ def _check_rank(what: str, dims: Sequence[object]) -> None:
 
 
 def _check_tensor(tensor: TensorProto) -> None:
-    _check_texts(tensor.name)
     where = f"the weight '{tensor.name}'"
     if not tensor.data_type:
         raise _invalid(f"{where} has no element type")

@@ -253,7 +253,7 @@ class Ledger:
 
     def _append(self, event: str, key: str, *, forced: bool = False, **more: Any) -> None:  # noqa: ANN401 - plain values
         """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies."""
-        line = _sealed({"event": event, "key": key, **more})
+        line = sealed({"event": event, "key": key, **more})
         try:
             with self._turn:  # parallel probes end in threads of their own
                 self._file.write(line)
@@ -279,7 +279,7 @@ _CHECKSUM = b', "crc32": '
 """Beginning of a line's last value, its checksum: an edited line is a damaged one."""
 
 
-def _sealed(entry: Mapping[str, Any]) -> bytes:
+def sealed(entry: Mapping[str, Any]) -> bytes:
     """Return an entry as a line with its checksum."""
     content = json.dumps(entry).encode()
     return b"%s%s%d}\n" % (content[:-1], _CHECKSUM, zlib.crc32(content))

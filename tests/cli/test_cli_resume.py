@@ -18,6 +18,8 @@ import pytest
 from conftest import CommandLine
 from support import assert_gone, chain, has, node_names, pids, read_json, script
 
+from bisect_trt.probe.ledger import sealed
+
 pytestmark = pytest.mark.any_version
 
 
@@ -144,7 +146,7 @@ def test_a_run_whose_place_is_gone(
 def test_the_log_of_a_run_that_was_cut_off(cli: CommandLine, begun: Path) -> None:
     journal = begun / "journal.jsonl"
     with journal.open("ab") as file:
-        file.write(b'\n{"event": "started", "key": "abc", "title": "the one that hung"}\n')
+        file.write(b"\n" + sealed({"event": "started", "key": "abc", "title": "the one that hung"}))
     content = journal.read_bytes().replace(journal.read_bytes().splitlines(keepends=True)[6], b"")
     journal.write_bytes(content + b'{"event": "verd')
     ran = cli("log", begun).ended(0)
