@@ -119,8 +119,7 @@ class MetricCheck:
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=bool(reply.passed))
         reason = self.scale.describe(reply)
-        with files.log.open("a", encoding="utf-8") as log:
-            log.write(reason + "\n")
+        files.note(reason)
         known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
         known["metric"] = self.scale.to_json(reply)
         if reply.passed:

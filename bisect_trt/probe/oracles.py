@@ -114,26 +114,25 @@ class BuiltinCheck:
             same=self.same,
         )
 
-        outcome = self._ask(request, files.log, cancel, strict=strict)
+        began = time.monotonic()
+        places: list[Place] = []
+        reply = self.workers.ask(
+            request, self.timeout, cancel, log=files.log, confirm=self.confirm, on_place=places.append
+        )
+        outcome = self._read(reply, time.monotonic() - began, strict=strict)
+        outcome = replace(outcome, place=places[-1].said if places else None)
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
-        with files.log.open("a", encoding="utf-8") as log:
-            log.write(outcome.reason + "\n")
+        files.note(outcome.reason)
         note_command(files, self.by_hand(files))
         return outcome
 
-    def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:
-        began = time.monotonic()
-        places: list[Place] = []
-        reply = self.workers.ask(request, self.timeout, cancel, log=log, confirm=self.confirm, on_place=places.append)
-        seconds = time.monotonic() - began
-        place = places[-1].said if places else None
+    def _read(self, reply: Compared | Failed, seconds: float, *, strict: bool) -> Outcome:
         if isinstance(reply, Failed):
-            return replace(outcome_of_failure(reply, seconds), place=place)
+            return outcome_of_failure(reply, seconds)
         if self.target.build_only:
-            return Outcome(Ending.PASSED, "builds", "it builds", seconds, layers=reply.layers, place=place)
-        outcome = outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict)
-        return replace(outcome, layers=reply.layers, place=place)
+            return Outcome(Ending.PASSED, "builds", "it builds", seconds, layers=reply.layers)
+        return replace(outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict), layers=reply.layers)
 
     def target_of(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
@@ -175,8 +174,11 @@ def outcome_of_comparisons(
     reply: Compared, seconds: float, tolerance: ToleranceOptions, *, strict: bool = False
 ) -> Outcome:
     """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
-    comparisons = _worst_sample(reply.comparisons)
-    sample = comparisons[0].sample if comparisons else None
+    samples = _by_sample(reply.comparisons)
+    sample = max(samples, key=lambda each: max(found.severity for found in samples[each]), default=None)
+    if sample is None or all(found.passed for found in samples[sample]):
+        sample = next(reversed(samples), None)
+    comparisons = samples.get(sample, [])
     failed = [comparison for comparison in comparisons if not comparison.passed]
     strict = strict or bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
     weight = severity_weight(tolerance.precision)
@@ -194,15 +196,11 @@ def outcome_of_comparisons(
     return Outcome(Ending.MISMATCHED, worst.kind.value, reason, seconds, sample=sample, **known)
 
 
-def _worst_sample(comparisons: Iterable[TensorComparison]) -> list[TensorComparison]:
-    """The comparisons of the input sample that fails most severely; of the last if none does."""
+def _by_sample(comparisons: Iterable[TensorComparison]) -> dict[int | None, list[TensorComparison]]:
     samples: dict[int | None, list[TensorComparison]] = {}
     for comparison in comparisons:
         samples.setdefault(comparison.sample, []).append(comparison)
-    failing = [seen for seen in samples.values() if not all(comparison.passed for comparison in seen)]
-    if not failing:
-        return list(samples.values())[-1] if samples else []
-    return max(failing, key=lambda seen: max(comparison.severity for comparison in seen))
+    return samples
 
 
 SEVERE = 10.0
@@ -234,10 +232,8 @@ class FreshCheck:
 
 def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int, seconds: float) -> Outcome:
     """Return the outcome of a candidate from its errors on each sample."""
-    seen: dict[int, list[TensorComparison]] = {}
-    for comparison in comparisons:
-        seen.setdefault(comparison.sample or 1, []).append(comparison)
-    errors = tuple(max(map(error_of, found), default=0.0) for _, found in sorted(seen.items()))
+    seen = _by_sample(comparisons)
+    errors = tuple(max(map(error_of, seen[number])) for number in sorted(seen, key=lambda each: each or 1))
     failing = {number: found for number, found in seen.items() if not all(each.passed for each in found)}
     worst = max(errors, default=0.0)
     if not failing:

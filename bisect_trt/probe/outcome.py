@@ -9,7 +9,7 @@ from typing import Any
 
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
-from bisect_trt.tensors.comparison import TensorComparison, required_severity
+from bisect_trt.tensors.comparison import TensorComparison, from_plain, required_severity, to_plain
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
 UNDECIDED = "undecided"
@@ -111,20 +111,16 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        comparisons = [comparison.to_json() for comparison in self.comparisons]
-        severity = None if self.severity is None else str(self.severity)  # JSON has no infinity
-        plain = {**vars(self), "ending": self.ending.value, "comparisons": comparisons, "severity": severity}
-        return {**plain, "errors": [str(error) for error in self.errors]}
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
         """Read the output of :meth:`to_json`."""
-        comparisons = tuple(TensorComparison.from_json(entry) for entry in plain["comparisons"])
-        severity = plain.get("severity")
-        known = {**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons}
-        known["layers"] = tuple(plain.get("layers", ()))
-        known["errors"] = tuple(map(float, plain.get("errors", ())))
-        return cls(**{**known, "severity": None if severity is None else float(severity)})
+        comparisons = tuple(map(TensorComparison.from_json, plain["comparisons"]))
+        numbers = from_plain({name: plain[name] for name in ("severity", "errors")})
+        known = {**plain, **numbers, "ending": Ending(plain["ending"]), "comparisons": comparisons}
+        return cls(**{**known, "layers": tuple(plain["layers"]), "errors": tuple(numbers["errors"])})
 
 
 BARE_EXIT = "exit "

@@ -79,6 +79,11 @@ class CandidateFiles(Setup):
             shapes = self.shapes[number - 1 : number]
             yield replace(self, inputs=inputs, golden=golden, more=(), sample=number, shapes=shapes)
 
+    def note(self, reason: str) -> None:
+        """Append the outcome's reason to the log."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"{reason}\n")
+
     def placeholders(self) -> dict[str, str]:
         """The values of ``{model}`` and the other placeholders: absolute paths, and the inputs' ``{shapes}``."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
