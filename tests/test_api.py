@@ -197,7 +197,7 @@ def test_mistakes_are_exceptions_with_a_sentence(name: str, options: dict[str, A
 
 
 def test_a_model_that_is_not_there_leaves_no_run(here: Path) -> None:
-    with pytest.raises(bisect_trt.UnavailableError, match="No such file"):
+    with pytest.raises(bisect_trt.UnavailableError, match="no such file"):
         bisect_trt.compare("nothing.onnx")
     assert not [*here.glob(".bisect-trt/*nothing*")]
 

@@ -101,8 +101,7 @@ def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.
 
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor that a ``Constant`` holds; ``None`` for another node."""
-    tensor = held(node)
-    if tensor is None:
+    if (tensor := held(node)) is None:
         return None
     named = clone(tensor)
     named.name = node.output[0]
@@ -199,7 +198,7 @@ class Anonymous:
         return {self.names[name]: value for name, value in values.items()}
 
 
-def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
+def anonymise(proto: onnx.ModelProto) -> Anonymous:
     """Rename tensors (``t0``, ``t1``, ...) and nodes (``n0``, ...), and replace weights by random ones of the same range.
 
     Single numbers, such as an epsilon, stay; so do booleans and integers of 32 and 64 bits, which are often shapes, axes and
@@ -207,7 +206,7 @@ def anonymise(proto: onnx.ModelProto, seed: int = 1) -> Anonymous:
     """
     model = clone(proto)
     names: dict[str, str] = {"": ""}
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(1)
     nodes, kept = count(), list[str]()
 
     def renamed(name: str) -> str:

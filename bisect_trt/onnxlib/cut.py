@@ -8,7 +8,6 @@ Searches select nodes by number, without it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -237,7 +236,7 @@ def extract(
     for option, names in (("--inputs", inputs), ("--outputs", outputs)):
         for name in names:
             if name not in known:
-                raise _no_tensor(network, option, name, known)
+                raise _no_tensor(network, option, name)
     for name in outputs:
         if name in inputs or name not in network.producer:
             raise UnknownNameError(
@@ -258,19 +257,16 @@ def extract(
     return splice(network, piece, infos, nothing_stored).proto, list(piece.inputs)
 
 
-def _no_tensor(network: Network, option: str, name: str, known: Collection[str]) -> UnknownNameError:
-    """Return the error for a node's name, or a misspelt one, in place of a tensor's."""
+def _no_tensor(network: Network, option: str, name: str) -> UnknownNameError:
+    """Return the error for another name, such as a node's, in place of a tensor's."""
     for index, node in enumerate(network.nodes):
         if node.name == name:
             made = quoted(network.made(index))
             return UnknownNameError(
                 f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name its output: {made}."
             )
-    close = difflib.get_close_matches(name, known)
-    near = f"; close to it: {quoted(close)}" if close else ""
-    return UnknownNameError(
-        f"{option}: the model has no tensor '{name}'{near}. `bisect-trt inspect model FILE --show layers` lists all."
-    )
+    listed = "`bisect-trt inspect model FILE --show layers` lists all"
+    return UnknownNameError(f"{option}: the model has no tensor '{name}'. {listed}.")
 
 
 _FROZEN_ELEMENTS = 64

@@ -348,12 +348,6 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
     return Confirmation(record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it")
 
 
-def passes_needed(prober: Prober) -> int:
-    """Return the number of passes in a row that a run outside the search needs."""
-    flakiness = prober.runner.flakiness
-    return _runs(prober.runner.check, flakiness, 1, 0)[1] if flakiness.is_steady else flakiness.passes_needed
-
-
 def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:
     """Return the runs of the failing and of the passing candidate; 0 and 1 where a probe takes minutes and no rate is known."""
     target = getattr(check, "target", None)

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, ResourceError
-from bisect_trt.onnxlib.cleanup import shape_value
+from bisect_trt.onnxlib.cleanup import constant_value, shape_value
 from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import held
 from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.workspace import Workspace
@@ -132,12 +131,8 @@ class Constants:
             UnavailableError: ONNX Runtime cannot compute it.
         """
         if name not in self._values:
-            node = self._network.nodes[self._network.producer[name]]
-            tensor = held(node)
-            value = onnx.TensorProto()
-            value.CopyFrom(tensor if tensor is not None else self._compute(name))
-            value.name = name
-            self._values[name] = value
+            constant = constant_value(self._network.nodes[self._network.producer[name]])
+            self._values[name] = self._compute(name) if constant is None else constant
         return self._values[name]
 
     def _compute(self, name: str) -> onnx.TensorProto:

@@ -241,10 +241,9 @@ class Workspace:
 
 
 def _cannot_make(folder: Path, error: OSError) -> UsageError:
-    mask = os.umask(0o22)
-    os.umask(mask)
-    fix = f"the umask is {mask:03o}: run umask 022 first" if mask & 0o300 else "run in a folder you can write to"
-    return OutputFileError(f"the run's folder {folder} cannot be made: {error.strerror}; {fix}.")
+    return OutputFileError(
+        f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to (and check the umask)."
+    )
 
 
 def _said_shapes(inputs: Values) -> str:
