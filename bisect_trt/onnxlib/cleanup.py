@@ -35,14 +35,10 @@ class Removed:
 
 
 class Folding:
-    """The nodes of a network that can be replaced by their values.
+    """The nodes of a network that can be replaced by their values (``gone``).
 
     Nodes that make a graph output stay, because not every runtime accepts an output that no node computes. Quantization stays: a
     folded quantized weight would be fp32.
-
-    Attributes:
-        network: The model.
-        gone: The nodes.
     """
 
     def __init__(self, network: Network) -> None:
@@ -181,12 +177,9 @@ def _messages(message: Message) -> Iterator[Message]:
 
 @dataclass(frozen=True)
 class Anonymous:
-    """A model with other names and other weights.
+    """A model with other names and other weights; ``names`` has the new name of each tensor by its old one.
 
-    Attributes:
-        proto: The model.
-        names: The new name of each tensor, by its old one.
-        kept: New names of the weights that were not replaced: external ones, and types of 8 bits or fewer that NumPy lacks.
+    The weights in ``kept`` were not replaced: external ones, and types of 8 bits or fewer that NumPy lacks.
     """
 
     proto: onnx.ModelProto

@@ -48,14 +48,7 @@ def nothing_stored(name: str) -> onnx.TensorProto:
 
 @dataclass(frozen=True)
 class Selection:
-    """Nodes of a network for a model.
-
-    Attributes:
-        nodes: Their numbers, in the order of the model.
-        inputs: The model's inputs, in order.
-        outputs: The model's outputs, in order.
-        renamed: Nodes that read other tensors than in the original, by number.
-    """
+    """Nodes of a network for a model, in order, with its inputs and outputs; ``renamed`` nodes read other tensors."""
 
     nodes: Sequence[int]
     inputs: Sequence[str]

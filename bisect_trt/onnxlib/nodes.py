@@ -187,10 +187,7 @@ _TRAINING_MODE = 2
 def drawing_nodes(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *, unsure: bool) -> list[int]:
     """Return the nodes that draw random numbers, by number, those that do in a body or a function too.
 
-    Args:
-        model: The model.
-        values: Known values of tensors, beside the model's own constants.
-        unsure: The answer for a Dropout of unknown training mode.
+    ``values`` has known values, beside the model's own constants; ``unsure`` is for a Dropout of unknown training mode.
     """
     drawing: set[tuple[str, str]] = set()
     flags = cache(partial(_flags, model))  # few models have a Dropout

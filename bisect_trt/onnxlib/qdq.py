@@ -90,10 +90,8 @@ class Pair:
 class Group:
     """Pairs that are removed together: those around an operator, and around operators with a common pair.
 
-    Attributes:
-        name: The operator; without one, the first tensor.
-        pairs: The pairs, in the order of the file.
-        operators: The nodes that compute with their outputs, by number, multiplications first.
+    Its name is the operator's, or without one the first tensor's. The operators compute with the pairs' outputs, multiplications
+    first.
     """
 
     name: str
@@ -109,11 +107,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The quantized parts of a model.
+    """The quantized parts of a model: groups in topological order.
 
-    Attributes:
-        groups: The groups, in topological order.
-        left: Other nodes that quantize or dequantize, also in a body or function, with the reason.
+    Other nodes that quantize or dequantize, also in a body or function, are in ``left``, with the reason.
     """
 
     groups: tuple[Group, ...]

@@ -165,14 +165,9 @@ def _parsed(pattern: str) -> ast.expr:
 
 @dataclass
 class Fragment:
-    """Nodes and constants that replace a match.
+    """Nodes and constants that replace a match, which ends at the node ``anchor``.
 
-    Attributes:
-        view: The graph.
-        anchor: The node that makes the result, the last of the match.
-        matched: All nodes of the match; what nothing reads any more is removed.
-        nodes: The new nodes.
-        constants: The new initializers.
+    What nothing reads any more of the matched nodes is removed.
     """
 
     view: NetworkView

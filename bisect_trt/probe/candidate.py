@@ -20,13 +20,7 @@ from bisect_trt.targets.settings import TargetSettings
 
 @dataclass(frozen=True)
 class Identity:
-    """The description of a candidate without its model.
-
-    Attributes:
-        key: Names it by its content: the same for the same model.
-        title: What it is, in a few words.
-        made_of: Its units.
-    """
+    """The description of a candidate without its model; the key is the same for the same model."""
 
     key: str
     title: str

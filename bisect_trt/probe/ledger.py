@@ -24,7 +24,7 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(frozen=True)
 class Record:
-    """One probe that the search asked for and was answered.
+    """One probe that the search asked for and was answered, with what its :class:`Outcome` says.
 
     Attributes:
         number: Its place in the order in which the search asked.
@@ -32,13 +32,6 @@ class Record:
         title: What it is, in a few words.
         size: How many units.
         verdict: The verdict of the check.
-        signature: The kind of failure.
-        reason: The same in a sentence.
-        tail: The last lines that the check printed, where it broke in another way or failed by its exit status.
-        seconds: The time of all runs of the check.
-        own_seconds: How long the driver took to make and write the candidate.
-        runs: How often the check ran.
-        place: Where it ran, as it was asked for, if not here.
     """
 
     number: int
@@ -296,7 +289,7 @@ def _opened(line: bytes) -> dict[str, Any]:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a journal, the outcomes read; none where there is no file. A last line that was cut short is left out.
+    """Yield the entries of a journal, outcomes read, without a last line that was cut short.
 
     Raises:
         UnavailableError: It is damaged.

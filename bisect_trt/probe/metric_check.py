@@ -81,13 +81,7 @@ def _plain(value: float) -> float | str:
 
 @dataclass(frozen=True)
 class MetricCheck:
-    """Decides by a metric whether a candidate fails.
-
-    Attributes:
-        runs: Runs candidates on the target.
-        scale: The metric and its bound.
-        rest: Returns the parts of the model around a piece.
-    """
+    """Decides by a metric whether a candidate fails; ``rest`` returns the parts of the model around a piece."""
 
     runs: BuiltinCheck
     scale: Scale

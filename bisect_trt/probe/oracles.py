@@ -76,7 +76,6 @@ class BuiltinCheck:
         same: Whether one session runs whatever is alike, candidate after candidate.
         finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
         records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
-        compares: Whether outputs are compared with the reference's.
     """
 
     compares: ClassVar[bool] = True

@@ -66,11 +66,7 @@ class Activations(Protocol):
 class Runner:
     """Writes a candidate and runs the check on it.
 
-    Attributes:
-        check: The check.
-        workspace: The run's folder.
-        activations: The reference's values, for the candidates that have none of their own.
-        flakiness: How often the check has to pass; a check is taken for steady until this is set.
+    The activations are for candidates without values of their own. A check is taken for steady until its flakiness is set.
     """
 
     check: Check
@@ -149,14 +145,11 @@ def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outc
 
 
 class Prober:
-    """Probes candidates and remembers the verdicts.
+    """Probes candidates and remembers the verdicts, up to ``workers`` at a time.
 
     Attributes:
-        ledger: What is known.
-        runner: Runs the check.
         measured: Whether the failure rate of the original was asked for.
         wasted: Parallel probes that were ended because their answers were not needed any more.
-        workers: How many probes may run at a time.
     """
 
     def __init__(self, runner: Runner, ledger: Ledger, workers: int = 1) -> None:

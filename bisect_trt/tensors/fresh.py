@@ -41,15 +41,9 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Input:
-    """Properties of one input.
+    """Properties of one input: its values in each given sample, and the least and largest id.
 
-    Attributes:
-        kind: The kind of its values.
-        given: Its values in each given sample.
-        low: The least id.
-        high: The largest id.
-        standard: Whether its values look normalised to mean 0 and deviation 1.
-        axis: The axis along which the distribution differs, if any.
+    ``standard`` values look normalised to mean 0 and deviation 1. The distribution differs along ``axis``, if any.
     """
 
     kind: Kind

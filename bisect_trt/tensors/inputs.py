@@ -114,16 +114,13 @@ class NamedOutputs(dict[str, NDArray[Any]]):
 
 
 def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None) -> list[Sample]:
-    """Return values for the inputs of a model.
+    """Return the samples of a model's inputs, at least one, each with every input in the order of ``infos``.
 
     Args:
         infos: The model's inputs. For random values each must have a static shape.
         data: The source: a script, files as :func:`bisect_trt.tensors.saved.load_runs` reads them (several make one sample if
             no two hold the same input), else random values.
         most: The most samples to return; ``None`` for all.
-
-    Returns:
-        The samples, at least one; each has every input, in the order of ``infos``.
 
     Raises:
         UsageError: A sample does not fit the model, a file or script is invalid, or random values are impossible because their
@@ -165,12 +162,9 @@ def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> t
 
 
 def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]], source: str) -> Sample:
-    """Return values in the order of a model's inputs, after checking that they fit.
+    """Return values in the order of a model's inputs, after checking that they fit; a free dimension takes any size.
 
-    Args:
-        infos: The model's inputs; a free dimension takes any size.
-        sample: Input name to values. Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted.
-        source: The origin of the values, to begin the message with.
+    Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted. The ``source`` begins the message.
 
     Raises:
         UsageError: Inputs are missing or unknown, or differ in shape or type; the message names every one of them.

@@ -59,13 +59,9 @@ _EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
 
 
 def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write tensors to an uncompressed ``.npz``, which appears under ``path`` only when it is complete.
+    """Write tensors of numbers, bools or ``ml_dtypes`` types to an uncompressed ``.npz``, which is replaced when it is complete.
 
     Equal arrays give equal bytes: no time stamps are stored.
-
-    Args:
-        path: The file; one that exists is replaced.
-        arrays: Tensor name to values, of any shape; numeric, bool or ``ml_dtypes`` elements.
 
     Raises:
         UsageError: If the file cannot be written, or a tensor's name or values cannot be stored.
@@ -96,10 +92,7 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """Return every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``.
-
-    Returns:
-        Tensor name to values, in the file's order.
+    """Return every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``, in the file's order.
 
     Raises:
         UsageError: If the file is missing, unreadable, no ``.npz``, damaged, or holds pickled objects.

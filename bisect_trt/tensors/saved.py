@@ -34,12 +34,7 @@ Values = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The saved values of one run.
-
-    Attributes:
-        name: The file, and the runner's name where the file holds several.
-        samples: The tensors by name, a mapping for each input sample.
-    """
+    """The saved values of one run, by sample; its name is the file's, and the runner's where the file holds several."""
 
     name: str
     samples: Sequence[Values]
@@ -94,12 +89,9 @@ def same_samples(run: SavedRun, number: int, other: str) -> None:
 
 
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
-    """Write samples, in the format of the file's suffix, as ``polygraphy run`` reads them.
+    """Write samples as ``polygraphy run`` reads them, the outputs of a ``runner`` if it is named.
 
-    Args:
-        path: ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz`` and so on.
-        samples: Tensors by name.
-        runner: The name of the runner of outputs; ``None`` for inputs.
+    ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz`` and so on.
 
     Raises:
         UsageError: A file cannot be written.

@@ -32,8 +32,7 @@ _LEAST, _MOST = 64 << 20, 1 << 30
 def swap_limit(megabytes: int | None = None) -> int:
     """Return the bytes of weights and tensors past which a model is run in slices.
 
-    Args:
-        megabytes: The user's limit, in MiB; ``None`` for an eighth of the free memory, from 64 MiB to 1 GiB.
+    The user's limit is in MiB; ``None`` is an eighth of the free memory, from 64 MiB to 1 GiB.
     """
     if megabytes is not None:
         return megabytes << 20
@@ -50,14 +49,10 @@ _COPIED = 1 << 20
 
 
 class StoreWriter:
-    """Writes an :class:`ActivationStore`, as a context manager.
+    """Writes an :class:`ActivationStore`, or adds to a finished one (``append``), as a context manager.
 
     The index is written last, after a block without an error: a folder without one is not a store. An older store in the
     folder is deleted at the start; a process that has it open keeps reading its data.
-
-    Args:
-        folder: The folder; created if it does not exist.
-        append: Whether to add to the finished store in it.
 
     Raises:
         UsageError: From any method, if the folder cannot be written or the disk is full.
@@ -142,15 +137,11 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
     Values are read-only: views of the file, up to 1 MiB copies. Open a store with :meth:`open`.
 
     Attributes:
-        folder: The folder.
         types: Every type and shape that tensors have.
         rows: The number of each tensor, by name.
         kinds: The place in ``types`` of each tensor, by number.
         places: The first byte of each tensor in the file, by number.
         skipped: Tensors that could not be stored, with the reason.
-
-    Raises:
-        KeyError: There is no such tensor.
     """
 
     def __init__(self, folder: Path, index: Mapping[str, Any]) -> None:
