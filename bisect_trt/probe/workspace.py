@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.load import external_files, folder_with, model_tensors, 
 from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, share_weights
 from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.npz import replacing, save_npz
 
 Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
@@ -324,13 +324,9 @@ class Weights:
         if new.items() <= self._homes.items():
             return
         self._homes |= new
-        note, temporary = self._folder / ELSEWHERE, self._folder / f".{ELSEWHERE}.new"
         homes = dict.fromkeys(home for home in self._homes.values() if home != self._folder)
-        try:
-            temporary.write_bytes(b"\0".join(map(os.fsencode, homes)))
-            temporary.replace(note)
-        except OSError as error:
-            raise OutputFileError(f"{note} cannot be written: {error.strerror}; make room.") from error
+        with replacing(self._folder / ELSEWHERE) as note:
+            note.write(b"\0".join(map(os.fsencode, homes)))
 
     def bring(self, model: onnx.ModelProto | Path) -> None:
         """Copy the files that a candidate, or its file, refers to, and that are not beside the candidates yet.
