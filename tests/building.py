@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
 tensor_info = helper.make_tensor_value_info
 BARE = ValueInfoProto
@@ -70,3 +70,32 @@ def overflowed(root: NDArray[Any]) -> bool:
     # ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
     keeps_inf = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
     return bool(np.isposinf(root).all() if keeps_inf else not np.isfinite(root).any())
+
+
+def text_model(
+    ends: str, body: str, weights: Mapping[str, Any] | None = None, *, opset: int = 13, functions: str = ""
+) -> ModelProto:
+    """A model in ONNX's text format; nodes without a name get that of their first output.
+
+    Args:
+        ends: Inputs and outputs, such as ``(float[2] x) => (float[2] y)``.
+        body: The nodes.
+        weights: Initializers, of which those are stored that are read.
+        opset: The version of ONNX's operators; domain ``own`` is there as well.
+        functions: What follows the graph.
+    """
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "own" : 1]>'
+    model = parser.parse_model(f"{head} g {ends} {{ {body} }} {functions}")
+    given = {name: np.asarray(value) for name, value in (weights or {}).items() if name in _read(model.graph)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.float32) if value.dtype == np.float64 else value, name)
+        for name, value in given.items()
+    )
+    for node in model.graph.node:
+        node.name = node.name or node.output[0]
+    return model
+
+
+def _read(graph: GraphProto) -> set[str]:
+    inner = (attribute.g for node in graph.node for attribute in node.attribute)
+    return {name for node in graph.node for name in node.input}.union(*map(_read, inner))

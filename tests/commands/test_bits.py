@@ -12,9 +12,9 @@ import onnx
 import onnx.inliner
 import onnxruntime
 import pytest
-from building import ort_run
+from building import ort_run, text_model
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 from packaging.version import Version
 from support import bisect_trt as command_line
 from support import model_of, rest_slow
@@ -218,81 +218,38 @@ def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]
     assert result.minimality == "1-minimal"
 
 
-PAIR = [
-    helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
-    helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
-]
-
-
-SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8)}
-
-
-FLOAT = graph([helper.make_node("Tanh", ["x"], ["y"])], {})
-
-
-PASSES = graph([*PAIR, helper.make_node("Tanh", ["d"], ["y"])], SCALE)
-
-
-INTEGER = graph(
-    [
-        PAIR[0],
-        helper.make_node("QLinearMatMul", ["q", "s", "z", "w", "s", "z", "s", "z"], ["p"]),
-        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["y"]),
-    ],
-    {**SCALE, "w": np.ones((8, 8), np.int8)},
+ENDS = "(float[2, 8] x) => (float[m, n] y)"
+PAIR = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+CONSTANTS = "s = Constant <value = float {0.02}> () z = Constant <value = int8 {0}> ()"
+SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8), "w": np.ones((8, 8), np.int8)}
+FLOAT = text_model(ENDS, "y = Tanh(x)")
+OTHER = text_model(ENDS.replace("y", "other"), "other = Tanh(x)")
+PASSES = text_model(ENDS, f"{PAIR} y = Tanh(d)", SCALE)
+INTEGER = text_model(
+    ENDS,
+    "q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, w, s, z, s, z) y = DequantizeLinear(p, s, z)",
+    SCALE,
 )
-
-
-TABLE: Arrays = {**SCALE, "w": np.ones((14, 8), np.int8)}
-
-
-LOOKED_UP = graph(
-    [
-        helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT64),
-        helper.make_node("Gather", ["w", "ids"], ["g"], name="lookup"),
-        helper.make_node("DequantizeLinear", ["g", "s", "z"], ["y"]),
-    ],
-    TABLE,
+LOOKED_UP = text_model(
+    ENDS, "ids = Cast <to = 7> (x) lookup = Gather(w, ids) y = DequantizeLinear(lookup, s, z)", SCALE
 )
-
-
-JOINED = graph(
-    [
-        PAIR[0],
-        helper.make_node("Concat", ["q", "w"], ["qw"], axis=0),
-        helper.make_node("DequantizeLinear", ["qw", "s", "z"], ["y"]),
-    ],
-    TABLE,
+JOINED = text_model(
+    ENDS, "q = QuantizeLinear(x, s, z) qw = Concat <axis = 0> (q, w) y = DequantizeLinear(qw, s, z)", SCALE
 )
-"""Stored quantized values that are looked up by an input, or go on with others, before they are dequantized."""
-
-
-def inside(*outer: onnx.NodeProto) -> onnx.ModelProto:
-    """A model that quantizes in a branch, after some nodes."""
-    nodes = [helper.make_node("QuantizeLinear", ["d", "s", "z"], ["qi"])]
-    nodes.append(helper.make_node("DequantizeLinear", ["qi", "s", "z"], ["di"]))
-    branch = helper.make_graph(nodes, "b", [], [helper.make_tensor_value_info("di", TensorProto.FLOAT, None)])
-    other = helper.make_graph(
-        [helper.make_node("Tanh", ["d"], ["t"])], "o", [], [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)]
-    )
-    made = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=other)
-    return graph([*outer, made], {**SCALE, "c": np.asarray(True)})
-
-
-def calling(depth: int = 1) -> onnx.ModelProto:
-    """A model that quantizes in a function, called by as many others."""
-    ends, opset = (["x"], ["y"]), [helper.make_opsetid("", 13), helper.make_opsetid("own", 1)]
-    stored = [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(v)) for name, v in SCALE.items()]
-    nodes = [*stored, *PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
-    made = graph([helper.make_node(f"f{depth}", *ends, "call", domain="own")], {})
-    for number in range(depth + 1):
-        made.functions.append(helper.make_function("own", f"f{number}", *ends, nodes, opset))
-        nodes = [helper.make_node(f"f{number}", *ends, domain="own")]
-    made.opset_import.append(opset[1])
-    return made
-
-
-OTHER = model_of([helper.make_node("Tanh", ["x"], ["other"])], inputs={"x": (2, 8)}, outputs={"other": None})
+INSIDE = text_model(
+    ENDS,
+    "d = Relu(x) y = If (c) <then_branch = b () => (float[m, n] di) "
+    "{ qi = QuantizeLinear(d, s, z) di = DequantizeLinear(qi, s, z) }, "
+    "else_branch = o () => (float[m, n] t) { t = Tanh(d) }>",
+    {**SCALE, "c": np.asarray(True)},
+)
+CALLING = text_model(
+    ENDS,
+    "y = own.f1(x)",
+    functions=f'<domain: "own", opset_import: ["" : 13, "own" : 1]> f0 (x) => (y) {{ {CONSTANTS} {PAIR} y = Tanh(d) }} '
+    '<domain: "own", opset_import: ["" : 13, "own" : 1]> f1 (x) => (y) { y = own.f0(x) }',
+)
+"""Stored quantized values that are looked up by an input, or go on with others; Q/DQ in a branch, and in a function."""
 
 
 @pytest.mark.parametrize(
@@ -302,11 +259,11 @@ OTHER = model_of([helper.make_node("Tanh", ["x"], ["other"])], inputs={"x": (2, 
         (INTEGER, {"low": "int8"}, "operators that compute with integers themselves (QLinearMatMul)"),
         (JOINED, {"low": "int8"}, "Concat 'qw' moves it from a quantized weight"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' moves it from a quantized weight"),
-        (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has Q/DQ nodes in its body"),
+        (INSIDE, {"low": "int8"}, "If 'y' has Q/DQ nodes in its body"),
         (
-            calling(),
+            CALLING,
             {"low": "int8"},
-            "f1 'call' has Q/DQ nodes in its function, which is not searched; inline the functions",
+            "f1 'y' has Q/DQ nodes in its function, which is not searched; inline the functions",
         ),
         (PASSES, {"low": "fp8"}, "has nothing quantized for --fp8, but int8; give --int8."),
         (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
@@ -327,18 +284,15 @@ def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options
 
 def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
     """As PyTorch's exports do; the output of the model from before has the name of what is quantized."""
-    nodes = [*PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
-    nodes.append(helper.make_node("QuantizeLinear", ["y", "small", "z"], ["qy"]))
-    nodes.append(helper.make_node("DequantizeLinear", ["qy", "small", "z"], ["y_dequantized"]))
-    model = graph(nodes, {**SCALE, "small": np.full((), 1 / 127, np.float32)})
-    model.graph.output[0].name = "y_dequantized"
+    body = f"{PAIR} y = Tanh(d) qy = QuantizeLinear(y, small, z) y_dequantized = DequantizeLinear(qy, small, z)"
+    model = text_model(ENDS.replace("y", "y_dequantized"), body, {**SCALE, "small": 1 / 127})
     for name, each in (("model", model), ("float", FLOAT)):
         onnx.save(each, tmp_path / f"{name}.onnx")
     result = bisect_trt.precision(
         tmp_path / "model.onnx", low="int8", target="onnxrt", reference=tmp_path / "float.onnx", output=tmp_path / "out.onnx",
         atol=1e-6, sensitivity=False, fresh_samples=0,
     )  # fmt: skip
-    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["squashed"]
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["y"]
     x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
     assert np.allclose(ort_run(tmp_path / "out.onnx", {"x": x})["y_dequantized"], np.tanh(x), atol=1e-6)
 
@@ -374,14 +328,8 @@ def searched(
     path: Path, body: str, scales: dict[str, float], last: float = 1.0, **weights: np.ndarray
 ) -> bisect_trt.Result:
     """What is found in a model of x; scales are how far values of 127 steps reach, and the last sample ``last`` times as far."""
-    outputs = f"float[{ROWS}, {WIDTH}] y"
-    head = '<ir_version: 8, opset_import: ["" : 13]>'
-    model = parser.parse_model(f"{head} g (float[{ROWS}, {WIDTH}] x) => ({outputs}) {{ {body} }}")
-    given = {name: np.asarray(value, np.float32) for name, value in weights.items()}
-    given |= {f"{name}s": np.asarray(room / 127, np.float32) for name, room in scales.items()}
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in given.items())
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "z"))
-    onnx.save(model, path)
+    given = {**weights, "z": np.zeros((), np.int8)} | {f"{name}s": room / 127 for name, room in scales.items()}
+    onnx.save(text_model(f"(float[{ROWS}, {WIDTH}] x) => (float[{ROWS}, {WIDTH}] y)", body, given), path)
     rng = np.random.default_rng(1)
     samples = [{"x": (size * rng.standard_normal((ROWS, WIDTH))).astype(np.float32)} for size in (1.0, 1.0, last)]
     output = path.with_name("mixed.onnx")

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from building import text_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support import model_of
@@ -224,7 +225,6 @@ def test_a_rung_that_crashes(tmp_path: Path, quantized_fails: str, rung: str) ->
 
 
 WORDS, TOKENS = 40, 6
-HEAD = '<ir_version: 8, opset_import: ["" : 13]>'
 
 
 def pair(tensor: str, by: str = "") -> str:
@@ -263,17 +263,8 @@ def tied(*, stored: bool, by_channel: bool, factor: float) -> tuple[onnx.ModelPr
         "embed = Gather <axis = 0> (table, ids) mul0 = Mul(embed, m) mul1 = Mul(mul0, m) hidden = MatMul(mul1, layer) "
         "tanh = Tanh(hidden) head = Transpose <perm = [1, 0]> (table) logits = MatMul(tanh, head)"
     )
-    made = []
-    for text in (body, before):
-        model = onnx.parser.parse_model(
-            f"{HEAD} g (int64[1, {TOKENS}] ids) => (float[1, {TOKENS}, {WORDS}] logits) {{ {text} }}"
-        )
-        read = {name for node in model.graph.node for name in node.input}
-        model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in given.items() if name in read)
-        for node in model.graph.node:
-            node.name = node.output[0]
-        made.append(model)
-    return made[0], made[1]
+    ends = f"(int64[1, {TOKENS}] ids) => (float[1, {TOKENS}, {WORDS}] logits)"
+    return text_model(ends, body, given), text_model(ends, before, given)
 
 
 @pytest.mark.parametrize(("stored", "by_channel", "factor"), [(True, False, 0.05), (False, True, 20.0)])
