@@ -88,11 +88,12 @@ def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings
             call.result.extra["emulated"] = why
             settings, check = replace(settings, target=target), replace(check, target=target)
         settings = replace(settings, tolerance=check.tolerance)
+        space = groups.GroupSpace(subject, settings)  # before the reference runs: of the model in floats
         tolerance = groups.tolerance_of(subject, check.tolerance, settings.bits)
         tolerance.check_names(subject.network.outputs)
         timed = settings.target is not None and settings.target.target.compiles
         check = replace(check, tolerance=tolerance, timed=timed)
-        return _search(call, subject, settings, check, groups.GroupSpace(subject, settings))
+        return _search(call, subject, settings, check, space)
 
 
 def _search(
