@@ -246,7 +246,7 @@ class Diagnosis:
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.extra |= {"fault": answer.fault.to_json()} | ({"held": True} if answer.candidate.held else {})
         result.artifacts |= {"reproducer": str(self.output), "reduced": str(left.files[0])}
-        self._tell(answer, result.proof, self.output, why=result.why)
+        self._tell(answer, result.minimality, self.output, why=result.why)
         if answer.candidate.held:
             session.console.answer(HELD)
         tell_dynamic(session, answer.candidate)

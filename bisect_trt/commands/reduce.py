@@ -176,7 +176,7 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     count = len(result.culprits)
     session.score_whole(answer)
     console.answer(
-        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.proof})."
+        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.minimality})."
     )
     if answer.held:
         result.extra["held"] = True

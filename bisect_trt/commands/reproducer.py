@@ -115,8 +115,7 @@ class Left:
 def _describe_search(session: Session, minimum: Minimum) -> str:
     """Describe the search."""
     subject = session.subject
-    any_one = "any one, or any two," if minimum.pairs else "any one"
-    proof = f"1-minimal: without {any_one} of its nodes the rest does not fail" if minimum.proven else "unproven"
+    proof = "1-minimal: without any one of its nodes the rest does not fail" if minimum.proven else "unproven"
     return (
         f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, in "
         f"{len(session.prober.ledger.records)} probes. The answer is {proof}."

@@ -255,8 +255,6 @@ class Session:
         result = self.result
         result.status = "found"
         result.minimality, result.why = self._proof(minimum)
-        if minimum.proven and minimum.pairs:
-            result.extra["pairs_tried"] = True
 
     def failure(self, minimum: Minimum, culprits: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
         """Return one failure among several for the result: its nodes, their minimality, the model."""

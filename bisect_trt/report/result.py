@@ -71,11 +71,6 @@ class Result:
         return self.exit_status is ExitStatus.OK
 
     @property
-    def proof(self) -> str:
-        """The minimality of the answer as text."""
-        return f"{self.minimality}, pairs tried" if self.extra.get("pairs_tried") else self.minimality
-
-    @property
     def comparisons(self) -> list[dict[str, Any]]:
         """The comparison of each output (``compare``), as ``TensorComparison.from_json`` reads it."""
         return list(self.extra.get("comparisons", ()))

@@ -140,7 +140,7 @@ def _failure(result: Json) -> Iterator[Row]:
 def _nodes(result: Json) -> Iterator[Row]:
     """Yield the nodes that fail."""
     culprits, origins = result["culprits"], result.get("origins") or ()
-    proof = result["minimality"] + (", pairs tried" if result.get("pairs_tried") else "")
+    proof = result["minimality"]
     if result["command"] == "layerwise" and origins:
         first = TensorComparison.from_json(origins[0]["comparison"])
         yield "Nodes", f"First mismatch: {named(origins[0]['node'])}: {first.describe()}"

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import combinations
 
 from bisect_trt.search.oracle import (
     Again,
@@ -49,8 +48,6 @@ units are at most half of this: a steady check has one transcript for each pair,
 ``benchmarks/flaky.py`` measures wrong proofs of any size."""
 _CONTRADICTED = 0.01
 """That probability where answers contradict each other, so that earlier answers are no evidence."""
-_FEW = range(3, 7)
-"""Sizes of answers of which each pair is left out too, in 3 to 15 questions. A pair of two units is the whole answer."""
 
 
 def confirm(
@@ -62,9 +59,6 @@ def confirm(
 ) -> Minimum:
     """Compare a proof of 1-minimality with all verdicts of the search, and ask for the missing evidence.
 
-    If a set that contains the answer passes, also when it is asked again, failures are not monotone; then a few units are
-    left out two at a time as well.
-
     Args:
         minimum: The answer, found by leaving out units.
         oracle: The oracle with its verdicts so far.
@@ -73,7 +67,7 @@ def confirm(
         without: Returns all units of the model that can be kept without some; ``None`` if that is no candidate.
 
     Returns:
-        The same answer; a smaller one where a pair could be left out; unproven, with the reason, where a second verdict differs.
+        The same answer; unproven, with the reason, where a second verdict differs.
     """
     if not minimum.proven or len(minimum.units) == 1:
         return minimum
@@ -84,8 +78,6 @@ def confirm(
         runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
         if oracle(Again(question, runs=runs)) is Verdict.FAIL:
             return _unproven(minimum, _LARGER_PASSED)
-    if larger:
-        minimum = _without_pairs(minimum, oracle, complete)
     decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
     if not steady or not decisive:
         return minimum  # each pass of a failure that is known to be flaky was confirmed when it was asked for
@@ -165,22 +157,6 @@ def _ask_again(
 
 def _unproven(minimum: Minimum, why: str) -> Minimum:
     return replace(minimum, proven=False, why=FLAKY.format(why))
-
-
-def _without_pairs(minimum: Minimum, oracle: Oracle, complete: Completion) -> Minimum:
-    """Return the answer, without two units where two of few can be left out together.
-
-    1-minimal is not smallest: where two units do harm only together, or undo each other, neither can be left out alone.
-    """
-    ask = about_units(oracle)
-    while len(minimum.units) in _FEW:
-        tried = {minimum.units, *neighbours(minimum.units, complete)}
-        pairs = {complete(minimum.units.difference(pair)) for pair in combinations(minimum.units, 2)}
-        failing = next((each for each in sorted(pairs - tried, key=sorted) if each and ask(each) is Verdict.FAIL), None)
-        if failing is None:
-            return replace(minimum, pairs=True, steps=(*minimum.steps, "no two of them can be left out together"))
-        minimum = replace(make_minimal(failing, ask, complete), steps=minimum.steps)
-    return minimum
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:

@@ -12,7 +12,6 @@ known lacks a unit of each of them. Switches of a runtime mostly act alone, so a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -159,7 +158,7 @@ _COARSE = 8
 def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask, *, most: int) -> Subset | None:
     """A set that is enough for what ``ask`` is about now, which ``kept`` is not.
 
-    The set grows by the first units of an order, and then everything outside ``start`` is lowered again by halves.
+    The set grows by the first units of an order, and then everything outside ``start`` is searched as by :func:`find_keep`.
 
     Args:
         start: Units that stay.
@@ -174,16 +173,18 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
     rest = [unit for unit in order if unit not in kept]
     whole = kept.union(rest)
     limited = Limited(ask, whole, most)
+
+    def enough(units: Subset) -> Verdict:  # parts of what is known not to be enough are not asked about
+        return Verdict.FAIL if start | units <= kept else limited(start | units)
+
     try:
         size = shortest_prefix(rest, lambda prefix: limited(kept.union(prefix)) is Verdict.PASS)
-        if size is None:
-            return None
-        grown = kept.union(rest[:size])
-        added = [unit for unit in order if unit in grown - start]
-        # Parts of what is known not to be enough are not asked about.
-        return shrink(grown, added, lambda units: Verdict.FAIL if units <= kept else limited(units))
     except Enough:
         return None if limited.best == whole else limited.best
+    if size is None:
+        return None
+    found = start | find_keep(sorted(kept.union(rest[:size]) - start), enough).units
+    return None if found == whole and limited.left == 0 else found
 
 
 def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> int | None:
@@ -200,31 +201,6 @@ def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bo
         middle = (low + high) // 2
         low, high = (low, middle) if enough(ordered[:middle]) else (middle, high)
     return high
-
-
-def shrink(kept: Subset, added: Sequence[int], ask: Ask) -> Subset:
-    """Leave out what can be left out of some units, the last first, in chunks that get smaller down to single units.
-
-    The largest chunks come first, so a search that is ended has left out the most that its questions could tell.
-    """
-    size = max(len(added) // _COARSE, 1)
-    ordered = tuple(reversed(added))
-    waiting = deque((ordered[at : at + size], False) for at in range(0, len(ordered), size))
-    while waiting:
-        chunk, asked = waiting.popleft()
-        if not asked and ask(kept.difference(chunk)) is Verdict.PASS:
-            kept = kept.difference(chunk)
-            continue
-        if len(chunk) == 1:
-            continue
-        first, second = chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]
-        passed = ask(kept.difference(first)) is Verdict.PASS
-        if passed:
-            kept = kept.difference(first)
-        else:
-            waiting.append((first, True))
-        waiting.append((second, passed))  # both halves were not left out together
-    return kept
 
 
 MOST_ALTERNATIVES = 8

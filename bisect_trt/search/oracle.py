@@ -173,7 +173,6 @@ class Minimum:
         proven: Whether each single unit was left out and the rest did not show it.
         why: The reason for a missing proof, or a remark.
         steps: What the search did, one sentence a step.
-        pairs: Whether each two units were left out together too, and the rest did not show it.
         refused: The sets with one unit less that broke in another way.
         rest_passes: Whether a set passed that contains every unit outside the answer.
     """
@@ -182,7 +181,6 @@ class Minimum:
     proven: bool
     why: str | None = None
     steps: tuple[str, ...] = ()
-    pairs: bool = False
     refused: tuple[Subset, ...] = ()
     rest_passes: bool = False
 

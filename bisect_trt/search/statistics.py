@@ -173,3 +173,45 @@ def _solve(rising: Callable[[float], float], value: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < value else (low, middle)
     return (low + high) / 2
+
+
+ERROR = 0.001
+"""The probability of a wrong answer of a :class:`SignTest`; 13 cases that agree are enough."""
+
+
+def evidence(cases: int, holds: int) -> float:
+    """Return the evidence that something holds in more than half of the cases, which may be looked at after each case.
+
+    It is the likelihood of what was seen, averaged over all larger shares, by its likelihood at one half. While the hypothesis
+    "at most half" is true this is a supermartingale of at most 1 in the mean, so the probability that it ever reaches
+    1/error is at most ``error`` (Ville's inequality). Source: H. Robbins, Annals of Mathematical Statistics 41, 1970, p. 1397.
+    """
+    return sum(math.comb(cases + 1, k) for k in range(holds + 1)) / ((cases + 1) * math.comb(cases, holds))
+
+
+class SignTest:
+    """Counts cases until it is known that most of them are of one kind.
+
+    Attributes:
+        cases: The cases seen.
+        holds: Those in which it holds.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self.cases = self.holds = 0
+
+    def add(self, *, holds: bool) -> None:
+        """Count a case."""
+        self.cases += 1
+        self.holds += holds
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has held in more than half of the cases."""
+        return 2 * self.holds > self.cases
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known that it holds in most cases."""
+        return evidence(self.cases, self.holds) >= 1 / ERROR

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bisect_trt.search.sequential import SignTest
+from bisect_trt.search.statistics import SignTest
 from bisect_trt.worker.host import run_times
 
 _BLOCK_SECONDS = 0.02

@@ -120,24 +120,6 @@ def test_what_passed_although_it_holds_the_answer_is_asked_again(*, steady: bool
     assert sum(question.runs or 0 for question in oracle.again if question.question == Units(larger)) == 3
 
 
-def test_pairs_are_tried_where_failures_are_not_monotone() -> None:
-    """Each of two units undoes what the other does, so neither can be left out alone."""
-
-    def check(units: Subset) -> Verdict:
-        return (
-            Verdict.FAIL if {2, 4, 6} <= units and (8 in units) is (10 in units) and 11 not in units else Verdict.PASS
-        )
-
-    found = Minimum(frozenset({2, 4, 6, 8, 10}), proven=True)
-    monotone, contrary = Transcript(Oracle(check)), Transcript(Oracle(check))
-    assert contrary(Units(found.units | {11})) is Verdict.PASS
-    assert confirm(found, monotone, frozenset, None).units == found.units
-    minimum = confirm(found, contrary, frozenset, None)
-    assert minimum.units == {2, 4, 6}
-    assert minimum.pairs
-    assert minimum.proven
-
-
 @given(culprits_among(), st.sampled_from([None, Flakiness(1, 1), Flakiness(5, 5)]), st.data())
 def test_a_pass_that_does_not_hold_makes_the_answer_smaller_and_unproven(
     case: tuple[int, Subset], flakiness: Flakiness | None, data: st.DataObject

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.sequential import ERROR, SignTest, evidence
-from bisect_trt.search.statistics import rate_interval
+from bisect_trt.search.statistics import ERROR, SignTest, evidence, rate_interval
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
