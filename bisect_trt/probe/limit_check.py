@@ -2,14 +2,15 @@
 
 A piece fails like a slow original if it loses enough of the time that the original loses to the baseline: up to :data:`ENOUGH`
 of it passes, more than :data:`LITTLE` fails, and in between it may be called either. What a piece loses, every larger piece
-loses too. That is not so of the ratio: nodes that are not slow bring it down.
+loses too. That is not so of the ratio: nodes that are not slow bring it down. Each of up to five equal parts of a slow region
+loses clearly more than the two shares, so that no part is left to chance. What a model that computes nothing loses does not count.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -28,7 +29,7 @@ from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import OVER_MEMORY, BuildEngine, Failed, Measure, Measured
 
-LITTLE, ENOUGH = 0.2, 0.35
+LITTLE, ENOUGH = 0.15, 0.18
 """Shares of the original's lost time."""
 SLOW, LARGE = "slow", "large"
 """The signatures."""
@@ -145,7 +146,7 @@ class LimitCheck(BuiltinCheck):
         if failed is not None:
             severity = None
             if failed[1] == SLOW and request.lost_s is None and seen.baseline:
-                severity = 1e3 * median(_lost(request, seen))
+                severity = 1e3 * _lost(request, seen)
             return Outcome(Ending.MISMATCHED, failed[1], failed[2], severity=severity, **known)
         if undecided is not None:
             why = f"{undecided[2]}: not decided in {request.budget_s:g} s (--measure-time)"
@@ -168,10 +169,9 @@ class LimitCheck(BuiltinCheck):
         )
 
 
-def _lost(request: Measure, seen: Measured) -> Iterator[float]:
-    """Seconds that each block takes longer than the baseline's block, or than the ratio allows if that is less than 1."""
-    part = min(request.ratio or 0.0, 1.0)
-    return (mine - part * other for mine, other in zip(seen.seconds, seen.baseline, strict=True))
+def _lost(request: Measure, seen: Measured) -> float:
+    """Seconds that a block loses, beyond what every model does."""
+    return median(map(request.lost, seen.seconds, seen.baseline)) - seen.idle_s
 
 
 def _ms(seconds: tuple[float, ...]) -> float | None:
@@ -184,7 +184,7 @@ def _said(request: Measure, seen: Measured) -> str:
         return f"{mine:.4g} ms"
     limit = f"limit {request.ratio:g}"
     if request.lost_s is not None:
-        lost = 1e3 * median(_lost(request, seen))
+        lost = 1e3 * _lost(request, seen)
         return f"{mine:.4g} ms, the baseline {other:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
     return f"{mine:.4g} ms, the baseline {other:.4g} ms: ratio {mine / max(other, 1e-9):.3g} ({limit})"
 

@@ -86,6 +86,7 @@ class Measured:
         baseline: The same of the baseline.
         over: The number of blocks that were too long.
         slow: Whether most are; ``None`` if that was not known in the time given, or nothing was timed.
+        idle_s: Seconds that a model that computes nothing loses to the baseline.
         refused: Why the baseline does not run it, if so.
     """
 
@@ -95,6 +96,7 @@ class Measured:
     baseline: tuple[float, ...] = ()
     over: int = 0
     slow: bool | None = None
+    idle_s: float = 0.0
     refused: str | None = None
 
 
@@ -214,7 +216,7 @@ class Measure(OnModel[Measured]):
         baseline_model: The ONNX file that the baseline runs, if it is another one.
         ratio: The ratio to the baseline past which a block is too long.
         lost_s: Instead of the ratio: the seconds lost to the baseline past which a block is too long, and those up to which it is
-            not. What lies between may be called either, so that no time is spent on it.
+            not, beyond what a model that computes nothing loses. What lies between may be called either.
         limit_s: Seconds past which a block is too long.
         build_limit_s: Seconds past which a build is timed again, three times at most.
     """
@@ -229,7 +231,11 @@ class Measure(OnModel[Measured]):
     limit_s: float | None = None
     build_limit_s: float | None = None
 
-    def judge(self, seconds: float, baseline: float) -> tuple[bool, bool]:
+    def lost(self, seconds: float, baseline: float) -> float:
+        """Return the seconds that a block takes longer than the baseline's, or than the ratio allows if that is less than 1."""
+        return seconds - min(self.ratio or 0.0, 1.0) * baseline
+
+    def judge(self, seconds: float, baseline: float, idle_s: float = 0.0) -> tuple[bool, bool]:
         """Return whether a block is too long beside the baseline's, and whether it is not; with ``lost_s`` it may be both."""
         if self.limit_s is not None and (seconds > self.limit_s or self.ratio is None):
             return seconds > self.limit_s, seconds <= self.limit_s
@@ -237,7 +243,7 @@ class Measure(OnModel[Measured]):
             return False, True
         if self.lost_s is None:
             return seconds > self.ratio * baseline, seconds <= self.ratio * baseline
-        lost = seconds - min(self.ratio, 1) * baseline
+        lost = self.lost(seconds, baseline) - idle_s
         return lost > self.lost_s[0], lost <= self.lost_s[1]
 
 

@@ -12,16 +12,18 @@ import pickle
 import signal
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, kind_of
 from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError, names_of
+from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.kernel import forget_peak, status_bytes
@@ -65,6 +67,7 @@ _RUN = (BuildEngine, Collect, Compare, Measure, Score)
 
 _BUILDS = 3
 """The number of times that a slow build is timed."""
+_IDLE_BLOCKS = 5
 TIMED_RUNS, _FEW_RUNS = 20, 3
 """Number of runs for the median of a model's latency, and of one that takes long."""
 Feed = dict[str, Any]
@@ -148,6 +151,7 @@ class Worker:
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, RuntimeSession] | None = None
         self._beside: dict[Place, Connection] = {}
+        self._idle: dict[object, tuple[float, ...]] = {}
         self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
             About: lambda request: self._runtime(request.target).facts.get("lowers_by", "cast"),
             BuildEngine: self._build,
@@ -306,15 +310,19 @@ class Worker:
             return measured
         from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure
 
-        beside = None
+        beside, idle = None, 0.0
         if request.baseline is not None:
             try:
-                runtime = self._baseline(request.baseline, request.beside)
-                beside = Timed.of(runtime.load(request.baseline_model or request.model, feed), feed)
+                other = self._baseline(request.baseline, request.beside)
+                beside = Timed.of(other.load(request.baseline_model or request.model, feed), feed)
             except (BuildError, RunError, ConnectionLost, ProcessDied, BisectError) as error:
                 return replace(measured, refused=str(error))
-        seen = compare_blocks(Timed.of(session, feed), beside, request.judge, request.budget_s)
-        return replace(measured, **vars(seen))
+            if (key := (request.target, request.baseline, request.beside)) not in self._idle:
+                self._idle[key] = _idle_s(runtime, other)
+            idle = max(request.lost(*self._idle[key]), 0.0)
+        judge = partial(request.judge, idle_s=idle)
+        seen = compare_blocks(Timed.of(session, feed), beside, judge, request.budget_s)
+        return replace(measured, idle_s=idle, **vars(seen))
 
     def _baseline(self, settings: TargetSettings, place: Place | None) -> Runtime:
         """The runtime of a baseline, in a connection of its own where it runs in a place."""
@@ -357,6 +365,22 @@ def _timed_load(runtime: Runtime, model: Path, feed: Feed) -> tuple[float, Runti
     began = time.perf_counter()
     session = runtime.load(model, feed)
     return time.perf_counter() - began, session
+
+
+def _idle_s(*sides: Runtime) -> tuple[float, ...]:
+    """Seconds that one run of a model that computes nothing takes on each side; 0 if a side's settings do not fit that model."""
+    import numpy as np  # noqa: PLC0415 - few workers measure
+
+    from bisect_trt.worker.timing import Timed  # noqa: PLC0415 - few workers measure
+
+    feed = {"x": np.zeros(1, np.float32)}
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder) / "tiny.onnx").write_bytes(TINY_MODEL)
+        try:
+            timed = [Timed.of(each.load(path, feed), feed) for each in sides]
+        except (BuildError, RunError):
+            return 0.0, 0.0
+        return tuple(min(each.block() for _ in range(_IDLE_BLOCKS)) for each in timed)
 
 
 def _names(request: Request[Any]) -> list[str]:

@@ -153,6 +153,19 @@ def test_a_piece_is_judged_by_the_time_that_it_loses() -> None:
     assert blocks((1.1,), 1.0, lost_s=(0.05, 0.08)) is True
     assert blocks((1.02,), 1.0, lost_s=(0.05, 0.08)) is False
     assert blocks((1.06,), 1.0, lost_s=(0.05, 0.08)) is True  # in between: quickly, and the same each time
+    request = Measure(TargetSettings("onnxrt"), Path(), Path(), ratio=1.3, lost_s=(0.05, 0.08))
+    assert request.judge(1.1, 1.0, idle_s=0.07) == (False, True)
+
+
+def test_what_openvino_adds_to_every_run_is_known(here: Path) -> None:
+    pytest.importorskip("openvino")
+    write_model(here / "m.onnx")
+    np.savez(here / "in.npz", x=np.ones((4, 256), np.float32))
+    known: dict[str, Any] = {"budget_s": 1.0, "baseline": TargetSettings("onnxrt"), "ratio": 1.3}
+    with WorkerPool(here) as pool:
+        reply = pool.ask(Measure(TargetSettings("openvino"), here / "m.onnx", here / "in.npz", **known))
+    assert isinstance(reply, Measured)
+    assert reply.idle_s > 0
 
 
 def test_another_form_of_a_model_is_compared_with_the_model_itself(here: Path, cli: CommandLine) -> None:

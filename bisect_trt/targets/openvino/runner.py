@@ -160,7 +160,7 @@ def require_openvino() -> Any:
 
 
 class OpenVinoSession:
-    """A compiled model, and the last ``request`` to run it."""
+    """A compiled model, and the ``request`` that runs it."""
 
     def __init__(self, compiled: Any, declared: list[str], names: list[str]) -> None:
         """Read the inputs and outputs of a model, given their names.
@@ -206,8 +206,8 @@ class OpenVinoSession:
             RunError: It fails.
         """
         try:
-            request, ports = self._compiled.create_infer_request(), self._compiled.inputs
-            self.request = request
+            self.request = request = self.request or self._compiled.create_infer_request()
+            ports = self._compiled.inputs
             feed = {place: _to_tensor(ports[place], inputs[info.name]) for place, info in enumerate(self.inputs)}
             aside(request.infer, feed)
             made = {name: request.get_output_tensor(place) for place, name in enumerate(self._names)}
@@ -259,14 +259,16 @@ def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
     return aside(core.compile_model, model, settings["device"], properties)
 
 
+_THREAD = concurrent.futures.ThreadPoolExecutor(1)
+
+
 def aside(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call, made in a thread for this call alone.
+    """Return the result of a call, made in a thread for such calls alone.
 
     OpenVINO changes the floating-point mode of the thread that it works in (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and
     leaves it so for whatever else is computed there: NumPy's comparison of what came out, first of all.
     """
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(call, *arguments).result()
+    return _THREAD.submit(call, *arguments).result()
 
 
 def output_names(read: Any) -> list[str]:
