@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import LIMIT_S, STORIES, Answer, Killer, Story
+from story import STORIES, Answer, Killer, Story
 
 KILLS = int(os.environ.get("BISECT_TRT_CHAOS_KILLS", "6"))
 SEED = int(os.environ.get("BISECT_TRT_CHAOS_SEED", "0"))
@@ -157,31 +157,3 @@ def test_a_clock_that_jumps_changes_nothing(whole: Whole, tmp_path: Path, turn: 
     if story.run is None or not (story.folder / "result.json").exists():
         story.to_the_end()
     assert story.answer() == whole.of(story.kind)[0]
-
-
-@pytest.mark.parametrize("turn", range(ROUNDS))
-def test_two_processes_in_one_folder_disturb_nothing(whole: Whole, tmp_path: Path, turn: int) -> None:
-    """Two that begin at once have two runs; of two that go on with one, one is told that it is taken, or they agree."""
-    story = Story(KINDS[turn % len(KINDS)], tmp_path / "story")
-    expected, seconds = whole.of(story.kind)
-    command, *options = STORIES[story.kind]
-    both = [story.popen(command, "model.onnx", "--json", f"{n}.json", *options, "--overwrite") for n in "ab"]
-    ended = [driver.wait(LIMIT_S) for driver in both]
-    assert 0 in ended
-    assert set(ended) <= {0, 2}, story.said()
-    story.assert_nothing_left()
-    shutil.rmtree(story.folder / ".bisect-trt")
-    driver = story.begin()
-    time.sleep(random.Random(SEED + turn).uniform(0.5, 1) * seconds)
-    while story.run is None and driver.poll() is None:  # it may take longer now: both are to go on with one run
-        time.sleep(0.01)
-    driver.kill()
-    driver.wait()
-    story.assert_nothing_left()
-    pair = [story.begin(), story.begin()]
-    ended = [each.wait(LIMIT_S) for each in pair]
-    assert 0 in ended
-    assert set(ended) <= {0, 2, 4}, story.said()
-    story.assert_nothing_left()
-    if (story.folder / "result.json").exists():
-        assert story.answer().culprits == expected.culprits

@@ -29,9 +29,6 @@ from support import (
 
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.report import plots
-from bisect_trt.tensors import saved
-
-FP16 = ["--onnxrt", "--fp16"]
 
 
 def matches(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, bool]:
@@ -195,26 +192,6 @@ def test_polygraphys_files_load_here_and_ours_there(
     polygraphy(capfd, "run", "--load-outputs", "z.json", "z.json")
 
 
-@pytest.mark.filterwarnings("ignore")  # Polygraphy's own
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float64", "bfloat16"])
-def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
-    if dtype == "bfloat16":
-        values: Any = np.arange(4).astype(pytest.importorskip("ml_dtypes").bfloat16)
-    else:
-        values = np.arange(4).astype(dtype)
-    for shape in ((4,), (2, 2), (1, 4, 1)):
-        path = tmp_path / "v.json"
-        for runner in (None, "me"):
-            saved.save_samples(path, [{"a/b:0": values.reshape(shape)}], runner)
-            again = saved.load_runs(path)[0].samples[0]["a/b:0"]
-            assert again.dtype == values.dtype
-            assert again.shape == shape
-            np.testing.assert_array_equal(again, values.reshape(shape))
-            from polygraphy.json import load_json
-
-            load_json(str(path))
-
-
 # Several input samples in the searches: a candidate fails if it fails on any, and the report names which.
 
 
@@ -277,24 +254,6 @@ def test_a_command_runs_once_a_sample_until_one_fails(
     # One sample sets no variable.
     check = ["--check", script(here / "check.sh", 'test -z "$BISECT_TRT_SAMPLE" && exit 1'), "{model}"]
     cli("reduce", model, "-o", "other.onnx", *check).ended(0)
-
-
-@pytest.mark.usefixtures("data")
-def test_iterations(cli: CommandLine, model: Path) -> None:
-    keep = ["--save-inputs", "x.npz"]
-    assert cli("run", model, "--onnxrt", "--iterations", "3", *keep).status == 0
-    samples = [arrays(f"x-{number}.npz")["x"] for number in (1, 2, 3)]
-    assert not any(np.array_equal(samples[one], samples[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
-    assert cli("run", model, "--onnxrt", "--save-inputs", "one.npz").status == 0
-    np.testing.assert_array_equal(arrays("one.npz")["x"], samples[0])  # the first is what it always was
-    endless = ["--data-loader-script", "data.py:endless", "--iterations", "4"]
-    ran = cli("run", model, "--onnxrt", *endless, "--json", "r.json")
-    assert [entry["sample"] for entry in read_json(Path("r.json"))["comparisons"]] == [1, 2, 3, 4]
-    assert ran.status == 0
-    # What was saved as several files is loaded by the name that was given.
-    assert cli("run", model, "--onnxrt", "--load-inputs", "x.npz", "--save-inputs", "y.npz").status == 0
-    np.testing.assert_array_equal(arrays("y-3.npz")["x"], samples[2])
-    assert samples[0].shape == SHAPE
 
 
 # Pictures of errors: they are drawn whatever the tensors are, and say so where they cannot be.

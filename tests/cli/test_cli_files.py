@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from conftest import CommandLine, missing_gpu
 from hypothesis import HealthCheck, given, settings
@@ -127,25 +126,6 @@ def evaluate(model: str) -> np.ndarray:
     return outputs[0]
 
 
-def test_fp16(cli: CommandLine, here: Path) -> None:
-    """Free dimensions stay free, weights in a file of their own are lowered too, and nodes out of order are sorted."""
-    model = onnx.load(overflowing(here / "model.onnx"))
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    nodes = list(model.graph.node)[::-1]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    onnx.save(model, "model.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    cli("convert", "model.onnx", "-o", "half.onnx", "--fp16", "--json", "r.json").ended(0)
-    assert read_json(Path("r.json"))["artifacts"]["converted"] == "half.onnx"
-    half = onnx.load("half.onnx")
-    onnx.checker.check_model(half, full_check=True)
-    assert half.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert {tensor.data_type for tensor in half.graph.initializer} == {TensorProto.FLOAT16}
-    assert [node.op_type for node in half.graph.node].count("Cast") == 2
-    with np.errstate(over="ignore"):
-        assert np.isinf(evaluate("half.onnx")).all()  # as fp16 makes of this model
-
-
 def test_what_stays_in_fp32(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
     assert cli("convert", model, "-o", "half.onnx", "--fp16", "--keep-fp32", "big_out", "small_out").status == 0
@@ -230,22 +210,6 @@ def test_shapes_fold_once_they_are_known(cli: CommandLine, here: Path) -> None:
     assert operators("out.onnx") == ["Reshape", "Add"]
     assert cli("sanitize", model, "-o", "out.onnx", "--overwrite", "--no-shape-inference").status == 0
     assert len(operators("out.onnx")) == 8
-
-
-def test_override_input_shapes(cli: CommandLine, here: Path) -> None:
-    model = reshaping(here / "model.onnx", "batch", 1, 2)
-    assert cli("sanitize", model, "-o", "free.onnx").status == 0
-    assert len(operators("free.onnx")) == 8
-    dims = onnx.load("free.onnx").graph.input[0].type.tensor_type.shape.dim
-    assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 1, 2]  # not what it was tried with
-    cli("sanitize", model, "-o", "out.onnx", "--override-input-shapes", "x:[7,1,2]", "--json", "r.json").ended(0)
-    assert operators("out.onnx") == ["Reshape", "Add"]
-    assert read_json(Path("r.json"))["changes"]["shaped_inputs"] == ["x"]
-    session = onnxruntime.InferenceSession("out.onnx", providers=["CPUExecutionProvider"])
-    assert session.get_inputs()[0].shape == [7, 1, 2]
-    assert session.run(None, {"x": np.zeros((7, 1, 2), np.float32)})[0].shape == (7, 2)
-    other = cli("sanitize", model, "-o", "n.onnx", "--override-input-shapes", "nope:[7,1,2]")
-    assert (other.status, "'nope'" in other.error) == (2, True)
 
 
 def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:

@@ -99,22 +99,6 @@ def test_it_is_refused_when_a_file_changed(cli: CommandLine, begun: Path, name: 
     assert not Path("seen").exists()
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("version", "0.0.1", "the version of bisect-trt (0.0.1, now "),
-        ("files", {}, "the file model.onnx, which is new"),
-    ],
-)
-def test_it_is_refused_by_what_the_run_was_bound_to(
-    cli: CommandLine, begun: Path, field: str, value: object, said: str
-) -> None:
-    bound = read_json(begun / "run.json")
-    (begun / "run.json").write_text(json.dumps({**bound, field: value}))
-    ran = cli("resume", begun).ended(2)
-    assert said in ran.error
-
-
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"argv": ["reduce"]', b'{"argv": 1}', b"\x00\xff"])
 def test_what_is_no_run(cli: CommandLine, content: bytes) -> None:
     Path("run").mkdir()
@@ -173,21 +157,6 @@ def test_a_probe_that_the_run_has_not(cli: CommandLine, begun: Path) -> None:
     for number in ("0", "99"):
         ran = cli("log", begun, number)
         assert (ran.status, f"no probe {number}; it has 2" in ran.error) == (2, True)
-
-
-def test_a_probe_at_a_fixed_path_can_be_run_by_hand(cli: CommandLine) -> None:
-    """The file at the fixed path is gone by then, so the command puts the candidate back there first."""
-    model = chain(Path("m.onnx"), 4)
-    check = "./" + script(Path("check"), f"{has('<1>', model='bisect_trt_debug.onnx')} && exit 1; exit 0")
-    assert cli("reduce", model, "-o", "r.onnx", "--json", "r.json", "--check", check).status == 0
-    run = read_json(Path("r.json"))["artifacts"]["run"]
-    last = len(entries(Path(run), "verdict"))
-    for number, status in ((1, 1), (last - 1, 1), (last, 0)):  # the original, the answer, and the rest without it
-        line = next(line for line in cli("log", run, str(number)).out.splitlines() if "by hand" in line)
-        assert not Path("bisect_trt_debug.onnx").exists()
-        command = line.split("by hand: ")[1]
-        assert subprocess.run(command, shell=True, check=False).returncode == status
-        Path("bisect_trt_debug.onnx").unlink()
 
 
 def test_without_a_run_the_newest_is_taken(cli: CommandLine, begun: Path) -> None:

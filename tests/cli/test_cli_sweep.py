@@ -14,7 +14,7 @@ import pytest
 import resident
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import READ_NPZ, TARGET, arrays, chain, node_names, read_json, save, script
+from support import READ_NPZ, TARGET, arrays, node_names, read_json, save, script
 
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
@@ -99,22 +99,6 @@ def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here:
         assert read_json(Path("r.json"))["sweep"]["smallest_failing"] == {"n": 2}
     else:
         assert (ran.status, "none of the 3 samples fails" in ran.err + ran.out) == (1, True)
-
-
-@pytest.mark.parametrize("command", ["sweep", "samples"])
-def test_a_check_says_nothing_of_what_the_reference_alone_refuses(cli: CommandLine, here: Path, command: str) -> None:
-    """Also where the smallest size, or the first sample, is one that it refuses."""
-    fold, s = helper.make_node("Reshape", ["x", "s"], ["y"], name="fold"), np.array([-1, 4])
-    save(here / "m.onnx", [fold], {"s": s}, inputs={"x": ["n"]}, outputs={"y": [None, 4]})
-    (here / "data.py").write_text(
-        "import numpy\ndef load_data():\n    for size in (3, 4, 8):\n        yield {'x': numpy.ones(size, numpy.float32)}\n"
-    )
-    fed = ["--shapes", "x:[{3,4,8}]"] if command == "sweep" else ["--data-loader-script", "data.py"]
-    check = ["--check", "sh", "-c", "test -s {inputs} && test $BISECT_TRT_SHAPES != x:8"]
-    found = cli(command, "m.onnx", *fed, "--json", "r.json", *check).ended(0).result[command]
-    each = found["map"] if command == "sweep" else found["each"]
-    assert [entry["verdict"] for entry in each] == ["UNRESOLVED", "PASS", "FAIL"]
-    assert each[0]["reason"].startswith("the reference does not run it: ")
 
 
 def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:
@@ -271,21 +255,6 @@ def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path
     assert (ran.status, [each["sample"] for each in seen["each"]]) == (3, [1, 2])
     assert f"So far {len(seen['failing'])} of 2 samples fail" in ran.out
     assert not Path("none.npz").exists()
-
-
-def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Path) -> None:
-    """A check that fails the first time it sees an input, and then never again."""
-    (here / "check.py").write_text(
-        "import sys, hashlib, pathlib\n"
-        "seen = pathlib.Path(hashlib.sha256(pathlib.Path(sys.argv[1]).read_bytes()).hexdigest())\n"
-        "first = not seen.exists(); seen.touch(); sys.exit(first)\n"
-    )
-    check = ["--workers", "1", "--check", f"{sys.executable} check.py {{inputs}}"]
-    ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check).ended(3)
-    least = ran.result["samples"]["minimal_input"]
-    assert "flaky" in least["why"]
-    assert least["command"].startswith("bisect-trt repeat")
-    assert f"To measure how often it fails: {least['command']}" in ran.out
 
 
 DOUBLES = [np.linspace(-1, 1, 2 * rows).reshape(rows, 2) for rows in (3, 4, 5)]

@@ -188,30 +188,6 @@ def test_what_a_model_declares_is_kept() -> None:
     assert piece.proto.graph.node[1].doc_string == "a note"
 
 
-def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [
-        node("ConstantOfShape", ["shape"], ["big"]),
-        node("Neg", ["big"], ["big2"]),
-        node("ReduceSum", ["big2"], ["small"], keepdims=0),
-        node("Add", ["x", "big2"], ["a"]),
-        node("Add", ["a", "small"], ["y"]),
-    ]
-    model = proto_of(nodes, [X], ["y"], {"shape": np.array([600, 2, 1])})
-    model.graph.value_info.extend(
-        [
-            tensor_info("big", FLOAT, [600, 2, 1]),
-            tensor_info("big2", FLOAT, [600, 2, 1]),
-            tensor_info("small", FLOAT, []),
-        ]
-    )
-    monkeypatch.setattr("bisect_trt.onnxlib.units.STORED_LIMIT_BYTES", 1000)
-    whole = cutter(model, {"x": x})
-    assert op_types(whole.check([whole.unit("a")])) == ["ConstantOfShape", "Neg", "Add"]
-    assert op_types(whole.check([whole.unit("y")])) == ["Add"]
-    assert whole.unit("big2") in whole.units.bare([whole.unit("a")])
-    assert whole.unit("small") not in whole.units.bare([whole.unit("y")])
-
-
 AWKWARD = {
     "empty list": helper.make_attribute("axes", [], attr_type=onnx.AttributeProto.INTS),
     "not text": helper.make_attribute("state", b"\x00\xff\xfe"),

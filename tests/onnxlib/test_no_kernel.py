@@ -13,13 +13,10 @@ import onnxruntime
 import pytest
 from building import proto_of, tensor_info
 from conftest import CommandLine
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 from support import has, read_json, script
 
-from bisect_trt.onnxlib import save
-from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.save import WEIGHTS_FILE
 from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.worker.pool import WorkerPool
@@ -121,27 +118,6 @@ def test_one_in_the_middle(cli: CommandLine, broken: Any) -> None:
         assert f"<{core[0]}>" in warnings
 
 
-def test_a_plugin_that_makes_a_weight(cli: CommandLine) -> None:
-    # "w" depends on no input, so it comes along with whoever reads it; but its value is not known, so it stays.
-    table = node("Constant", "", "table", value=numpy_helper.from_array(np.ones(3, np.float32)))
-    nodes = [
-        node("Relu", "x", "a"),
-        table,
-        *custom("table", "w"),
-        node("Add", "a w", "b"),
-        node("Neg", "b", "c"),
-        node("Exp", "a", "y"),
-    ]
-    model = saved(Path("model.onnx"), nodes, ["c", "y"])
-    proto = onnx.load(str(model))
-    proto.graph.value_info.append(tensor_info("w", FLOAT, [3]))  # small enough to be stored, were its value known
-    onnx.save(proto, str(model))
-    for tag, left in {"c": ["b", "c", "w"], "b": ["b", "w"], "y": ["y"]}.items():
-        names, warnings = reduced(cli, model, tag)
-        assert [name for name in names if name != "table"] == left
-        assert "Plugin '<w>'" in warnings
-
-
 def test_onnx_runtime_does_not_know_models_of_this_kind(cli: CommandLine) -> None:
     nodes = [node("Relu", "x", "a"), node("Neg", "a", "b"), node("Exp", "b", "c"), node("Abs", "a", "d")]
     model = saved(Path("model.onnx"), nodes, ["c", "d"], ir_version=99)
@@ -221,44 +197,3 @@ def reduce(cli: CommandLine, model: ModelProto, tag: str, *options: str) -> tupl
 
 def tags(model: ModelProto) -> list[str]:
     return [each.name.strip("<>") for each in model.graph.node]
-
-
-@pytest.mark.parametrize("kept", ["a", "b", "y"])
-def test_large_weights_are_shared_by_all_candidates(
-    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kept: str
-) -> None:
-    monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
-    rng = np.random.default_rng(0)
-    weights = {name: rng.normal(size=(30, 30)).astype(np.float32) for name in ("v", "w")}
-    nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
-    ends = [tensor_info(name, FLOAT, [1, 30]) for name in ("x", "y")]
-    reduced, _ = reduce(cli, proto_of(nodes, ends[:1], ends[1:], weights), kept, "--no-shrink")
-    assert tags(reduced) == [kept]
-    assert not external_files(reduced)
-    used = {"a": "v", "y": "w"}.get(kept)
-    assert [tensor.name for tensor in reduced.graph.initializer] == ([used] if used else [])
-    for tensor in reduced.graph.initializer:
-        assert numpy_helper.to_array(tensor).tobytes() == weights[tensor.name].tobytes()
-    (stored,) = here.rglob(WEIGHTS_FILE)
-    assert stored.parent.name == "candidates"
-
-
-def test_nodes_that_only_make_weights_end_as_initializers(cli: CommandLine) -> None:
-    half = np.array([0.5, 1.5], np.float32)
-    nodes = [
-        node("Constant", "", "half", value=numpy_helper.from_array(half)),
-        node("Exp", "half", "e"),
-        node("ConstantOfShape", "two", "zeros"),
-        node("Add", "e zeros", "w"),
-        node("Add", "x w", "a"),
-        node("Neg", "a", "y"),
-    ]
-    ends = [tensor_info(name, FLOAT, [2]) for name in ("x", "y")]
-    model = proto_of(nodes, ends[:1], ends[1:], {"two": np.array([2])})
-    reduced, _ = reduce(cli, model, "a", "--no-shrink")
-    assert tags(reduced) == ["a"]
-    (weight,) = reduced.graph.initializer
-    assert weight.name == "w"
-    np.testing.assert_allclose(numpy_helper.to_array(weight), np.exp(half), rtol=1e-6)
-    # Where the failure needs one of them, that is what is left.
-    assert tags(reduce(cli, model, "e", "--no-shrink")[0]) == ["e"]

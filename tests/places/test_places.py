@@ -296,18 +296,6 @@ def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(r
             assert (subject.ir_version is not None) == older
 
 
-def test_diagnose_tries_its_script_where_the_target_runs(run: CommandLine, failing: Path) -> None:
-    done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite").ended(0)
-    readme = (failing / "m-reproducer/README.md").read_text()
-    assert "Run here, it shows the failure." in readme
-    assert f"Proof    {sys.executable} m-reproducer/reproduce.py" in done.out.splitlines()
-    assert sys.executable not in readme
-    assert "seen with onnxruntime" in (failing / "m-reproducer/reproduce.py").read_text()
-    advised = [line for line in done.out.splitlines() if "bisect-trt workaround" in line]
-    assert advised
-    assert all(f" --on {HERE}" in line for line in advised)
-
-
 def test_unlike_places_are_refused(run: CommandLine, tmp_path: Path) -> None:
     """A place whose GPU differs, as far as its nvidia-smi says."""
     tool = tmp_path / "bin/nvidia-smi"

@@ -302,14 +302,6 @@ def test_a_normal_law_stays_one() -> None:
         assert sample["x"].std() == pytest.approx(NORMAL.std(), rel=0.1)
 
 
-@pytest.mark.parametrize(("number", "axes"), [(8, (3,)), (9, (0, 2, 3))], ids=["rows", "channels"])
-def test_rows_and_channels_vary_in_magnitude(number: int, axes: tuple[int, ...]) -> None:
-    made = drawn([{"x": NORMAL}], count=10)[number]["x"]
-    ratio = np.sqrt(np.square(made / NORMAL).mean(axis=axes))
-    assert ratio.max() / ratio.min() > 1.5
-    assert np.allclose((made / NORMAL).std(axis=axes) / ratio, 0, atol=1e-3)  # each has one factor
-
-
 def test_ids_are_those_of_the_table() -> None:
     samples = [sample["ids"] for sample in drawn([{"ids": IDS}], {"ids": 100}, count=200)]
     everything = np.concatenate([sample.reshape(-1) for sample in samples])
@@ -350,14 +342,6 @@ def test_what_may_be_no_other_stays(value: np.ndarray) -> None:
     assert not law.varies
     assert law.draw(3)["x"] is value
     assert law.describe() == "'x': as given"
-
-
-def test_several_samples_are_drawn_from_together() -> None:
-    low, high = np.full((1, 64), 1.0, np.float32), np.full((1, 64), 5.0, np.float32)
-    low[0, 0], high[0, 0] = 1.5, 5.5
-    alike = np.concatenate([sample["x"].reshape(-1) for sample in drawn([{"x": low}, {"x": high}], count=4)])
-    assert alike.min() < 2
-    assert alike.max() > 4
 
 
 def test_numbers_whose_squares_overflow() -> None:

@@ -356,9 +356,3 @@ def test_damage_is_told(damage: str, tmp_path: Path) -> None:
             index.write_text(json.dumps({"schema": 0}))
     with pytest.raises(UnavailableError, match=str(tmp_path)):
         ActivationStore.open(tmp_path / "none" if damage == "no folder" else tmp_path)
-
-
-def test_an_unwritable_place_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="Cannot write"):
-        StoreWriter(tmp_path / "file")
