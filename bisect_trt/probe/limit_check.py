@@ -3,7 +3,7 @@
 A piece fails like a slow original if it loses enough of the time that the original loses to the baseline: up to :data:`ENOUGH`
 of it passes, more than :data:`LITTLE` fails, and in between it may be called either. What a piece loses, every larger piece
 loses too. That is not so of the ratio: nodes that are not slow bring it down. Each of up to five equal parts of a slow region
-loses clearly more than the two shares, so that no part is left to chance. What a model that computes nothing loses does not count.
+loses clearly more than the two shares, so that no part is left to chance. What an idle model loses does not count.
 """
 
 from __future__ import annotations

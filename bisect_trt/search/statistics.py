@@ -179,27 +179,37 @@ ERROR = 0.001
 """The probability of a wrong answer of a :class:`SignTest`; 13 cases that agree are enough."""
 
 
-def evidence(cases: int, holds: int) -> float:
-    """Return the evidence that something holds in more than half of the cases, which may be looked at after each case.
+def evidence(cases: int, holds: int, share: float = 0.5) -> float:
+    """Return the evidence that something holds in more than a share of the cases, which may be looked at after each case.
 
-    It is the likelihood of what was seen, averaged over all larger shares, by its likelihood at one half. While the hypothesis
-    "at most half" is true this is a supermartingale of at most 1 in the mean, so the probability that it ever reaches
+    It is the likelihood of what was seen, averaged over all larger shares, by its likelihood at this one. While the hypothesis
+    "at most this share" is true this is a supermartingale of at most 1 in the mean, so the probability that it ever reaches
     1/error is at most ``error`` (Ville's inequality). Source: H. Robbins, Annals of Mathematical Statistics 41, 1970, p. 1397.
     """
-    return sum(math.comb(cases + 1, k) for k in range(holds + 1)) / ((cases + 1) * math.comb(cases, holds))
+    total, term = 0.0, 1 / (cases + 1 - holds)  # of C(n+1, k) (share / (1 - share))**(k - holds) / ((n+1) C(n, holds))
+    for k in range(holds, -1, -1):
+        total += term
+        if total > _PLENTY or term < total * _NOTHING:
+            break
+        term *= k / (cases + 2 - k) * (1 - share) / share
+    return total
+
+
+_PLENTY, _NOTHING = 1e9, 1e-15
+"""Evidence past which its size does not matter, and the part of a sum that does not."""
 
 
 class SignTest:
-    """Counts cases until it is known that most of them are of one kind.
+    """Counts cases until it is known that more than a share of them are of one kind.
 
     Attributes:
         cases: The cases seen.
         holds: Those in which it holds.
     """
 
-    def __init__(self) -> None:
-        """Nothing was seen yet."""
-        self.cases = self.holds = 0
+    def __init__(self, share: float = 0.5) -> None:
+        """``share`` lies between 0 and 1."""
+        self.cases, self.holds, self._share = 0, 0, share
 
     def add(self, *, holds: bool) -> None:
         """Count a case."""
@@ -208,10 +218,10 @@ class SignTest:
 
     @property
     def leads(self) -> bool:
-        """Whether it has held in more than half of the cases."""
-        return 2 * self.holds > self.cases
+        """Whether it has held in more than this share of the cases."""
+        return self.holds > self._share * self.cases
 
     @property
     def known(self) -> bool:
-        """Whether it is known that it holds in most cases."""
-        return evidence(self.cases, self.holds) >= 1 / ERROR
+        """Whether it is known that it holds in more than this share."""
+        return evidence(self.cases, self.holds, self._share) >= 1 / ERROR

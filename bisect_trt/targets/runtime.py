@@ -46,7 +46,7 @@ class RuntimeSession(Protocol):
 
     It may have ``layers()``: the layers that the runtime made of the model, in the order they run. Each has a ``name`` and a
     ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the ``tensors`` of the model that its nodes make;
-    it may have what ``choices.choices_of_layers`` reads.
+    it may have what ``choices.choices_of_layers`` reads. One that times its runs has ``ran_s``, the seconds of the last run.
     """
 
     @property

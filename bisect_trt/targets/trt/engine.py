@@ -186,7 +186,11 @@ _ALIGNMENT = 256
 
 
 class TrtSession:
-    """An engine with its execution context; see :class:`~bisect_trt.targets.runtime.RuntimeSession`."""
+    """An engine with its execution context; see :class:`~bisect_trt.targets.runtime.RuntimeSession`.
+
+    Attributes:
+        ran_s: Seconds of the last run on the GPU, without copies, between two CUDA events.
+    """
 
     def __init__(
         self,
@@ -213,6 +217,7 @@ class TrtSession:
         self.engine, self.skipped = engine, dict(skipped or {})
         self._trt, self._log, self._cuda, self._types = process.trt, process.log, process.cuda, types
         self._origins, self._took = origins, took
+        self.ran_s = 0.0
         self._log.errors.clear()
         self._context = engine.create_execution_context()
         if self._context is None:
@@ -281,9 +286,12 @@ class TrtSession:
             for name, allocator in grown.items():
                 context.set_output_allocator(name, allocator)
             self._log.errors.clear()
+            cuda.record(0)
             if not context.execute_async_v3(cuda.stream):
                 raise self._log.failure(RunError, "the engine does not run and gives no reason")
+            cuda.record(1)
             cuda.synchronize()
+            self.ran_s = cuda.elapsed()
             for name in [name for name in on_gpu if name in made]:
                 made[name] = cuda.download(addresses[name], made[name].dtype, made[name].shape)
             late = {name: cuda.download(a.address, self._dtype(name), a.shape) for name, a in grown.items()}

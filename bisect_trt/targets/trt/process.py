@@ -1,7 +1,7 @@
 """The parts of TensorRT that a process keeps: the package, the log with signatures of its errors, and the CUDA runtime.
 
-Source of the signatures of CUDA's functions, which are called by ctypes: CUDA Runtime API, "Memory Management", "Stream
-Management", "Device Management".
+Source of the signatures of CUDA's functions, which are called by ctypes: CUDA Runtime API, "Memory Management", "Event
+Management", "Stream Management", "Device Management".
 """
 
 from __future__ import annotations
@@ -177,6 +177,9 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaMemcpyAsync": ((), (_POINTER, _POINTER, _SIZE, _INT, _POINTER)),
     "cudaStreamCreate": ((_POINTER,), ()),
     "cudaStreamSynchronize": ((), (_POINTER,)),
+    "cudaEventCreate": ((_POINTER,), ()),
+    "cudaEventRecord": ((), (_POINTER, _POINTER)),
+    "cudaEventElapsedTime": ((ctypes.c_float,), (_POINTER, _POINTER)),
     "cudaGetDeviceCount": ((_INT,), ()),
     "cudaMemGetInfo": ((_SIZE, _SIZE), ()),
     "cudaDriverGetVersion": ((_INT,), ()),
@@ -210,17 +213,17 @@ class Cuda:
         self.origin, self.stream, self._library = origin, 0, library
         library.cudaGetErrorString.restype = ctypes.c_char_p
 
-    def _call(self, name: str, *values: int) -> tuple[int, ...]:
+    def _call(self, name: str, *values: int) -> tuple[Any, ...]:
         gives, takes = _SIGNATURES[name]
         given = [kind() for kind in gives]
         arguments = [kind(value) for kind, value in zip(takes, values, strict=True)]
         status = int(getattr(self._library, name)(*map(ctypes.byref, given), *arguments))
         if status:
             raise CudaError(name, status, bytes(self._library.cudaGetErrorString(status)).decode())
-        return tuple(int(entry.value or 0) for entry in given)
+        return tuple(entry.value or 0 for entry in given)
 
     def start(self) -> None:
-        """Make the stream.
+        """Make the stream, and two events.
 
         Raises:
             UnavailableError: There is no GPU, or none that this driver and this CUDA can use together.
@@ -236,6 +239,7 @@ class Cuda:
         if not count:
             raise RuntimeMissingError(NO_GPU)
         self.stream = self._call("cudaStreamCreate")[0]
+        self._events = [self._call("cudaEventCreate")[0] for _ in range(2)]
 
     def versions(self) -> tuple[int, int]:
         """Return the CUDA version that the driver supports, and the runtime's; 12040 is 12.4."""
@@ -254,9 +258,17 @@ class Cuda:
         """
         self._call("cudaStreamSynchronize", self.stream)
 
+    def record(self, event: int) -> None:
+        """Record event 0 or 1 on the stream."""
+        self._call("cudaEventRecord", self._events[event], self.stream)
+
+    def elapsed(self) -> float:
+        """Return the seconds from event 0 to event 1, once the stream is synchronised."""
+        return float(self._call("cudaEventElapsedTime", *self._events)[0]) / 1e3
+
     def malloc(self, size: int) -> int:
         """Return the address of that many bytes of GPU memory; at least one, since an engine takes no null pointer."""
-        return self._call("cudaMalloc", max(size, 1))[0]
+        return int(self._call("cudaMalloc", max(size, 1))[0])
 
     def free(self, address: int) -> None:
         """Free memory. After a failed kernel that fails too; that error is dropped, since it would hide the first one."""

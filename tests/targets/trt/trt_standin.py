@@ -117,8 +117,10 @@ class HostCudart:
             del self.held[values[0].value]
         elif name == "cudaMemcpyAsync":
             ctypes.memmove(values[0], values[1], values[2].value)
-        elif name in ("cudaStreamCreate", "cudaGetDeviceCount"):
+        elif name in ("cudaStreamCreate", "cudaEventCreate", "cudaGetDeviceCount"):
             values[0]._obj.value = 1
+        elif name == "cudaEventElapsedTime":
+            values[0]._obj.value = 0.5
         return 0
 
 
