@@ -12,7 +12,6 @@ from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
@@ -95,33 +94,23 @@ def switchable(check: CheckSettings) -> CheckSettings:
     )
 
 
-def make_panel(session: Session, target: TargetSettings, base: Candidate, suspects: frozenset[str]) -> Panel:
-    """Return the switches of a target for a model.
+def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case: bool) -> Panel:
+    """Return the switches of the check's target for the whole model, or for the minimal ``case`` of a diagnosis.
 
     Raises:
         UsageError: The target has no switches.
     """
-    models, subject = session.subject.models, session.subject
-    feed = models.feed("trace.in", subject.values(base, base.inputs))
+    assert check.target is not None, "the options require one"
+    models, known = session.subject.models, base.target or check.target
+    target = replace(known, keep=base.keep or known.keep, held=base.held or known.held)
+    feed = models.feed("trace.in", session.subject.values(base, base.inputs))
     reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
-    trace = None if isinstance(reply, Failed) else reply
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
+    trace, suspects = None if isinstance(reply, Failed) else reply, operators if case else frozenset[str]()
     switches = target.target.switches(target, Looked(trace, operators, suspects))
     if not switches:
         raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
-    return Panel(switches, base, target)
-
-
-def suspected_operators(session: Session) -> frozenset[str]:
-    """Return the operators of the nodes in the failure's message, and of their neighbours."""
-    network, ledger = session.subject.network, session.prober.ledger
-    outcome = ledger.outcome(session.subject.original.key)
-    if outcome is None or not ledger.is_broken:
-        return frozenset()
-    named = set(named_nodes(network, outcome.reason)[:1])
-    readers = {index for index in network.order if named.intersection(network.parents(index))}
-    around = named | readers | {parent for index in readers for parent in network.parents(index)}
-    return frozenset(network.nodes[index].op_type for index in around)
+    return Panel(switches, replace(base, title="the minimal case") if case else base, target)
 
 
 def search_switches(session: Session, panel: Panel, most: int | None = None) -> tuple[Alternatives, int] | None:
@@ -192,15 +181,8 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     assert target is not None, "the options require one"
     result.extra |= {"cause": [], "cause_detail": None}
     costly = case is not None and target.target.compiles
-    details: list[dict[str, Any]] = []
     for base in filter(None, (case, None if costly else original)):
-        if base is case:
-            settings = replace(base.target or target, keep=base.keep or target.keep, held=base.held or target.held)
-            operators = frozenset(node.op_type for node in all_nodes(base.proto))
-            base = replace(base, title="the minimal case")  # noqa: PLW2901 - with another title
-        else:
-            settings, operators = target, suspected_operators(session)
-        panel = make_panel(session, settings, base, operators)
+        panel = make_panel(session, check, base, case=base is case)
         if case is not None:  # precision has a step of its own
             panel = replace(panel, switches=[each for each in panel.switches if each.kind != "precision"])
         found = search_switches(session, panel, _MOST_COSTLY if costly else None)
@@ -209,13 +191,14 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
             return []
-        details.append(_confirm(session, panel, replace(panel, base=original, target=target), *found))
-        if any(entry["whole"] for entry in details[-1]["alternatives"]):
+        detail = _confirm(session, panel, replace(panel, base=original, target=target), *found)
+        known = result.extra["cause_detail"]
+        result.extra["cause_detail"] = detail if detail["alternatives"] or not known else known
+        if any(entry["whole"] for entry in detail["alternatives"]):
             break
-    detail = next((each for each in reversed(details) if each["alternatives"]), details[-1])
-    confirmed = [entry for entry in detail["alternatives"] if entry["whole"]]
-    result.extra["cause"] = [entry["switches"] for entry in confirmed or detail["alternatives"]]
-    result.extra["cause_detail"] = detail
+    detail = result.extra["cause_detail"]
+    whole = [entry for entry in detail["alternatives"] if entry["whole"]]
+    result.extra["cause"] = [entry["switches"] for entry in whole or detail["alternatives"]]
     return _print(session, detail)
 
 
@@ -224,27 +207,21 @@ def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, 
 
     What ``panel`` is a model of failed without them ``failures`` times during the search.
     """
-    prober, entries, doubts = session.prober, list[dict[str, Any]](), list[str]()
+    prober, entries, doubts, same = session.prober, list[dict[str, Any]](), list[str](), whole.base is panel.base
     for units in found.found:
-        passes = whole.base is panel.base or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
+        passes = same or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
         on, names = whole if passes else panel, panel.names(units)
         known = failures if on.base is panel.base else 0
         believed = reconfirm(prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known)
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue
-        entries.append(
-            {
-                "switches": names,
-                "turned": panel.said(units),
-                "whole": passes,
-                "seen": believed.seen,
-                "options": [*whole.turned(units).flags(), *session.place_words],
-            }
-        )
+        options = [*whole.turned(units).flags(), *session.place_words]
+        said = {"turned": panel.said(units), "whole": passes, "seen": believed.seen, "options": options}
+        entries.append({"switches": names, **said})
     return {
         "target": panel.target.target.title,
-        "on": "whole model" if whole.base is panel.base else "minimal case, confirmed on the whole model",
+        "on": "whole model" if same else "minimal case, confirmed on the whole model",
         "switches": len(panel.switches),
         "alternatives": sorted(entries, key=lambda each: (not each["whole"], len(each["switches"]))),
         "complete": found.complete,
@@ -256,18 +233,17 @@ def _print(session: Session, detail: dict[str, Any]) -> list[str]:
     """Print the answers, or why there is none; return them in sentences."""
     console = session.console
     if not detail["alternatives"]:
-        none = (
+        why = "; ".join(detail["doubted"]) or (
             f"none of the {detail['switches']} switches of {detail['target']} fixes it, nor do all of a kind together"
         )
-        why = "; ".join(detail["doubted"]) or none
         console.answer(f"No cause among the switches: {why}.")
         return [f"{why[0].upper()}{why[1:]}."]
     answers = list[str]()
     for entry in detail["alternatives"]:
-        sentence, options = describe_alternative(entry), f"As options: {shlex.join(entry['options'])}"
+        sentence, options = describe_alternative(entry), f"s options: {shlex.join(entry['options'])}"
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
-        console.answer(f"  {options[0].lower()}{options[1:]}")
-        answers.append(f"{sentence} {options}")
+        console.answer(f"  a{options}")
+        answers.append(f"{sentence} A{options}")
     if not detail["complete"]:
         console.answer("  There are more: the search ended after these.")
     return answers
@@ -312,8 +288,8 @@ def run(call: Call) -> Result:
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")
         sentence, *_ = explain(session, check)
-        result.status, result.minimality = "found", "1-minimal"
-        if not result.extra["cause"]:
-            result.status, result.minimality = "inconclusive", "unproven"
-            result.why = f"{sentence[0].lower()}{sentence[1:-1]}"
-        return result
+        return (
+            result.end()
+            if result.extra["cause"]
+            else result.end("inconclusive", f"{sentence[0].lower()}{sentence[1:-1]}")
+        )
