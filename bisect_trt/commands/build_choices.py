@@ -306,19 +306,6 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
     return found
 
 
-def describe_choices(path: Path) -> dict[str, Any]:
-    """Return the choices of a build as plain values: ``layers``, each with its ``name`` and its choices by kind.
-
-    Raises:
-        UnavailableError: The file does not exist, or has no build.
-    """
-    layers: dict[str, dict[str, str]] = {}
-    ((_, choices),) = _read(path, lambda _: None)
-    for choice in sorted(choices):
-        layers.setdefault(choice.layer, {})[choice.kind] = choice.value
-    return {"layers": [{"name": name, **kinds} for name, kinds in layers.items()]}
-
-
 def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     """Return the inputs, outputs and layers of an engine, read by TensorRT in a worker process.
 

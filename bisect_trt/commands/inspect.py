@@ -1,4 +1,4 @@
-"""``inspect``: the contents of a model, an engine, saved values or the choices of a build, as JSON and as a tree."""
+"""``inspect``: the contents of a model, an engine or saved values, as JSON and as a tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.commands.build_choices import describe_choices, describe_engine
+from bisect_trt.commands.build_choices import describe_engine
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import ConflictError, MissingOptionError, UnreadableFileError
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
@@ -39,14 +39,12 @@ class FileKind(str, Enum):
     MODEL = "model"
     ENGINE = "engine"
     DATA = "data"
-    TACTICS = "tactics"
 
 
 _FITTING = {
     FileKind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
     FileKind.ENGINE: {Show.LAYERS},  # they are always shown
     FileKind.DATA: {Show.VALUES},
-    FileKind.TACTICS: {Show.LAYERS},
 }
 _SUFFIXES = {
     **dict.fromkeys((".onnx", ".pb", ".onnxtxt", ".onnxjson", ".textproto", ".prototxt", ".pbtxt"), FileKind.MODEL),
@@ -63,7 +61,7 @@ def run(call: Call) -> Result:
         UnavailableError: The file cannot be read, or is an engine and there is no TensorRT.
         UsageError: An option does not apply to a file of this kind.
     """
-    own, result = call[Inspect], call.result
+    own = call[Inspect]
     kind, file = read_words(own.file_kind, own.path)
     if odd := set(own.show) - _FITTING[kind]:
         raise ConflictError(
@@ -74,15 +72,12 @@ def run(call: Call) -> Result:
         plain = describe_model(file, own.show)
     elif kind is FileKind.DATA:
         plain = describe_data(file, own.num_items if own.show else None)
-    elif kind is FileKind.TACTICS:
-        plain = describe_choices(file)
     else:
         with scratch() as folder:
             plain = describe_engine(file, Path(folder))
     print_tree(str(file), plain)
-    result.extra[kind.value] = plain
-    result.status, result.minimality = "found", "1-minimal"
-    return result
+    call.result.extra[kind.value] = plain
+    return call.result.end()
 
 
 def read_words(word: str | None, path: Path | None) -> tuple[FileKind, Path]:
@@ -153,9 +148,8 @@ def _operator(node: onnx.NodeProto) -> str:
 def _describe_tensor(name: str, infos: Infos) -> dict[str, Any]:
     """Return name, type and shape of a tensor; unknown values are ``None``."""
     info = infos.get(name)
-    if info is None:
-        return {"name": name, "dtype": None, "shape": None}
-    return {"name": name, "dtype": info.dtype.name, "shape": None if info.shape is None else list(info.shape)}
+    shape = None if info is None or info.shape is None else list(info.shape)
+    return {"name": name, "dtype": None if info is None else info.dtype.name, "shape": shape}
 
 
 def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool) -> list[dict[str, Any]]:

@@ -98,11 +98,11 @@ class Inspect:
     """
 
     file_kind: Annotated[
-        str | None, argument("The kind of the file; default by its suffix.", metavar="model|engine|data|tactics")
+        str | None, argument("The kind of the file; default by its suffix.", metavar="model|engine|data")
     ] = None
     path: Annotated[
         Path | None,
-        argument("An ONNX model, a TensorRT engine, saved values, or the choices of a build.", metavar="FILE"),
+        argument("An ONNX model, a TensorRT engine or saved values.", metavar="FILE"),
     ] = None
     show: Annotated[
         list[Show],

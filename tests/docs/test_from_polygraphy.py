@@ -62,7 +62,6 @@ SEARCHES = {
     "run model.onnx --onnxrt --fp16 -q": 0,
     "repeat model.onnx --onnxrt --same-engine --until 3": 1,
     f"repeat model.onnx --until bad {CHECK}": 0,
-    "inspect tactics builds/bad/0001_choices.json": 0,
     "diff builds": 0,
     "diff builds/good builds/bad": 0,
 }
