@@ -45,13 +45,7 @@ Places = Mapping[Place, Choice]
 
 @dataclass(frozen=True)
 class Build:
-    """A build with its verdict.
-
-    Attributes:
-        name: Its number, or the file with its choices.
-        good: Whether it is good.
-        choices: Its choices.
-    """
+    """A build with its verdict; its name is its number, or the file with its choices."""
 
     name: str
     good: bool
@@ -353,10 +347,5 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
 
 
 def run(call: Call) -> Result:
-    """Show the choices that bad builds made and good ones did not.
-
-    Raises:
-        UsageError: No builds are given, or not which of them are good.
-        UnavailableError: A file cannot be read.
-    """
+    """Show the choices that bad builds made and good ones did not."""
     return diff_builds(gather(call[Diff].paths, call.console.warn), call.console, call.result)

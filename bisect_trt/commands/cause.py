@@ -34,13 +34,7 @@ _FEW_NAMES = 2
 
 @dataclass(frozen=True)
 class Panel:
-    """The switches of a target for one model.
-
-    Attributes:
-        switches: The switches; the units of a search are their indices.
-        base: The model, on the target as it fails.
-        target: The settings of that target.
-    """
+    """The switches of a target for one model, which fails on it; the units of a search are their indices."""
 
     switches: Sequence[Switch]
     base: Candidate
@@ -269,14 +263,7 @@ def describe_alternative(entry: dict[str, Any]) -> str:
 
 
 def run(call: Call) -> Result:
-    """Find the switches of the target that fix the model.
-
-    Raises:
-        BudgetSpent: No more probes may be made.
-        DoesNotReproduce: The model passes.
-        UsageError: An option is wrong, the target has no switches, or the check cannot use them.
-        UnavailableError: The target or the reference cannot run the model.
-    """
+    """Find the switches of the target that fix the model."""
     check = call.check(call[Target].required())
     call.open(check)
     check = switchable(check)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 class Command:
     """A command.
 
+    Its function raises ``UsageError`` where options are wrong or do not fit the model, or a file cannot be written,
+    ``UnavailableError`` where the target or the reference cannot run the model, and ``DoesNotReproduce``. What is known when a
+    budget is spent or the user stops is in the result.
+
     Attributes:
         groups: Its options, as groups; the first is its own, and the docstring of that is its help and its examples.
         function: The function that runs it, as ``module:name``; it is imported when the command runs.

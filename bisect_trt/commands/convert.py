@@ -49,12 +49,7 @@ FOLD_LIMIT_BYTES = 16 << 20
 
 
 def run(call: Call) -> Result:
-    """Write a model in fp16 or bf16, or its TensorRT engine.
-
-    Raises:
-        UsageError: An option is wrong, or the model or engine cannot be written.
-        UnavailableError: The model cannot be read, or the target is not there or cannot build it.
-    """
+    """Write a model in fp16 or bf16, or its TensorRT engine."""
     own, target = call[Convert], call[Target]
     call.may_write(own.output, overwrite=own.overwrite)
     if own.calibration_cache is not None and not target.int8:
@@ -106,12 +101,7 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
 
 
 def extract_run(call: Call) -> Result:
-    """Write a piece of the model, and the values of its inputs if the model's input values are given.
-
-    Raises:
-        UsageError: A name is no tensor of the model, or the piece cannot be written.
-        UnavailableError: The model cannot be read, or the reference cannot run the nodes before the piece.
-    """
+    """Write a piece of the model, and the values of its inputs if the model's input values are given."""
     own, data = call[Extract], call[Data]
     values, sized = own.output.with_suffix(".inputs.npz") if data.given else None, bool(data.input_shapes)
     fixed = sized or values is not None  # else the piece's inputs keep free dimensions
@@ -172,13 +162,7 @@ def _tensors(names: Sequence[str], network: Network) -> list[str]:
 
 
 def sanitize_run(call: Call) -> Result:
-    """Fold constants and clean a model up, and write it if its results are equal to the original's.
-
-    Raises:
-        BisectError: The results differ, so nothing is written.
-        UsageError: An option is wrong, or the output cannot be written.
-        UnavailableError: The model cannot be read.
-    """
+    """Fold constants and clean a model up, and write it if its results are equal to the original's."""
     own = call[Sanitize]
     call.may_write(own.output, overwrite=own.overwrite)
     with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:

@@ -55,12 +55,7 @@ _STATISTICS = ("min", "max", "mean", "median", "std", "rms")
 
 
 def run(call: Call) -> Result:
-    """Show the contents of a file.
-
-    Raises:
-        UnavailableError: The file cannot be read, or is an engine and there is no TensorRT.
-        UsageError: An option does not apply to a file of this kind.
-    """
+    """Show the contents of a file."""
     own = call[Inspect]
     kind, file = read_words(own.file_kind, own.path)
     if odd := set(own.show) - _FITTING[kind]:

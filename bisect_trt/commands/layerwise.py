@@ -93,14 +93,7 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class Marking:
-    """Runs a model on the target with some of its tensors returned.
-
-    Attributes:
-        subject: The model.
-        target: The runtime under test.
-        tolerance: How far a tensor may be off.
-        timeout: Seconds that one run may take.
-    """
+    """Runs a model on the target with some of its tensors returned."""
 
     subject: Subject
     target: TargetSettings
@@ -198,12 +191,7 @@ class Marking:
 
 
 def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
-    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible.
-
-    Args:
-        look: Runs the model.
-        original: How the model ends without marks, if that is known.
-    """
+    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
     infos = look.subject.reference.infos
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
@@ -344,11 +332,6 @@ def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
 def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Result:
     """Compare every tensor, and name the first node that is wrong.
 
-    Args:
-        session: The model.
-        look: Runs it.
-        isolate: Whether to measure the own error of each layer too.
-
     Raises:
         UnavailableError: The target does not run the model with tensors marked.
     """
@@ -469,12 +452,7 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
 
 
 def run(call: Call) -> Result:
-    """Compare every tensor on the target with the reference's.
-
-    Raises:
-        UsageError: An option is wrong.
-        UnavailableError: The target or the reference cannot run the model.
-    """
+    """Compare every tensor on the target with the reference's."""
     own, target = call[Layerwise], call[Target].required()
     if own.baseline is not None and not own.latency:
         raise MissingOptionError("--baseline needs --latency; add it.")

@@ -32,12 +32,7 @@ from bisect_trt.targets.options import Target
 
 
 def run(call: Call) -> Result:
-    """Find the fewest nodes that have to stay in fp32.
-
-    Raises:
-        UsageError: An option is wrong, or the model cannot be written.
-        UnavailableError: The target or the reference cannot run the model.
-    """
+    """Find the fewest nodes that have to stay in fp32."""
     own = call[PrecisionOptions]
     low, target = low_precision(call[Target], own)
     settings = PrecisionSettings(own, low[0], target, tuple(each for each in low if each in BITS))

@@ -241,12 +241,7 @@ def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> st
 
 
 def run(call: Call) -> Result:
-    """Find the smallest model that still fails.
-
-    Raises:
-        UsageError: An option is wrong, or a model cannot be written.
-        UnavailableError: The target cannot run the model.
-    """
+    """Find the smallest model that still fails."""
     own = call[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
         raise ConflictError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")

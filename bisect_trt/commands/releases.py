@@ -370,14 +370,7 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
 
 
 def run(call: Call) -> Result:
-    """Find the releases in which a failure appeared and was fixed, for a model or the folder of a reproducer.
-
-    Raises:
-        BudgetSpent: The probed releases are in the result.
-        DoesNotReproduce: No release fails.
-        UnavailableError: There are no such releases, or none has a verdict.
-        UsageError: An option is wrong.
-    """
+    """Find the releases in which a failure appeared and was fixed, for a model or the folder of a reproducer."""
     own = call[Releases]
     folder = own.model if call.source is None else call.source.named
     if (folder / MODEL).is_file():

@@ -134,9 +134,7 @@ class Repetition:
 def repeat(story: Repetition, most: int) -> Result:
     """Build or run the model up to ``most`` times, and report what the bad builds have in common.
 
-    Raises:
-        BudgetSpent: The builds so far are in the result.
-        KeyboardInterrupt: The same.
+    The builds so far are in the result however it ends.
     """
     console, result, extra = story.session.console, story.session.result, story.session.result.extra
     until = f", until {story.until} has been seen" if story.until else ""
@@ -288,12 +286,7 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
 
 
 def run(call: Call) -> Result:
-    """Build or run a model repeatedly.
-
-    Raises:
-        UsageError: An option is wrong.
-        UnavailableError: The target or the reference cannot run the model.
-    """
+    """Build or run a model repeatedly."""
     own, search, kept = call[Repeat], call[Search], call[CheckOptions]
     if search.repeat is not None:
         raise ConflictError("--repeat conflicts with `repeat`, which measures the rate itself; use -n.")

@@ -57,12 +57,7 @@ _LITTLE = 0.5
 
 
 def run(call: Call) -> Result:
-    """Compare a target with the reference or with saved results, or saved results with each other.
-
-    Raises:
-        UsageError: An option is wrong, or a file cannot be written.
-        UnavailableError: The target or the reference cannot run the model, or matplotlib is not installed.
-    """
+    """Compare a target with the reference or with saved results, or saved results with each other."""
     options = call[RunOptions]
     check_plots(call[Plots])
     if call.source is None and (Run not in call.options or call[Run].model is None):
@@ -151,14 +146,7 @@ def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
 
 @dataclass
 class Table:
-    """All comparisons of a ``run``, printed and drawn as they are added.
-
-    Attributes:
-        console: Prints them.
-        result: Gets them.
-        plots: Which plots to draw.
-        comparisons: Those added so far.
-    """
+    """All comparisons of a ``run``, printed and drawn as they are added."""
 
     console: Console
     result: Result

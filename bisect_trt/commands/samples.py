@@ -44,15 +44,7 @@ Symbols = Mapping[str, Sequence[tuple[str, int]]]
 
 @dataclass
 class _Reduction:
-    """The reduction of an input.
-
-    Attributes:
-        session: The model.
-        fed: Builds the candidate of any input values.
-        target: The target of the built-in check.
-        values: The smallest failing input so far.
-        left: The number of remaining questions.
-    """
+    """The reduction of an input to its smallest failing ``values``, with the number of questions that are ``left``."""
 
     session: Session
     fed: Fed
@@ -148,17 +140,11 @@ class _Reduction:
 
 
 def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
-    """Probe each sample, and reduce the smallest that fails.
+    """Probe each sample, and reduce the smallest that fails; what is known so far is in the result however this ends.
 
     Returns:
         The result; its ``samples`` has the numbers of ``failing``, ``passing`` and ``unresolved`` samples, the verdict of
         ``each``, and the ``minimal_input``.
-
-    Raises:
-        BudgetSpent: The verdicts so far are in the result, and the smallest failing input is written.
-        DoesNotReproduce: No sample fails.
-        KeyboardInterrupt: As with the budget.
-        UnavailableError: The reference runs no sample.
     """
     subject, console, ledger = session.subject, session.console, session.prober.ledger
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
@@ -278,12 +264,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any t
 
 
 def run(call: Call) -> Result:
-    """Find which of many inputs fail, and reduce the smallest of them.
-
-    Raises:
-        UsageError: An option is wrong, or the smallest input cannot be written.
-        UnavailableError: The target or the reference cannot run the model.
-    """
+    """Find which of many inputs fail, and reduce the smallest of them."""
     own = call[Samples]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)

@@ -87,13 +87,7 @@ def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSetti
 
 @dataclass(frozen=True)
 class Dimension:
-    """A swept dimension.
-
-    Attributes:
-        name: The name in the option or in the model; else the input and the axis.
-        sizes: In ascending order.
-        places: The inputs that have it, each with the axis.
-    """
+    """A swept dimension: its sizes in ascending order, and the inputs and axes that have it."""
 
     name: str
     sizes: tuple[int, ...]
@@ -354,12 +348,7 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
 
 
 def run(call: Call) -> Result:
-    """Find the sizes at which the target fails.
-
-    Raises:
-        UsageError: An option is wrong, or the shapes do not fit the model.
-        UnavailableError: The target or the reference cannot run the model.
-    """
+    """Find the sizes at which the target fails."""
     own = call[Sweep]
     check = call.check(call[Target].settings())
     call.open(check)
