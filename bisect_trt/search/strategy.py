@@ -336,25 +336,3 @@ def minimise(
     minimum = make_minimal(failing, tally, inseparable)
     steps.append(f"proof of 1-minimality: {tally.asked - before} questions")
     return replace(minimum, steps=tuple(steps))
-
-
-def shrink_end(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Minimum:
-    """The earliest end at which the failure shows: the shortest failing prefix.
-
-    Args:
-        units: In topological order; together they are known to fail.
-        ask: The oracle.
-        mode: ``linear`` tries each end in turn, the others bisect.
-    """
-    return _shortest(units, ask, mode, "only the end of the graph could move, and with one unit earlier")
-
-
-def shrink_start(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Minimum:
-    """The latest start from which the failure shows: the shortest failing suffix; see :func:`shrink_end`."""
-    return _shortest(units[::-1], ask, mode, "only the start of the graph could move, and with one unit later")
-
-
-def _shortest(units: Sequence[int], ask: Ask, mode: Mode, why: str) -> Minimum:
-    search = shortest_failing_prefix_by_steps if mode is Mode.LINEAR else shortest_failing_prefix
-    failing = frozenset(units[: search(units, frozenset(), ask)])
-    return Minimum(failing, proven=True, why=f"{why} it was seen not to fail")

@@ -121,8 +121,6 @@ REFUSALS = """
 1001 --workers | reduce m.onnx -o o.onnx T --workers 0
 1002 --confidence | reduce m.onnx -o o.onnx T --confidence 1
 1001 --mode | reduce m.onnx -o o.onnx T --mode quick
-1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --no-reduce-inputs --no-reduce-outputs
-1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-inputs
 1003 --repeat | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
 1003 --repeat | samples m.onnx T --repeat 5 --iterations 2
 1002 --fail-regex | reduce m.onnx -o o.onnx --fail-regex ( --check false
