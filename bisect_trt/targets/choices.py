@@ -76,14 +76,9 @@ def write_choices(path: Path, choices: Sequence[Choice]) -> None:
     path.write_text(json.dumps({_MARK: 1, "choices": plain}, indent=1) + "\n", encoding="utf-8")
 
 
-def read_choices(plain: object) -> list[Choice] | None:
+def read_choices(plain: Any) -> list[Choice] | None:  # noqa: ANN401 - any JSON
     """Return the JSON of :func:`write_choices`; ``None`` if the file is something else."""
-    if not isinstance(plain, dict) or plain.get(_MARK) != 1 or not isinstance(plain.get("choices"), list):
-        return None
     try:
-        return [
-            Choice(str(each["layer"]), str(each["kind"]), str(each["value"]), bool(each.get("pins", False)))
-            for each in plain["choices"]
-        ]
+        return [Choice(**each) for each in plain["choices"]] if plain[_MARK] == 1 else None
     except (KeyError, TypeError):
         return None
