@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,19 +27,13 @@ from bisect_trt.worker.protocol import About, Failed, Look
 
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver may hang."""
-_QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
 def run(call: Call) -> Result:
-    """Print versions and devices of this machine or of some places, and what each target lacks.
-
-    Raises:
-        UnavailableError: A place cannot be used.
-    """
+    """Print versions and devices of this machine or of some places, and what each target lacks."""
     places, console, result = open_places(call[Places], call.console), call.console, call.result
-    for problem in (*FAILED, conflicting_builds()):
-        if problem is not None:
-            console.warn(problem)
+    for problem in filter(None, (*FAILED, conflicting_builds())):
+        console.warn(problem)
     with scratch() as name:
         folder = Path(name)
         if places:
@@ -52,16 +44,10 @@ def run(call: Call) -> Result:
     machine = environment()
     for found, _ in looks.values():
         machine |= found
-    if gpus := ask_nvidia_smi():
-        machine["GPU"] = "; ".join(gpus)
-    targets = {f"--{name}": looks[name][1] for name in wanted}
+    targets = {f"--{name}": missing for name, (_, missing) in looks.items()}
     result.extra |= {"environment": machine, "targets": targets}
-    for name, value in machine.items():
-        console.answer(f"{name}: {value}")
-    for target, missing in targets.items():
-        console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
-    result.status, result.minimality = "found", "1-minimal"
-    return result
+    _print(console, machine, targets)
+    return result.end()
 
 
 def look_there(folder: Path, places: Sequence[Place], console: Console, result: Result) -> Result:
@@ -83,18 +69,20 @@ def look_there(folder: Path, places: Sequence[Place], console: Console, result: 
             reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
             if isinstance(reply, Failed):
                 raise PlaceError(f"{place.said} cannot be used: {reply.message}.")
-            targets = {
-                f"--{plugin.name}": _missing(workers, plugin.name, place) for plugin in selectable() if plugin.sent
-            }
+            sent = [plugin.name for plugin in selectable() if plugin.sent and not plugin.stays]
+            targets = {f"--{name}": _missing(workers, name, place) for name in sent}
             found.append({**reply.to_json(), "said": reply.describe(), "targets": targets})
-            for key, value in reply.table().items():
-                console.answer(f"{key}: {place.said if key == 'place' else value}")
-            console.answer(f"host: {reply.found['host']}; interpreter: {reply.found['executable']}")
-            for target, missing in targets.items():
-                console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
+            machine = f"{reply.found['host']}; interpreter: {reply.found['executable']}"
+            _print(console, {**reply.table(), "place": place.said, "host": machine}, targets)
     result.extra["places"] = found
-    result.status, result.minimality = "found", "1-minimal"
-    return result
+    return result.end()
+
+
+def _print(console: Console, rows: Mapping[str, str], targets: Mapping[str, str | None]) -> None:
+    for name, value in rows.items():
+        console.answer(f"{name}: {value}")
+    for target, missing in targets.items():
+        console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
 
 
 def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
@@ -142,18 +130,6 @@ def look_inside() -> None:
         missing = f"{type(error).__name__}: {error}."
     Path(file).write_text(json.dumps([found, missing]))
     os._exit(0)  # some libraries crash at exit
-
-
-def ask_nvidia_smi() -> Sequence[str]:
-    """Return name, driver and memory of each GPU from ``nvidia-smi``; nothing if that is not installed."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    try:
-        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 if __name__ == "__main__":

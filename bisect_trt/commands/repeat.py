@@ -15,14 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.build_choices import (
-    Build,
-    Held,
-    compare_builds,
-    find_reasons,
-    plain_choice,
-    tell_choices,
-)
+from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons, plain_choice, tell_choices
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS
 from bisect_trt.commands.session import Session, saving_best
@@ -36,15 +29,7 @@ from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
-from bisect_trt.targets.choices import (
-    LAYERS,
-    RECORD,
-    TIMINGS,
-    Choice,
-    choices_of_layers,
-    read_choices,
-    write_choices,
-)
+from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, Choice, choices_of_layers, read_choices, write_choices
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 

@@ -30,7 +30,6 @@ from support import (
     overflowing,
     read_json,
     rest_slow,
-    script,
 )
 
 import bisect_trt as package
@@ -38,7 +37,7 @@ from bisect_trt import __version__
 from bisect_trt.commands import doctor
 from bisect_trt.commands.commands import COMMANDS as GROUPS
 from bisect_trt.commands.commands import COMMANDS as TABLE
-from bisect_trt.commands.doctor import ask_nvidia_smi, examine
+from bisect_trt.commands.doctor import examine
 from bisect_trt.commands.record import system_errors
 from bisect_trt.errors import UnavailableError
 from bisect_trt.options.spec import entries
@@ -282,11 +281,3 @@ def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeyp
     waited = re.match(r"no answer after (\d+\.\d+)", missing)
     assert waited is not None
     assert 2 <= float(waited[1]) < 1000
-
-
-def test_the_drivers_own_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    script(tmp_path / "nvidia-smi", 'echo "NVIDIA H200, 580.1, 143771 MiB"; echo "NVIDIA H100, 580.1, 81559 MiB"')
-    assert ask_nvidia_smi() == ["NVIDIA H200, 580.1, 143771 MiB", "NVIDIA H100, 580.1, 81559 MiB"]
-    script(tmp_path / "nvidia-smi", "echo 'No devices were found'; exit 6")
-    assert ask_nvidia_smi() == ()
