@@ -5,7 +5,8 @@ The space is the grid of sizes, the strategy is :func:`~bisect_trt.search.ordere
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -52,23 +53,6 @@ _SHOWN = 12
 
 Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 """Inputs, each with the sizes of its dimensions."""
-
-
-def check_shapes(shapes: Swept, fixed: Collection[str]) -> None:
-    """Check the option before the model is read.
-
-    Raises:
-        UsageError: No dimension has several sizes, an input is given twice, or its shape is also in ``fixed``.
-    """
-    if not any(len(each.sizes) > 1 for _, shape in shapes for each in shape):
-        raise MissingOptionError(
-            "no dimension to sweep: give an input with several sizes, such as --shapes 'x:[1..64,3,224,224]'; "
-            "`bisect-trt inspect model FILE` lists the inputs."
-        )
-    names = [name for name, _ in shapes]
-    for name in names:
-        if names.count(name) > 1 or name in fixed:
-            raise ConflictError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
 
 
 def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> dict[str, tuple[int, ...]]:
@@ -349,13 +333,20 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
 
 def run(call: Call) -> Result:
     """Find the sizes at which the target fails."""
-    own = call[Sweep]
+    own, fixed = call[Sweep], call[Data].input_shapes
     check = call.check(call[Target].settings())
     call.open(check)
     refuse_repeat(call)
-    check_shapes(own.shapes, call[Data].input_shapes)
+    if not any(len(each.sizes) > 1 for _, shape in own.shapes for each in shape):
+        raise MissingOptionError(
+            "no dimension to sweep: give an input with several sizes, such as --shapes 'x:[1..64,3,224,224]'; "
+            "`bisect-trt inspect model FILE` lists the inputs."
+        )
+    for name, count in Counter([*fixed, *(name for name, _ in own.shapes)]).items():
+        if count > 1:
+            raise ConflictError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
     check = check.without_target(call.console)
-    shapes = {**call[Data].input_shapes, **first_shapes(own.shapes, check.target, call.model)}
+    shapes = {**fixed, **first_shapes(own.shapes, check.target, call.model)}
     call.model = replace(call.model, data=replace(call.model.data, input_shapes=shapes))
     with call.searching(check, fed=False) as session:
         return sweep(session, check, own.shapes, own.tries)

@@ -307,13 +307,7 @@ _ONE = ""
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A set of samples on the disk, numbered in the order in which they were given.
-
-    Attributes:
-        folder: Where it lies.
-        count: How many samples there are.
-        labelled: Whether they have labels.
-    """
+    """A set of samples in a folder, numbered in the order in which they were given."""
 
     folder: Path
     count: int
@@ -321,11 +315,7 @@ class Evaluation:
 
     @classmethod
     def write(cls, folder: Path, samples: Iterable[tuple[Mapping[str, Array], Labels]]) -> Evaluation:
-        """Write samples one at a time.
-
-        Args:
-            folder: Where to; it is made.
-            samples: Inputs and labels of each.
+        """Write samples, inputs and labels, one at a time.
 
         Raises:
             UsageError: Only some have labels.
