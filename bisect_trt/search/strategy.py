@@ -210,14 +210,6 @@ def shortest_failing_prefix(
     return longest
 
 
-def shortest_failing_prefix_by_steps(units: Sequence[int], kept: Subset, ask: Ask) -> int:
-    """Try each length from the shortest: slow, but without assumptions about lengths that were not tried."""
-    for length in range(1 if not kept else 0, len(units)):
-        if ask(kept.union(units[:length])) is Verdict.FAIL:
-            return length
-    return len(units)
-
-
 _CERTAIN_OF_FEW = 2
 """Common number of culprits; after each the question "is that all?" is worth asking at once."""
 
