@@ -300,7 +300,7 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
     return found
 
 
-def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
+def describe_engine(path: Path) -> dict[str, Any]:
     """Return the inputs, outputs and layers of an engine, read by TensorRT in a worker process.
 
     Raises:
@@ -308,7 +308,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise UnreadableFileError(f"{path}: no such file; give the path of a TensorRT engine.")
-    with WorkerPool(folder) as workers:
+    with scratch() as folder, WorkerPool(Path(folder)) as workers:
         reply = workers.ask(Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))))
     if isinstance(reply, Failed):
         raise UnreadableFileError(
@@ -324,8 +324,7 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
         UnavailableError: It cannot be read.
     """
     if path.suffix in ENGINES:
-        with scratch() as folder:
-            return frozenset(choices_of_layers(describe_engine(path, Path(folder))["layers"]))
+        return frozenset(choices_of_layers(describe_engine(path)["layers"]))
     try:
         plain = json.loads(path.read_bytes())
     except OSError as error:

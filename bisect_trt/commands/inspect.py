@@ -6,19 +6,18 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.commands.build_choices import describe_engine
+from bisect_trt.commands.build_choices import ENGINES, describe_engine
 from bisect_trt.commands.call import Call
-from bisect_trt.errors import ConflictError, MissingOptionError, UnreadableFileError
+from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, module_of
@@ -28,77 +27,53 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.text import print_tree
 from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension
 from bisect_trt.tensors.saved import load_runs
-from bisect_trt.worker.guard import scratch
 
 Infos = Mapping[str, TensorInfo]
 
 
-class FileKind(str, Enum):
-    """The kind of a file."""
-
-    MODEL = "model"
-    ENGINE = "engine"
-    DATA = "data"
-
-
-_FITTING = {
-    FileKind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
-    FileKind.ENGINE: {Show.LAYERS},  # they are always shown
-    FileKind.DATA: {Show.VALUES},
-}
-_SUFFIXES = {
-    **dict.fromkeys((".onnx", ".pb", ".onnxtxt", ".onnxjson", ".textproto", ".prototxt", ".pbtxt"), FileKind.MODEL),
-    **dict.fromkeys((".engine", ".plan", ".trt"), FileKind.ENGINE),
-    **dict.fromkeys((".npz", ".json"), FileKind.DATA),
-}
 _STATISTICS = ("min", "max", "mean", "median", "std", "rms")
+
+
+class Kind(NamedTuple):
+    """A kind of file: the suffixes that it is known by, the details that ``--show`` adds, and what reads it."""
+
+    suffixes: tuple[str, ...]
+    details: frozenset[Show]
+    describe: Callable[[Path, Inspect], dict[str, Any]]
 
 
 def run(call: Call) -> Result:
     """Show the contents of a file."""
     own = call[Inspect]
-    kind, file = read_words(own.file_kind, own.path)
-    if odd := set(own.show) - _FITTING[kind]:
+    name, file = read_words(own.file_kind, own.path)
+    kind = _KINDS[name]
+    if odd := set(own.show) - kind.details:
         raise ConflictError(
-            f"--show {min(word.value for word in odd)} does not apply to {kind.value}; choose from: "
-            f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
+            f"--show {min(odd).value} does not apply to {name}; choose from: {', '.join(sorted(kind.details))}."
         )
-    if kind is FileKind.MODEL:
-        plain = describe_model(file, own.show)
-    elif kind is FileKind.DATA:
-        plain = describe_data(file, own.num_items if own.show else None)
-    else:
-        with scratch() as folder:
-            plain = describe_engine(file, Path(folder))
+    plain = call.result.extra[name] = kind.describe(file, own)
     print_tree(str(file), plain)
-    call.result.extra[kind.value] = plain
     return call.result.end()
 
 
-def read_words(word: str | None, path: Path | None) -> tuple[FileKind, Path]:
-    """Return the kind and the file of ``KIND FILE``, or of ``FILE`` by its suffix.
+def read_words(word: str | None, path: Path | None) -> tuple[str, Path]:
+    """Return the kind and the file of ``KIND FILE``, or of ``FILE`` by its suffix; folders hold data.
 
     Raises:
-        UnavailableError: The file does not exist.
         UsageError: There is no such kind, or no file, or the suffix does not show the kind.
     """
-    kinds = [kind.value for kind in FileKind]
-    if word is None or (path is None and word in kinds and not Path(word).exists()):
-        raise MissingOptionError(f"no file to inspect as {word}; name one.")
-    if path is not None:
-        if word not in kinds:
-            raise MissingOptionError(f"'{word}' is no kind of file; use {', '.join(kinds)}, or the file alone.")
-        return FileKind(word), path
-    file = Path(word)
-    known = FileKind.DATA if file.is_dir() else _SUFFIXES.get(file.suffix.lower())
-    if known is None and not file.exists():
-        raise UnreadableFileError(f"{file}: no such file; give the path of a model, an engine or saved values.")
-    if known is None:
+    if word is None:
+        raise MissingOptionError("no file to inspect; name one.")
+    if path is None:
+        path, suffix = Path(word), Path(word).suffix.lower()
+        word = next((name for name, kind in _KINDS.items() if suffix in kind.suffixes), "")
+        word = "data" if path.is_dir() else word
+    if word not in _KINDS:
         raise MissingOptionError(
-            f"the suffix of {file} does not show its kind; write one of {', '.join(kinds)} before it: "
-            f"`bisect-trt inspect model {shlex.quote(word)}`."
+            f"the kind of {path} is unknown{f', {word!r} is none' if word else ''}; write one of {', '.join(_KINDS)} before "
+            f"the file: `bisect-trt inspect model {shlex.quote(str(path))}`."
         )
-    return known, file
+    return word, path
 
 
 def describe_model(path: Path, show: Collection[Show]) -> dict[str, Any]:
@@ -234,3 +209,18 @@ def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
         known.append(np.sqrt(np.mean(np.square(finite))))
     shown = [float(value) if math.isfinite(value) else None for value in known]
     return {**plain, **dict(zip(_STATISTICS, shown, strict=True))}
+
+
+_KINDS = {
+    "model": Kind(
+        (".onnx", ".pb", ".onnxtxt", ".onnxjson", ".textproto", ".prototxt", ".pbtxt"),
+        frozenset({Show.LAYERS, Show.ATTRS, Show.WEIGHTS}),
+        lambda path, own: describe_model(path, own.show),
+    ),
+    "engine": Kind(ENGINES, frozenset({Show.LAYERS}), lambda path, _: describe_engine(path)),  # they are always shown
+    "data": Kind(
+        (".npz", ".json"),
+        frozenset({Show.VALUES}),
+        lambda path, own: describe_data(path, own.num_items if own.show else None),
+    ),
+}

@@ -187,7 +187,7 @@ REFUSALS = """
 1004 file | inspect
 1004 model | inspect model
 1004 notes | inspect notes
-2002 nope | inspect nope
+1004 nope | inspect nope
 
 # metrics
 1004 --max-drop | reduce m.onnx -o o.onnx T --max-drop 1%
