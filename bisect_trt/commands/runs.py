@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
@@ -21,47 +19,24 @@ from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_resu
 from bisect_trt.report.text import Json
 
 
-@dataclass(frozen=True)
-class EarlierRun:
-    """A run, read from its folder while it is running or later.
+def read_probes(journal: Path) -> tuple[dict[int, Json], list[Json]]:
+    """Return the verdicts in a journal by their numbers, and the probes without an outcome, while it is written or later.
 
-    Attributes:
-        folder: The run's folder.
-        binding: Its command line, working directory and files.
-        words: The command line, or the Python call.
-        probes: The verdicts, in the order of the questions.
-        running: The probes without an outcome.
+    Raises:
+        UnavailableError: The journal is damaged.
     """
-
-    folder: Path
-    binding: Binding
-    words: str
-    probes: Sequence[Json]
-    running: Sequence[Json]
-
-    @classmethod
-    def read(cls, folder: Path) -> EarlierRun:
-        """Read a run's folder.
-
-        Raises:
-            UnavailableError: It is not the folder of a run.
-        """
-        called = (folder / CALL_FILE).exists()
-        binding = Binding.read(folder, CALL_FILE if called else RUN_FILE)
-        command, *words = binding.argv or ("",)
-        shown = f"bisect_trt.{command}({', '.join(words)})" if called else f"bisect-trt {shlex.join(binding.argv)}"
-        verdicts: dict[int, Json] = {}
-        unfinished: dict[str, Json] = {}
-        for entry in read_journal(folder / JOURNAL):
-            if entry["event"] == "started":
-                unfinished[entry["key"]] = entry
-            elif entry["event"] in ("outcome", "moot"):
-                unfinished.pop(entry["key"], None)
-            elif entry["event"] == "verdict":
-                verdicts[entry["number"]] = entry
-            elif entry["event"] == "undo":
-                verdicts.pop(entry["number"], None)
-        return cls(folder, binding, shown, [verdicts[number] for number in sorted(verdicts)], [*unfinished.values()])
+    verdicts: dict[int, Json] = {}
+    unfinished: dict[str, Json] = {}
+    for entry in read_journal(journal):
+        if entry["event"] == "started":
+            unfinished[entry["key"]] = entry
+        elif entry["event"] in ("outcome", "moot"):
+            unfinished.pop(entry["key"], None)
+        elif entry["event"] == "verdict":
+            verdicts[entry["number"]] = entry
+        elif entry["event"] == "undo":
+            verdicts.pop(entry["number"], None)
+    return dict(sorted(verdicts.items())), [*unfinished.values()]
 
 
 def newest_run(file: str = RUN_FILE) -> Path:
@@ -79,41 +54,38 @@ def newest_run(file: str = RUN_FILE) -> Path:
 
 
 def log(call: Call) -> Result:
-    """Show every probe of a run with its reason, or one in full.
-
-    Raises:
-        UnavailableError: There is no such run.
-        UsageError: The run has no such probe.
-    """
-    own = call[LogOptions]
-    run, number = own.run, own.number
-    if run is not None and number is None and str(run).isdecimal() and not run.exists():
-        run, number = None, int(str(run))
-    found = EarlierRun.read(newest_run() if run is None else run)
-    show = call.console.answer
+    """Show every probe of a run with its reason, or one in full."""
+    own, show = call[LogOptions], call.console.answer
+    folder, number = own.run, own.number
+    if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
+        folder, number = None, int(str(folder))
+    folder = newest_run() if folder is None else folder
+    called = (folder / CALL_FILE).exists()
+    binding = Binding.read(folder, CALL_FILE if called else RUN_FILE)
+    verdicts, unfinished = read_probes(folder / JOURNAL)
+    if number is not None and number not in verdicts:
+        raise UnknownNameError(f"{folder} has no probe {number}; it has {len(verdicts)}.")
     if number is not None:
-        _show_probe(found, number, call.console)
+        _show_probe(folder, verdicts[number], call.console)
         return call.result
-    show(found.words)
-    show(f"in {found.binding.cwd}, version {found.binding.version}")
-    for entry in found.probes:
+    command, *words = binding.argv or ("",)
+    show(f"bisect_trt.{command}({', '.join(words)})" if called else f"bisect-trt {shlex.join(binding.argv)}")
+    show(f"in {binding.cwd}, version {binding.version}")
+    for entry in verdicts.values():
         show(
             f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
         )
-    for entry in found.running:
+    for entry in unfinished:
         show(f"   - unfinished             {entry['title']}: was running when the run ended")
     return call.result
 
 
-def _show_probe(run: EarlierRun, number: int, console: Console) -> None:
+def _show_probe(run: Path, entry: Json, console: Console) -> None:
     """Print one probe: its candidate, the command that runs it again, its output."""
-    entry = next((each for each in run.probes if each["number"] == number), None)
-    if entry is None:
-        raise UnknownNameError(f"{run.folder} has no probe {number}; it has {len(run.probes)}.")
-    folder = run.folder / "candidates" / str(entry["key"])[:KEY_LENGTH]
+    folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
     inside = folder / "model.onnx"
     model = inside if inside.exists() else folder.with_suffix(".onnx")  # with a shared file of weights
-    console.answer(f"probe {number}: {entry['verdict']}, {entry['reason']}")
+    console.answer(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
     console.answer(f"candidate: {model} ({entry['title']})")
     console.answer(f"inputs: {folder / 'inputs.npz'}")
     console.answer(f"golden: {folder / 'golden.npz'}")
@@ -128,12 +100,7 @@ def _show_probe(run: EarlierRun, number: int, console: Console) -> None:
 
 
 def report(call: Call) -> Result:
-    """Write the report.html of a run again, from its result.json alone.
-
-    Raises:
-        UnavailableError: There is no such run.
-        UsageError: The page cannot be written.
-    """
+    """Write the report.html of a run again, from its result.json alone."""
     own = call[Report]
     source = newest_run(RESULT_FILE) if own.run is None else own.run
     result = read_result(source)
@@ -145,11 +112,7 @@ def report(call: Call) -> Result:
 
 
 def resume(call: Call) -> Result:
-    """Change to the directory of an interrupted run; the call gets its command line as ``words`` and its ``folder``.
-
-    Raises:
-        UnavailableError: There is no such run, or its directory is gone.
-    """
+    """Change to the directory of an interrupted run; the call gets its command line as ``words`` and its ``folder``."""
     folder = call[Resume].run or newest_run()
     binding = Binding.read(folder)
     call.folder = folder.absolute()

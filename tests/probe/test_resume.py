@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 from support import assert_gone, chain, examples, has, rest_slow, script
 
 from benchmarks.flaky import simulate, simulate_in_memory
-from bisect_trt.commands.binding import RUN_FILE
-from bisect_trt.commands.runs import EarlierRun
+from bisect_trt.commands.binding import RUN_FILE, Binding
+from bisect_trt.commands.runs import read_probes
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal
@@ -179,7 +179,8 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
         binding.write_text(bound)
         file.write_text(text)
         with contextlib.suppress(BisectError):
-            EarlierRun.read(run)
+            Binding.read(run)
+            read_probes(run / JOURNAL)
         with contextlib.suppress(BisectError):
             Ledger(run).close()
             read += 1
