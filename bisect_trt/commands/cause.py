@@ -12,6 +12,7 @@ from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
+from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
@@ -100,11 +101,23 @@ def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case:
     feed = models.feed("trace.in", session.subject.values(base, base.inputs))
     reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
-    trace, suspects = None if isinstance(reply, Failed) else reply, operators if case else frozenset[str]()
+    trace, suspects = None if isinstance(reply, Failed) else reply, operators if case else suspected_operators(session)
     switches = target.target.switches(target, Looked(trace, operators, suspects))
     if not switches:
         raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
     return Panel(switches, replace(base, title="the minimal case") if case else base, target)
+
+
+def suspected_operators(session: Session) -> frozenset[str]:
+    """Return the operators of the nodes in the failure's message, and of their neighbours."""
+    network, ledger = session.subject.network, session.prober.ledger
+    outcome = ledger.outcome(session.subject.original.key)
+    if outcome is None or not ledger.is_broken:
+        return frozenset()
+    named = set(named_nodes(network, outcome.reason)[:1])
+    readers = {index for index in network.order if named.intersection(network.parents(index))}
+    around = named | readers | {parent for index in readers for parent in network.parents(index)}
+    return frozenset(network.nodes[index].op_type for index in around)
 
 
 def search_switches(session: Session, panel: Panel, most: int | None = None) -> tuple[Alternatives, int] | None:

@@ -313,7 +313,7 @@ REFUSALS = """
 2006 99 | report later.json
 2006 damaged | report part.json
 2006 gone | resume gone
-2002 good | diff folder empty
+2002 folder | diff folder empty
 1004 builds | diff
 2002 odd.json | diff odd.json
 2002 odd.json | diff odd.json bad.json

@@ -15,9 +15,8 @@ from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, chain, node_names, overflowing, read_json, save, script
+from support import SHAPE, chain, overflowing, read_json, save, script
 
-import bisect_trt
 from bisect_trt.commands.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes, narrow_held
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Case, Session, unless_lost
@@ -218,69 +217,6 @@ def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> 
     result = read_json(Path("r.json"))
     assert "overflow" in [node["name"] for each in result["failures"] for node in each["culprits"]]
     assert "precision" in [each["fault"]["whose"] for each in result["failures"][1:]]
-
-
-# ``reduce`` with one end of the graph held: what is left has nothing that the other end does not need.
-
-
-node = helper.make_node
-
-
-Ends = tuple[list[str], list[str], list[str]]
-
-
-def branches(path: Path) -> Path:
-    """Three branches from one input; the first two are joined, the third has an output of its own."""
-    nodes = [
-        node("Relu", ["x"], ["stem"], name="stem"),
-        *(node("Neg", ["stem"], [f"a{i}"], name=f"a{i}") for i in range(3)),
-        *(node("Abs", [f"a{i}"], [f"b{i}"], name=f"b{i}") for i in range(3)),
-        node("Add", ["b0", "b1"], ["joined"], name="joined"),
-        node("Split", ["joined"], ["left", "right"], name="split", axis=1),
-        node("Neg", ["left"], ["y"], name="y"),
-        node("Neg", ["right"], ["z"], name="z"),
-    ]
-    return save(path, nodes, inputs={"x": [1, 4]}, outputs=dict.fromkeys(["y", "z", "b2"]))
-
-
-def has_nodes(*names: str) -> Callable[[Path], bool]:
-    return lambda path: set(names) <= set(node_names(path))
-
-
-def has_output(name: str) -> Callable[[Path], bool]:
-    """Fails while a tensor is an output, or is read on."""
-    return lambda path: name in ends_of(path)[2] or any(name in each.input for each in onnx.load(str(path)).graph.node)
-
-
-def ends_of(path: Path) -> Ends:
-    """Inputs, nodes and outputs."""
-    graph = onnx.load(str(path)).graph
-    return [value.name for value in graph.input], node_names(path), [value.name for value in graph.output]
-
-
-STEM = ["a0", "a1", "b0", "b1", "joined", "stem"]
-
-
-@pytest.mark.parametrize("mode", ["auto", "linear"])
-@pytest.mark.parametrize(
-    ("held", "check", "left"),
-    [
-        ("inputs", has_nodes("b1", "a2"), (["x"], ["a1", "a2", "b1", "stem"], ["a2", "b1"])),
-        ("inputs", has_output("left"), (["x"], sorted([*STEM, "split"]), ["left", "right"])),
-        ("outputs", has_nodes("b0"), (["a0", "b1"], ["b0", "joined", "split", "y", "z"], ["y", "z"])),
-        ("outputs", has_nodes("b2", "y"), (["a2", "left"], ["b2", "y"], ["b2", "y"])),
-    ],
-)
-def test_with_one_end_held_only_what_leads_to_the_other_stays(
-    held: str, check: Callable[[Path], bool], left: Ends, mode: str, here: Path
-) -> None:
-    model = branches(here / "model.onnx")
-    result = bisect_trt.reduce(model, check, output="out.onnx", mode=mode, **{f"reduce_{held}": False})
-    assert (result.status, result.proven) == ("found", True)
-    onnx.checker.check_model("out.onnx", full_check=True)
-    inputs, nodes, outputs = ends_of(Path("out.onnx"))
-    assert sorted(culprit["name"] for culprit in result.culprits) == sorted(nodes)
-    assert (sorted(inputs), sorted(nodes), sorted(outputs)) == left
 
 
 # A failure that rebuilding the model takes away is said to be that, and never searched for to the end.
