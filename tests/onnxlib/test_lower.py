@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from building import ort_run
+from building import ort_run, text_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from light import LIGHT
@@ -17,7 +18,6 @@ from lowering import (
     FLOAT,
     FLOAT16,
     HALF_EPSILON,
-    INT64,
     LEVELS,
     X900,
     Array,
@@ -44,104 +44,87 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import refer_to
 
+STAY: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
+    # 4097 columns, halved: as fp16 numbers they would be 4096, then 2048.
+    "arithmetic on shapes": (
+        "(float[1, n] x) => (float[1, m] y)",
+        (
+            "shape = Shape(x) columns = Gather(shape, one) f = Cast <to = 1> (columns) halved = Mul(f, half) up = Ceil(halved) "
+            "i = Cast <to = 7> (up) y = Slice(x, zero, i, one)"
+        ),
+        {"zero": np.array([0]), "one": np.array([1]), "half": 0.5},
+        (1, 4097),
+    ),
+    # A scale of 1.0001 makes 10001 columns of 10000; fp16 has 1 in its place.
+    "scales of a Resize": (
+        "(float[1, 10000] x) => (float[1, m] y)",
+        'y = Resize <mode = "nearest"> (x, , scales)',
+        {"scales": [1, 1.0001]},
+        (1, 10000),
+    ),
+    # 4097 is no fp16 number.
+    "places by a Range": (
+        "(float[4200] x) => (float[n] y)",
+        "start = Gather(x, zero) steps = Range(start, limit, delta) places = Cast <to = 7> (steps) y = Gather(x, places)",
+        {"zero": np.array(0), "limit": 4100.0, "delta": 1.0},
+        (4200,),
+    ),
+    # NonMaxSuppression takes float32 alone.
+    "what a schema does not allow": (
+        "(float[3] x) => (int64[n, 3] chosen)",
+        (
+            "none = ReduceSum <keepdims = 0> (x) boxes = Add(corners, none) scores = Add(likely, none) "
+            "chosen = NonMaxSuppression(boxes, scores, most)"
+        ),
+        {"most": np.array([5]), "likely": [[[1.0, 1.0]]], "corners": [[[0.0, 0.0, 1.0, 1.0], [5.0, 5.0, 6.0, 6.0]]]},
+        (3,),
+    ),
+}
+
 
 @both
 @pytest.mark.parametrize("mark", [False, True])
-def test_arithmetic_on_shapes_stays_exact(lower: Lowering, mark: bool) -> None:
-    """4097 columns, halved: as fp16 numbers they would be 4096, then 2048. Looking at them changes nothing."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Gather", ["shape", "one"], ["columns"]),
-        helper.make_node("Cast", ["columns"], ["as_float"], to=FLOAT),
-        helper.make_node("Mul", ["as_float", "half"], ["halved"]),
-        helper.make_node("Ceil", ["halved"], ["up"]),
-        helper.make_node("Cast", ["up"], ["as_int"], to=INT64),
-        helper.make_node("Slice", ["x", "zero", "as_int", "one"], ["y"]),
-    ]
-    weights = [numpy_helper.from_array(np.array([n]), name) for n, name in enumerate(("zero", "one"))]
-    source = model(nodes, ["y"], [*weights, weight("half", 0.5)], inputs=[("x", FLOAT, (1, "n"))])
-    source = with_outputs(source, computed(source)) if mark else source
-    assert ort_run(checked(lower, source), {"x": np.zeros((1, 4097), np.float32)})["y"].shape == (1, 2049)
+@pytest.mark.parametrize("what", STAY)
+def test_it_stays_exact(lower: Lowering, what: str, mark: bool) -> None:
+    """Looking at what is inside changes nothing."""
+    ends, body, weights, shape = STAY[what]
+    source = text_model(ends, body, weights)
+    fed = {"x": (np.arange(np.prod(shape), dtype=np.float32) % 7).reshape(shape)}
+    got = ort_run(checked(lower, with_outputs(source, computed(source)) if mark else source), fed)
+    for name, value in ort_run(source, fed).items():
+        np.testing.assert_array_equal(got[name], value)
+
+
+@both
+def test_indices_that_are_floats_stay_exact(lower: Lowering) -> None:
+    """2049 is no fp16 number, nor is 2051."""
+    weights = {"depth": 2051.0, "values": [0.0, 1.0]}
+    source = text_model("(float[1] x) => (float[1, n] y)", "hot = OneHot(x, depth, values) y = Neg(hot)", weights)
+    got = ort_run(checked(lower, source), {"x": np.array([2049], np.float32)})["y"]
+    assert (got.shape, np.flatnonzero(got).tolist()) == ((1, 2051), [2049])
 
 
 @both
 def test_a_mask_made_from_a_shape_is_data(lower: Lowering) -> None:
     """(1 - mask) * -1e9, filled by a ConstantOfShape: 0 times -Inf is NaN in fp16."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("ConstantOfShape", ["shape"], ["mask"], value=weight("v", [1])),
-        helper.make_node("Sub", ["one", "mask"], ["inverse"]),
-        helper.make_node("Mul", ["inverse", "low"], ["penalty"]),
-        helper.make_node("Add", ["x", "penalty"], ["y"]),
-    ]
-    source = model(nodes, ["y"], [weight("one", 1), weight("low", -1e9)])
+    body = (
+        "shape = Shape(x) mask = ConstantOfShape <value = float[1] {1}> (shape) inverse = Sub(one, mask) "
+        "penalty = Mul(inverse, low) y = Add(x, penalty)"
+    )
+    source = text_model("(float[2, 3] x) => (float[2, 3] y)", body, {"one": 1.0, "low": -1e9})
     lowered, x = checked(lower, source), {"x": np.ones((2, 3), np.float32)}
     assert np.isnan(run_as_lowered(lower, lowered, x)["y"]).all()
 
 
 @both
-def test_resize_keeps_its_scales(lower: Lowering) -> None:
-    """A scale of 1.0001 makes 10001 columns of 10000; fp16 has 1 in its place."""
-    nodes = [helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")]
-    source = model(nodes, ["y"], [weight("scales", [1, 1.0001])], inputs=[("x", FLOAT, (1, 10000))])
-    assert ort_run(checked(lower, source), {"x": np.zeros((1, 10000), np.float32)})["y"].shape == (1, 10001)
-
-
-@both
-def test_indices_that_are_floats_stay_exact(lower: Lowering) -> None:
-    """2049 is no fp16 number."""
-    nodes = [helper.make_node("OneHot", ["x", "depth", "values"], ["hot"]), helper.make_node("Neg", ["hot"], ["y"])]
-    weights = [weight("depth", 2050), weight("values", [0, 1])]
-    source = model(nodes, ["y"], weights, inputs=[("x", FLOAT, (1,))])
-    got = ort_run(checked(lower, source), {"x": np.array([2049], np.float32)})["y"]
-    assert got.shape == (1, 2050)
-    assert np.flatnonzero(got).tolist() == [2049]
-
-
-@both
-def test_what_a_schema_does_not_allow_stays(lower: Lowering) -> None:
-    """NonMaxSuppression takes float32 alone; Range counts; RandomNormalLike's type follows its input or does not."""
-    nodes = [
-        helper.make_node("Range", ["start", "limit", "delta"], ["steps"]),
-        helper.make_node("Add", ["steps", "x"], ["y"]),
-        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["chosen"]),
-        helper.make_node("RandomNormalLike", ["y"], ["noise"], seed=1.0),
-        helper.make_node("Mul", ["noise", "y"], ["noisy"]),
-    ]
-    weights = [
-        weight("start", 0),
-        weight("limit", 3),
-        weight("delta", 1),
-        numpy_helper.from_array(np.array([5]), "most"),
-    ]
-    boxes = [("boxes", FLOAT, (1, 2, 4)), ("scores", FLOAT, (1, 1, 2))]
-    source = model(nodes, ["y", "noise", "noisy", "chosen"], weights, inputs=[("x", FLOAT, (3,)), *boxes])
-    feeds = {
-        "x": np.zeros(3, np.float32),
-        "boxes": np.array([[[0, 0, 1, 1], [5, 5, 6, 6]]], np.float32),
-        "scores": np.ones((1, 1, 2), np.float32),
-    }
-    got = ort_run(checked(lower, source), feeds)
-    assert got["y"].tolist() == [0, 1, 2]
-    assert got["chosen"].shape == (2, 3)
-    assert np.isfinite(got["noisy"]).all()
-
-
-def branch(name: str, op: str) -> onnx.GraphProto:
-    return helper.make_graph(
-        [helper.make_node(op, ["outer", "w"], [name])], name, [], [helper.make_tensor_value_info(name, FLOAT, (2, 3))]
-    )
-
-
-@both
 @pytest.mark.parametrize("flag", [True, False])
 def test_bodies_of_control_flow_capture_outer_tensors(lower: Lowering, flag: bool) -> None:
-    nodes = [
-        helper.make_node("Exp", ["x"], ["outer"]),
-        helper.make_node("If", ["flag"], ["z"], then_branch=branch("t", "Add"), else_branch=branch("e", "Sub")),
-        helper.make_node("Mul", ["z", "w"], ["y"]),
-    ]
-    source = model(nodes, ["y"], [weight("w", 0.3)], inputs=[("x", FLOAT, (2, 3)), ("flag", TensorProto.BOOL, ())])
+    branches = ", ".join(
+        f"{name}_branch = {name} () => (float[2, 3] {name}_out) {{ {name}_out = {op}(outer, w) }}"
+        for name, op in (("then", "Add"), ("else", "Sub"))
+    )
+    body = f"outer = Exp(x) z = If (flag) <{branches}> y = Mul(z, w)"
+    source = text_model("(float[2, 3] x, bool flag) => (float[2, 3] y)", body, {"w": 0.3})
     feeds = {"x": np.full((2, 3), 0.3, np.float32), "flag": np.array(flag)}
     lowered = checked(lower, source)
     for level in LEVELS:
