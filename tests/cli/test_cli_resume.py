@@ -99,6 +99,11 @@ def test_it_is_refused_when_a_file_changed(cli: CommandLine, begun: Path, name: 
     assert not Path("seen").exists()
 
 
+def test_it_is_refused_by_another_version(cli: CommandLine, begun: Path) -> None:
+    (begun / "run.json").write_text(json.dumps({**read_json(begun / "run.json"), "version": "0.0.1"}))
+    assert "0.0.1" in cli("resume", begun).ended(2).error
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"argv": ["reduce"]', b'{"argv": 1}', b"\x00\xff"])
 def test_what_is_no_run(cli: CommandLine, content: bytes) -> None:
     Path("run").mkdir()

@@ -18,7 +18,6 @@ from support import examples
 from bisect_trt.onnxlib.cut import Cut, Isolated, cut, is_frozen, isolate, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
-from bisect_trt.tensors.info import TensorInfo
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = tensor_info("x", FLOAT, [2, 3])
@@ -270,23 +269,6 @@ def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> Non
     assert "width" in piece.left_out
     assert [value.name for value in piece.proto.graph.input] == ["x"]
     assert piece.fed == {}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "expected"),
-    [
-        (np.int64, (3,), True),
-        (np.int32, (), True),
-        (np.int64, (65,), False),
-        (np.int64, (1, 3), False),
-        (np.bool_, (3,), False),
-        (np.float32, (3,), False),
-        (np.int64, (None,), False),
-        (np.int64, None, False),
-    ],
-)
-def test_what_is_stored(dtype: type, shape: tuple[int | None, ...] | None, expected: bool) -> None:
-    assert is_frozen(TensorInfo("t", np.dtype(dtype), shape)) == expected
 
 
 # The region around some nodes, for any graph: it is near, connected, small, and says what it shows.

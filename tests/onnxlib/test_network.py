@@ -84,25 +84,6 @@ def test_a_cycle_names_a_node_that_is_on_it() -> None:
             Network(proto_of(cycle, [X], ["y"]))
 
 
-def test_what_it_reads() -> None:
-    nodes = [
-        node("Add", ["a", "made"], ["y"]),
-        node("Clip", ["x", "", "w"], ["a"], name="clip"),
-        node("Constant", [], ["made"], value_float=1.0),
-        node("Exp", ["made"], ["made2"]),
-    ]
-    model = proto_of(nodes, [tensor_info("w", TensorProto.FLOAT, []), X], ["y", "made2"], {"w": np.float32(1)})
-    network = Network(model)
-    assert (network.inputs, network.outputs) == (["x"], ["y", "made2"])
-    assert network.reads == [("a", "made"), ("x", "w"), (), ("made",)]
-    assert network.constant == [False, False, True, True]
-    assert network.computed == ["a", "y"]
-    assert network.consumers == {"a": (0,), "made": [0, 3], "x": (1,), "w": (1,)}
-    assert [network.rank[index] for index in network.order] == [0, 1, 2, 3]
-    assert network.describe(1) == "Clip 'clip'"
-    assert network.describe(0) == "Add 'y'"
-
-
 def test_a_function_that_calls_itself_is_no_endless_question() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     again = helper.make_function("mine", "Again", [], ["r"], [node("Again", [], ["r"], domain="mine")], opsets)

@@ -22,8 +22,6 @@ from bisect_trt.onnxlib.load import external_files, load_model, place_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import (
     WEIGHTS_FILE,
-    check_output,
-    data_file,
     inner_bytes,
     make_raw,
     refer_to,
@@ -108,21 +106,6 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
 def test_the_suffix_says_the_format_as_when_it_is_read(model: ModelProto, tmp_path: Path, name: str) -> None:
     save_model(model, tmp_path, tmp_path / name)
     assert_same(ort_run(onnx.load(str(tmp_path / name)), ONES), ort_run(model, ONES))
-
-
-def test_files_that_exist(tmp_path: Path) -> None:
-    out = tmp_path / "out.onnx"
-    check_output(out, overwrite=False)
-    for file in (out, data_file(out)):
-        file.touch()
-        with pytest.raises(UsageError, match=f"{file} exists"):
-            check_output(out, overwrite=False)
-        check_output(out, overwrite=True)
-        file.unlink()
-    with pytest.raises(UsageError, match="is a folder"):
-        check_output(tmp_path, overwrite=True)
-    with pytest.raises(UsageError, match="there is no folder"):
-        check_output(tmp_path / "none" / "out.onnx", overwrite=True)
 
 
 def large(folder: Path, size: int) -> ModelProto:

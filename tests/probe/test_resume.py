@@ -105,18 +105,6 @@ def test_the_journal_ends_at_any_byte(
             assert answered(run) >= {record.key for record in whole.told.records}
 
 
-@settings(max_examples=examples(20), deadline=None)
-@given(cases(), st.integers(1, 8))
-def test_a_finished_run_runs_no_check_again(case: Case, workers: int) -> None:
-    with scratch() as folder:
-        with FakeRun(Path(folder), FakeCheck(case.predicate, 0), workers) as first:
-            minimum = first.reduce(case.count, case.algorithm)
-        with FakeRun(Path(folder), FakeCheck(case.predicate), 1) as second:
-            assert second.reduce(case.count, case.algorithm) == minimum
-        assert not second.check.ended
-        assert decisions(second.told.records) == decisions(first.told.records)
-
-
 def test_a_second_look_is_remembered_beside_the_first(tmp_path: Path) -> None:
     """The re-check of an answer runs the check anew, but not again when the run goes on; nor does it change history."""
     candidate = build([0])
