@@ -212,6 +212,14 @@ def test_shapes_fold_once_they_are_known(cli: CommandLine, here: Path) -> None:
     assert len(operators("out.onnx")) == 8
 
 
+def test_override_input_shapes(cli: CommandLine, here: Path) -> None:
+    model = reshaping(here / "model.onnx", "batch", 1, 2)
+    assert cli("sanitize", model, "-o", "out.onnx", "--override-input-shapes", "x:[7,1,2]").status == 0
+    assert operators("out.onnx") == ["Reshape", "Add"]
+    (fed,) = onnx.load("out.onnx").graph.input
+    assert [dim.dim_value for dim in fed.type.tensor_type.shape.dim] == [7, 1, 2]
+
+
 def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
     """The model declares a shape that depends on values, and declares it wrong; folded it gives another result."""
     nodes = [

@@ -117,6 +117,11 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
     assert (ends, [value.name for value in piece.graph.output]) == (["a"], ["y"])
 
 
+def test_a_node_that_makes_an_input_is_not_kept_for_its_other_output(network: Network) -> None:
+    with pytest.raises(UsageError, match="Split 'left', which makes 'left', is needed for its other outputs"):
+        extract(network, ["left"], ["c"], {})
+
+
 # Slices: whatever the limit, what they compute together is what the whole computes, and none is larger than it must be.
 
 
