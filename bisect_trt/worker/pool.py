@@ -68,10 +68,10 @@ class WorkerPool:
         self._log = folder / "workers.log"
         self._gpus = list(gpus)
         self._lock = threading.Lock()
-        self._idle: list[WorkerProcess] = []
+        self._idle = take_spare() if len(self._gpus) < 2 else []
         self._given: Counter[str | Place] = Counter()
         """The number of workers of each GPU and each place."""
-        self._lost: Counter[Place] = Counter()
+        self._lost: Counter[Place | None] = Counter()
         self._short = False
         self._closed = False
 
@@ -159,31 +159,26 @@ class WorkerPool:
     def _exchange(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Any:  # noqa: ANN401 - of the request's type
         try:
             limits = ProcessLimits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
-            answer = worker.ask(order, limits)
+            return worker.ask(order, limits).reply
         except WorkerDied as death:
-            if death.outside is not None and worker.place is not None:
-                self._lost[worker.place] += 1
-            (self._give_back if worker.alive else self._dismiss)(worker)
+            self._lost[worker.place] += death.outside is not None
             raise
         except BisectError:
-            self._give_back(worker)
             raise
         except BaseException:  # Ctrl-C: its answer is not needed
-            self._dismiss(worker)
+            worker.close()
             raise
-        self._give_back(worker)
-        return answer.reply
+        finally:
+            self._give_back(worker)
 
     def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new worker; ``fresh`` if it must not have served, ``away`` in a place, by default the least used."""
         with self._lock:
             for worker in reversed(self._idle):  # the one that idles for the shortest time
                 fits = (worker.place is not None) == away and place in (None, worker.place)
-                if fits and not (fresh and (worker.served or not away)):
+                if fits and not (fresh and worker.served):
                     self._idle.remove(worker)
                     return worker
-            if len(self._gpus) < 2 and not away and (spare := take_spare(fresh=fresh)) is not None:
-                return spare
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._given[each]))
             local = place is None or place.local
@@ -192,8 +187,9 @@ class WorkerPool:
             return WorkerProcess(gpu, place=place)
 
     def _give_back(self, worker: WorkerProcess) -> None:
+        worn_out = self.fresh_process or worker.worn_out or (self._short and worker.place is not None)
         with self._lock:
-            kept = not (self._closed or self.fresh_process or worker.worn_out or (self._short and worker.place))
+            kept = worker.alive and not (self._closed or worn_out)
             if kept:
                 self._idle.append(worker)
         if not kept:
@@ -201,14 +197,12 @@ class WorkerPool:
 
     def _make_room(self, lost: WorkerProcess) -> None:
         """A cluster may be smaller than it was: from now on no idle worker there occupies a place."""
-        if lost.place is None or lost.place.kind != "ray":
-            return
-        self._short = True
-        with self._lock:
-            idle = [worker for worker in self._idle if worker.place is not None]
-            self._idle = [worker for worker in self._idle if worker.place is None]
-        for worker in idle:
-            self._dismiss(worker)
+        if lost.place is not None and lost.place.kind == "ray":
+            self._short = True
+            with self._lock:
+                idle, self._idle = self._idle, []
+            for worker in idle:
+                self._give_back(worker)
 
     def _dismiss(self, worker: WorkerProcess) -> None:
         worker.close()

@@ -221,12 +221,12 @@ def end_spare() -> None:
         _spare.pop().close()
 
 
-def take_spare(*, fresh: bool) -> WorkerProcess | None:
-    """A spare worker, if there is one, which has served no request if ``fresh``; outdated ones are ended."""
-    for worker in [each for each in _spare if each.outdated]:
-        _spare.remove(worker)
-        worker.close()
-    return _spare.pop() if _spare and not (fresh and _spare[-1].served) else None
+def take_spare() -> list[WorkerProcess]:
+    """The spare workers, which belong to the caller from now on; outdated ones are ended."""
+    found = [worker for worker in _spare if not worker.outdated]
+    _spare[:] = [worker for worker in _spare if worker.outdated]
+    end_spare()
+    return found
 
 
 def keep(worker: WorkerProcess) -> None:

@@ -144,7 +144,7 @@ def replaced(interrupt_at: int | None = None, seed: int = 0, *, tensorrt: bool =
     try:
         with (
             mock.patch.object(pool, "WorkerProcess", lambda *words, **named: InProcessWorker(counter, *words, **named)),
-            mock.patch.object(pool, "take_spare", return_value=None),
+            mock.patch.object(pool, "take_spare", return_value=[]),
             mock.patch.object(pool, "keep", lambda worker: worker.close()),
             mock.patch.object(pool, "default_workers", return_value=1),
             mock.patch.object(serve, "_print_to"),
