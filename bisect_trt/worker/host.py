@@ -26,13 +26,7 @@ from typing import Any, NoReturn
 
 from bisect_trt.errors import BisectError, PlaceError
 from bisect_trt.targets.messages import RuntimeFailure
-from bisect_trt.tensors.kernel import (
-    end_with_parent,
-    forget_peak,
-    free_bytes,
-    status_bytes,
-    total_bytes,
-)
+from bisect_trt.tensors.kernel import end_with_parent, forget_peak, status_bytes
 from bisect_trt.worker.channel import LAST, Closed, receive, send
 
 _MOST_RUNTIMES = 16
@@ -296,7 +290,7 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def facts(packages: list[str]) -> dict[str, Any]:
-    """Versions, processor, GPUs and memory of this machine; what is not known is left out."""
+    """Versions, processor and GPUs of this machine; what is not known is left out."""
     found: dict[str, Any] = {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -306,8 +300,6 @@ def facts(packages: list[str]) -> dict[str, Any]:
         "CPU": processor(),
         "cores": os.cpu_count() or 1,
         "GPU": gpus(),
-        "memory": total_bytes(),
-        "free_memory": free_bytes(),
         "packages": {name: version for name in packages if (version := installed(name))},
     }
     return {name: value for name, value in found.items() if value or name == "packages"}
@@ -330,17 +322,14 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Name, driver, and memory in bytes of each GPU that this process may use, as nvidia-smi reports them."""
-    query = ["--query-gpu=index,name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"]
+def gpus() -> list[dict[str, str]]:
+    """Name and driver of each GPU that this process may use, as nvidia-smi reports them."""
+    query = ["--query-gpu=index,name,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.check_output(["nvidia-smi", *query], timeout=30, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return []
-    visible, found = os.environ.get("CUDA_VISIBLE_DEVICES"), []
-    for line in said.decode(errors="replace").splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 5 and (visible is None or words[0] in visible.split(",")):
-            sizes = [int(word) << 20 if word.isdigit() else 0 for word in words[3:]]
-            found.append({"name": words[1], "driver": words[2], "memory": sizes[0], "free_memory": sizes[1]})
-    return found
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    rows = [[word.strip() for word in line.split(",")] for line in said.decode(errors="replace").splitlines()]
+    seen = [row for row in rows if len(row) == 3 and (visible is None or row[0] in visible.split(","))]
+    return [{"name": name, "driver": driver} for _, name, driver in seen]
