@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import ConflictError, OutputFileError, UnknownNameError, ValueRefusedError
-from bisect_trt.targets.messages import BuildError, set_option
+from bisect_trt.targets.messages import set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
@@ -240,12 +240,6 @@ PIN_MISSED = "pin"
 """The signature of a build that does not take a pinned tactic."""
 _FUSED_PARTS = re.compile(r" \+ |PWN\(|\)|, |\|\|")
 """Stands between the names of layers that became one."""
-
-
-def pin_refused(taken: str) -> BuildError:
-    """Return the error of a build that takes another tactic than the pinned one."""
-    message = f"a layer does not take the pinned tactic: it takes {taken}"
-    return BuildError(message, signature=PIN_MISSED)
 
 
 def tactic_selector(trt: Any, settings: Mapping[str, Any], *, record: bool = False) -> Any:

@@ -14,7 +14,6 @@ from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.trt.config import (
     builder_flags,
     is_strongly_typed,
-    low_precisions,
     network_inputs,
 )
 from bisect_trt.targets.trt.process import TensorRt, clean_parser, signature
@@ -208,7 +207,7 @@ def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> N
     Only for networks that are not strongly typed.
     """
     if settings["keep"] or settings["held"]:
-        low = trt.DataType.BF16 if "bf16" in low_precisions(settings) else trt.DataType.HALF
+        low = trt.DataType.BF16 if settings["bf16"] else trt.DataType.HALF
         kept = {
             place for place, node in enumerate(parsed.nodes) if next(filter(None, node[1]), None) in settings["keep"]
         }

@@ -22,11 +22,11 @@ from bisect_trt.errors import (
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
 from bisect_trt.targets.messages import BuildError, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
+    PIN_MISSED,
     add_profile,
     check_settings,
     is_strongly_typed,
     make_config,
-    pin_refused,
     set_ranges,
     tactic_selector,
     write_file,
@@ -39,7 +39,7 @@ from bisect_trt.targets.trt.engine import (
     layers_of_network,
 )
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse, partition
-from bisect_trt.targets.trt.process import APIS, TensorRt, describe, tensorrt
+from bisect_trt.targets.trt.process import APIS, describe, tensorrt
 
 _NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
 """Messages of a builder that calls CUDA where there is no GPU."""
@@ -56,50 +56,6 @@ class Built:
     parsed: ParsedNetwork
     took: list[list[Any]]
     timings: Any
-
-
-def build_engine(
-    process: TensorRt,
-    settings: Mapping[str, Any],
-    path: pathlib.Path,
-    feed: Mapping[str, Any],
-    hints: Mapping[str, Any],
-    *,
-    record: bool = False,
-) -> Built:
-    """Parse and build a model; ``record`` tactics in any case.
-
-    Raises:
-        BuildError: TensorRT refuses the model, or a layer does not take its pinned tactic.
-    """
-    trt, log, builder = process.trt, process.log, process.builder
-    parsed = parse(process, settings, path, feed, hints)
-    network = parsed.network
-    config = make_config(trt, builder, settings, lowered=hints["lowered"])
-    add_profile(builder, config, network, settings, feed)
-    if not is_strongly_typed(trt, settings, lowered=hints["lowered"]):
-        constrain(trt, parsed, settings)
-    set_ranges(trt, config, network, settings, process.cuda)
-    selector, timings, start = None, None, settings["load_timing_cache"]
-    if not APIS[settings["runtime"]].portable:
-        if start not in process.timing_caches:
-            process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
-        timings = process.timing_caches[start]
-        config.set_timing_cache(timings, ignore_mismatch=False)
-        selector = tactic_selector(trt, settings, record=record)
-    if selector is not None:
-        config.algorithm_selector = selector
-    log.errors.clear()
-    plan = builder.build_serialized_network(network, config)
-    if plan is None:
-        failure = log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
-        if process.cuda is None and _NEEDS_GPU.search(failure.message):
-            why = f"{failure.message}: this part of a build needs an NVIDIA GPU, and there is none"
-            failure = BuildError(why, signature=failure.masked, poisoned=failure.poisoned)
-        raise failure
-    if selector is not None and (taken := selector.missed()):
-        raise pin_refused(", ".join(taken))
-    return Built(plan, parsed, [] if selector is None else selector.took, timings)
 
 
 class BuiltSession:
@@ -166,7 +122,7 @@ class TrtRunner:
         """
         if self._settings["load_engine"] is not None:
             return TrtSession(self._process, self._prebuilt(), hints.get("types", {}))
-        built = build_engine(self._process, self._settings, path, feed, hints)
+        built = self._build(path, feed, hints)
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
@@ -178,9 +134,8 @@ class TrtRunner:
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and the number of choices;
             where there is an algorithm selector (8.6 to 10), and the model builds.
         """
-        trt, plain = self._process.trt, {**self._settings, "avoid_tactics": (), "pin_tactics": ()}
-        config = make_config(trt, self._process.builder, plain)
-        times = not APIS[self._settings["runtime"]].portable
+        trt, times = self._process.trt, not APIS[self._settings["runtime"]].portable
+        config = make_config(trt, self._process.builder, self._settings)
         bits, sources = (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
         found: dict[str, Any] = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
@@ -191,7 +146,7 @@ class TrtRunner:
             found["partition"] = partition(self._process, self._settings, path, hints)
         if times and hasattr(trt, "IAlgorithmSelector"):
             with contextlib.suppress(BuildError):
-                found["tactics"] = build_engine(self._process, self._settings, path, feed, hints, record=True).took
+                found["tactics"] = self._build(path, feed, hints, record=True).took
         return found
 
     def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,6 +161,43 @@ class TrtRunner:
             UnavailableError: The engine is not for this TensorRT.
         """
         return describe_engine(self._process.trt, self._prebuilt())
+
+    def _build(
+        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], *, record: bool = False
+    ) -> Built:
+        """Parse and build a model; ``record`` tactics in any case.
+
+        Raises:
+            BuildError: TensorRT refuses the model, or a layer does not take its pinned tactic.
+        """
+        process, settings, selector, timings = self._process, self._settings, None, None
+        trt, log = process.trt, process.log
+        parsed = parse(process, settings, path, feed, hints)
+        config = make_config(trt, process.builder, settings, lowered=hints["lowered"])
+        add_profile(process.builder, config, parsed.network, settings, feed)
+        if not is_strongly_typed(trt, settings, lowered=hints["lowered"]):
+            constrain(trt, parsed, settings)
+        set_ranges(trt, config, parsed.network, settings, process.cuda)
+        if not APIS[settings["runtime"]].portable:
+            start = settings["load_timing_cache"]
+            if start not in process.timing_caches:
+                process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
+            timings = process.timing_caches[start]
+            config.set_timing_cache(timings, ignore_mismatch=False)
+            selector = tactic_selector(trt, settings, record=record)
+        if selector is not None:
+            config.algorithm_selector = selector
+        log.errors.clear()
+        plan = process.builder.build_serialized_network(parsed.network, config)
+        if plan is None:
+            failure = log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
+            if process.cuda is None and _NEEDS_GPU.search(failure.message):
+                why = f"{failure.message}: this part of a build needs an NVIDIA GPU, and there is none"
+                failure = BuildError(why, signature=failure.masked, poisoned=failure.poisoned)
+            raise failure
+        if selector is not None and (taken := ", ".join(selector.missed())):
+            raise BuildError(f"a layer does not take the pinned tactic: it takes {taken}", signature=PIN_MISSED)
+        return Built(plan, parsed, [] if selector is None else selector.took, timings)
 
     def _deserialise(self, plan: Any) -> Any:
         self._process.log.errors.clear()
