@@ -104,12 +104,10 @@ class Package:
 
     Attributes:
         name: Its canonical name.
-        numpy_2: The first release that works with NumPy 2, where those before do not declare that they do not.
         parts: The packages that are installed in its place, without what they depend on; all have its releases.
     """
 
     name: str
-    numpy_2: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
 
     @property
@@ -120,10 +118,6 @@ class Package:
     def requirements(self, release: str) -> tuple[str, ...]:
         """Return what is installed of a release, as pip takes it."""
         return tuple(f"{name}=={release}" for name in self.parts or (self.name,))
-
-    def numpy(self, release: tuple[int, ...]) -> str:
-        """Return the requirement of a release for NumPy."""
-        return "numpy<2" if release < self.numpy_2 else "numpy"
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_trt.errors import PlaceError, ResourceError, UnavailableError, ValueRefusedError
-from bisect_trt.targets import find, names
+from bisect_trt.errors import PlaceError, ResourceError, ValueRefusedError
 from bisect_trt.worker.connection import OLDEST
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import Cancel, run_to_end
@@ -36,6 +35,8 @@ _SECONDS = 1800.0
 """Seconds that a package index may take."""
 _ALONE = "--no-deps"
 _PYTHON = re.compile(r"python==?(3(?:\.\d+){0,2}|/.*)")
+_FOR_NUMPY_1 = re.compile(r"onnxruntime(?:-gpu)?==1\.(?:\d|1[0-8])(?:\.\S+)?")
+"""Releases that were built for NumPy 1 and whose metadata do not say so."""
 _NO_SUCH = re.compile(r"No solution found|No matching distribution|no wheels? with a matching")
 """Messages of uv and pip for a release that does not exist for an interpreter."""
 _UNREACHED = re.compile(r"Retrying|Could not fetch|Max retries|ConnectionError|SSLError|error sending request")
@@ -105,17 +106,10 @@ def _checked(word: str) -> str:
 
 
 def with_numpy(requirements: Sequence[str]) -> tuple[str, ...]:
-    """The requirements with NumPy, of a version that the pinned releases work with; their metadata do not all say so."""
-    named = [Requirement(each) for each in requirements if not each.endswith(".whl")]
-    pins = {canonicalize_name(each.name): pin for each in named for pin in each.specifier if pin.operator == "=="}
-    if any(canonicalize_name(each.name) == "numpy" for each in named):
+    """The requirements with NumPy, of a version that the pinned releases work with."""
+    if any(canonicalize_name(Requirement(each).name) == "numpy" for each in requirements if not each.endswith(".whl")):
         return tuple(requirements)
-    for target in names():
-        with contextlib.suppress(UnavailableError, InvalidVersion):
-            for package in find(target).packages:
-                if (pin := pins.get(canonicalize_name(package.name))) is not None:
-                    return (*requirements, package.numpy(Version(pin.version).release))
-    return (*requirements, "numpy")
+    return (*requirements, "numpy<2" if any(map(_FOR_NUMPY_1.fullmatch, requirements)) else "numpy")
 
 
 class NoSuchRelease(PlaceError):  # noqa: N818 - an ending, not an error

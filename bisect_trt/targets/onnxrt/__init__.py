@@ -127,7 +127,7 @@ class OnnxRuntimeTarget(Target):
     help = "ONNX Runtime, all graph optimisations on."
     needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     sent = ("bisect_trt.targets.onnxrt.runner",)
-    packages = tuple(Package(name, (1, 19)) for name in ("onnxruntime", "onnxruntime-gpu"))
+    packages = tuple(Package(name) for name in ("onnxruntime", "onnxruntime-gpu"))
     files = ("custom_op_libraries",)
 
     def package(self, settings: TargetSettings) -> Package:
