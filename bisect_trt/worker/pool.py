@@ -68,7 +68,7 @@ class WorkerPool:
         self._log = folder / "workers.log"
         self._gpus = list(gpus)
         self._lock = threading.Lock()
-        self._idle = take_spare() if len(self._gpus) < 2 else []
+        self._idle: list[WorkerProcess] = []
         self._given: Counter[str | Place] = Counter()
         """The number of workers of each GPU and each place."""
         self._lost: Counter[Place | None] = Counter()
@@ -174,6 +174,7 @@ class WorkerPool:
     def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new worker; ``fresh`` if it must not have served, ``away`` in a place, by default the least used."""
         with self._lock:
+            self._idle += take_spare() if len(self._gpus) < 2 else []
             for worker in reversed(self._idle):  # the one that idles for the shortest time
                 fits = (worker.place is not None) == away and place in (None, worker.place)
                 if fits and not (fresh and worker.served):
