@@ -43,8 +43,10 @@ def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
     [("only:17", "x:[{1,2,7,16..20},8]", [17]), ("not_multiple:2", "x:[1..30:3,8]", [1, 7, 13, 19, 25])],
 )
 def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, failing: list[int]) -> None:
-    model = write(here / "model.onnx", "n", 8)
-    status, result, said = unsteady(here, "sweep", model, "--unsteady", "--fault", fault, "--shapes", shapes)
+    """The values that are given are repeated, or cut off."""
+    np.savez(here / "x.npz", x=np.linspace(0, 1, 24, dtype=np.float32).reshape(3, 8))
+    argv = ["--unsteady", "--fault", fault, "--shapes", shapes, "--load-inputs", "x.npz"]
+    status, result, said = unsteady(here, "sweep", write(here / "model.onnx", "n", 8), *argv)
     found = result["sweep"]
     assert status == 0, said
     assert found["exhaustive"]
@@ -52,7 +54,8 @@ def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, fail
     assert (dimension["name"], dimension["inputs"]) == ("n", [{"name": "x", "axis": 0}])
     assert dimension["fail"] == failing
     assert found["smallest_failing"] == {"n": failing[0]}
-    assert arrays(result["artifacts"]["inputs"])["x"].shape == (failing[0], 8)
+    rows = np.resize(arrays("x.npz")["x"], (failing[0], 8))
+    np.testing.assert_array_equal(arrays(result["artifacts"]["inputs"])["x"], rows)
     assert 'id="sweep"' in (here / result["artifacts"]["report"]).read_text()
 
 
@@ -99,6 +102,15 @@ def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here:
         assert read_json(Path("r.json"))["sweep"]["smallest_failing"] == {"n": 2}
     else:
         assert (ran.status, "none of the 3 samples fails" in ran.err + ran.out) == (1, True)
+
+
+def test_a_check_says_nothing_of_what_the_reference_alone_refuses(cli: CommandLine, here: Path) -> None:
+    """Also where the smallest size is one that it refuses."""
+    fold = helper.make_node("Reshape", ["x", "s"], ["y"], name="fold")
+    save(here / "m.onnx", [fold], {"s": np.array([-1, 4])}, inputs={"x": ["n"]}, outputs={"y": [None, 4]})
+    check = ["--check", "sh", "-c", "test -s {inputs} && test $BISECT_TRT_SHAPES != x:8"]
+    found = cli("sweep", "m.onnx", "--shapes", "x:[{3,4,8}]", "--json", "r.json", *check).ended(0).result["sweep"]
+    assert [entry["verdict"] for entry in found["map"]] == ["UNRESOLVED", "PASS", "FAIL"]
 
 
 def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:

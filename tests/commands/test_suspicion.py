@@ -131,6 +131,15 @@ def test_in_bf16_only_digits_are_short(odd: Subject) -> None:
     assert found["cancels"].score >= BREAKS
 
 
+def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path: Path) -> None:
+    g = Sketch()
+    g.op("behind", "Add", g.op("plugin", "Plugin", g.op("big", "Mul", "x", 1e6), domain="somebody.else"), "x")
+    g.op("beside", "Sub", "big", "x")
+    onnx.save(g.model(ENDS), str(tmp_path / "model.onnx"))
+    with subject_of(tmp_path / "model.onnx", None, tmp_path) as subject:
+        assert set(by_name(subject)) == {"big", "beside"}
+
+
 def run_example(name: str, folder: Path) -> Path:
     subprocess.run([sys.executable, str(EXAMPLES / name / "make_model.py"), "-o", str(folder)], check=True)
     return folder / "model.onnx"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import ort_run, proto_of, tensor_info
-from cutting import SHAPE, Cutter, assert_same, cutter, feeds, models
+from building import ort_run, proto_of, tensor_info, text_model
+from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -18,6 +18,7 @@ from support import examples
 from bisect_trt.onnxlib.cut import Cut, Isolated, cut, is_frozen, isolate, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
+from bisect_trt.tensors.info import TensorInfo
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = tensor_info("x", FLOAT, [2, 3])
@@ -144,6 +145,33 @@ def test_model_local_functions() -> None:
     whole = cutter(local_function(), {"x": np.arange(8, dtype=np.float32).reshape(2, 4)})
     every_unit_and_all(whole)
     assert names(whole.check([whole.unit("b")])) == ({"a"}, {"c"})
+
+
+def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "big = ConstantOfShape(shape) small = ReduceSum <keepdims = 0> (big) a = Add(x, big) y = Add(a, small)"
+    shapes = "<float[600, 2, 1] big, float small>"
+    model = text_model(
+        f"(float[2, 3] x) => (float[600, 2, 3] y) {shapes}", body, {"shape": np.array([600, 2, 1])}, opset=17
+    )
+    monkeypatch.setattr("bisect_trt.onnxlib.units.STORED_LIMIT_BYTES", 1000)
+    whole = cutter(model, {"x": x})
+    assert op_types(whole.check([whole.unit("a")])) == ["ConstantOfShape", "Add"]
+    assert op_types(whole.check([whole.unit("y")])) == ["Add"]
+    assert whole.unit("big") in whole.units.bare([whole.unit("a")])
+
+
+def test_vectors_of_a_few_integers_are_stored() -> None:
+    kinds = {"int64 3": True, "int32": True, "int64 65": False, "int64 1 3": False, "bool 3": False, "float32 3": False}
+    for kind, stored in kinds.items():
+        dtype, *shape = kind.split()
+        assert is_frozen(TensorInfo("t", np.dtype(dtype), tuple(map(int, shape)))) is stored
+
+
+def test_new_names_are_nobodys() -> None:
+    body = "a = Neg(x) a_reference = Neg(a) y = Neg(a_reference)"
+    model = text_model("(float[2, 3] x) => (float[2, 3] y, float[2, 3] a_reference)", body, opset=17)
+    piece = check_alone(Cutter(model, activations(model, {"x": x})), ["a", "a_reference", "y"])
+    assert "a_reference" not in piece.fed
 
 
 def test_what_is_drawn_is_no_constant() -> None:

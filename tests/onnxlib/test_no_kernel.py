@@ -118,6 +118,20 @@ def test_one_in_the_middle(cli: CommandLine, broken: Any) -> None:
         assert f"<{core[0]}>" in warnings
 
 
+def test_what_makes_a_weight_ends_as_an_initializer_unless_its_value_is_unknown(cli: CommandLine) -> None:
+    nodes = [node("Exp", "half", "e"), node("Add", "e half", "w"), *custom("half", "p"), node("Add", "x w", "a")]
+    nodes += [node("Add", "a p", "b"), node("Neg", "b", "y")]
+    model = proto_of(
+        nodes, [X], [tensor_info("y", FLOAT, [2, 3])], {"half": np.full(3, 0.5, np.float32)}, domains=["my.plugins"]
+    )
+    model.graph.value_info.append(tensor_info("p", FLOAT, [3]))  # small enough to be stored, were its value known
+    left, _ = reduce(cli, model, "a", "--no-shrink")
+    assert (tags(left), [tensor.name for tensor in left.graph.initializer]) == (["a"], ["w"])
+    assert tags(reduce(cli, model, "e", "--no-shrink")[0]) == ["e"]  # where the failure needs one of them
+    onnx.save(model, "model.onnx")
+    assert reduced(cli, Path("model.onnx"), "b")[0] == ["b", "p"]
+
+
 def test_onnx_runtime_does_not_know_models_of_this_kind(cli: CommandLine) -> None:
     nodes = [node("Relu", "x", "a"), node("Neg", "a", "b"), node("Exp", "b", "c"), node("Abs", "a", "d")]
     model = saved(Path("model.onnx"), nodes, ["c", "d"], ir_version=99)

@@ -22,6 +22,8 @@ from bisect_trt.onnxlib.load import external_files, load_model, place_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import (
     WEIGHTS_FILE,
+    check_output,
+    data_file,
     inner_bytes,
     make_raw,
     refer_to,
@@ -106,6 +108,13 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
 def test_the_suffix_says_the_format_as_when_it_is_read(model: ModelProto, tmp_path: Path, name: str) -> None:
     save_model(model, tmp_path, tmp_path / name)
     assert_same(ort_run(onnx.load(str(tmp_path / name)), ONES), ort_run(model, ONES))
+
+
+def test_the_file_of_the_weights_is_not_written_over_either(tmp_path: Path) -> None:
+    data_file(tmp_path / "out.onnx").touch()
+    with pytest.raises(UsageError, match=r"out\.onnx\.data exists"):
+        check_output(tmp_path / "out.onnx", overwrite=False)
+    check_output(tmp_path / "out.onnx", overwrite=True)
 
 
 def large(folder: Path, size: int) -> ModelProto:

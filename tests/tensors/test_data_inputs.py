@@ -141,6 +141,13 @@ def test_numbers_that_a_type_does_not_have_are_refused(values: NDArray[Any], wan
         validate_sample(infos, of_width(infos, {"x": values}), "here")
 
 
+def test_raw_bytes_of_extension_types_are_taken(tmp_path: Path) -> None:
+    values = np.arange(6).reshape(2, 3).astype(dtype := pytest.importorskip("ml_dtypes").bfloat16)
+    np.savez(tmp_path / "raw.npz", x=values.view("V2"))
+    [sample] = make_inputs([info("x", dtype)], Data(load_inputs=[tmp_path / "raw.npz"]))
+    assert (sample["x"].dtype, sample["x"].tobytes()) == (dtype, values.tobytes())
+
+
 def test_files_merge_if_disjoint_and_are_samples_otherwise(tmp_path: Path) -> None:
     infos = [info("x"), info("y")]
     one, two = np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32)

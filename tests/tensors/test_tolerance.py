@@ -306,6 +306,20 @@ def test_without_a_grid_one_off_is_wrong() -> None:
     assert not compare_tensor("q", values, off(values, 3, 1), ToleranceOptions()).passed
 
 
+def test_a_ripple_passes_and_seven_hundredths_do_not() -> None:
+    values = np.random.default_rng(0).normal(0, 3, SIZE).astype(np.float32)
+    for share, passed in ((0.01, True), (0.07, False)):
+        wrong = off(values, 1, share * 3)
+        assert compare_tensor("y", values, wrong, ToleranceOptions(), step=Step(None, after=True)).passed is passed
+
+
+@given(st.floats(0, 1e300), st.floats(0, 1e300))
+def test_what_is_required_lies_between_barely_and_the_original(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert 1 <= required_severity(low) <= required_severity(high) <= max(high, 1)
+    assert required_severity(math.inf) == 10
+
+
 def test_each_channel_has_a_step_of_its_own() -> None:
     values = np.zeros((2, 3, 400), np.float32)
     scales = np.array([0.1, 1, 10])
