@@ -120,11 +120,11 @@ def assert_matches(
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
     result = compare(model, inputs, target, **options)
-    failed = [c for c in map(TensorComparison.from_json, result.comparisons) if not c.passed]
+    failed = [c for c in map(TensorComparison.from_json, result.extra["comparisons"]) if not c.passed]
     if not failed:
         return
     failed.sort(key=lambda comparison: -comparison.severity)
-    lines = [f"{len(failed)} of {len(result.comparisons)} outputs do not match."]
+    lines = [f"{len(failed)} of {len(result.extra['comparisons'])} outputs do not match."]
     lines += listed([f"  '{each.name}': {each.describe()}" for each in failed], _SHOWN)
     try:
         found = diagnose(model, inputs, target, output=reproducer, overwrite=True, **options)
@@ -159,7 +159,7 @@ def _run(
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Run a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
-    from bisect_trt.commands.binding import CALL_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.commands.binding import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.commands.call import Call  # noqa: PLC0415
     from bisect_trt.commands.record import attempt, leave_record  # noqa: PLC0415
     from bisect_trt.commands.source import Source  # noqa: PLC0415
@@ -186,7 +186,7 @@ def _run(
         words.append(f"check={given['check']}")
     source = Source(model, inputs)
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
-    resumed = (folder / CALL_FILE).exists()
+    resumed = (folder / RUN_FILE).exists()
     if not resumed and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OutputFileError(f"run: {folder} exists and is no run of a Python function; name another folder.")
     given |= {"model": source.named} if "model" in named else {}

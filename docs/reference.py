@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bisect_trt.commands import session  # noqa: F401 - it imports every class of errors
 from bisect_trt.commands.commands import COMMANDS, Command
 from bisect_trt.errors import kinds
-from bisect_trt.options.spec import Entry, entries, title
+from bisect_trt.options.spec import Option, entries, title
 
 _HEAD = """# Reference
 
@@ -39,7 +39,7 @@ def _codes() -> Iterator[str]:
 
 def _command(name: str, command: Command) -> Iterator[str]:
     own, *others = command.groups
-    needed = [_named(entry) for entry in entries(own) if entry.option.positional or entry.required]
+    needed = [_named(entry) for entry in entries(own) if entry.positional or entry.required]
     yield f"## {name}\n\n{command.help}\n"
     yield f"```text\n{' '.join(['bisect-trt', name, *needed, '[OPTIONS]'])}\n```\n"
     yield from ("Examples:\n\n```text", *(f"bisect-trt {line}" for line in command.examples), "```\n")
@@ -56,10 +56,10 @@ def _table(group: type) -> Iterator[str]:
     for entry in entries(group):
         names = (
             [_value(entry)]
-            if entry.option.positional
+            if entry.positional
             else [_with_value(entry, flag.removeprefix(" /")) for flag in entry.flags]
         )
-        yield f"| {', '.join(f'`{_cell(each)}`' for each in names)} | {_cell(entry.option.help)} |"
+        yield f"| {', '.join(f'`{_cell(each)}`' for each in names)} | {_cell(entry.help)} |"
     yield ""
 
 
@@ -68,17 +68,17 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: Option) -> str:
     """An argument or a required option in the usage line."""
-    value = _value(entry) if entry.option.positional else _with_value(entry, entry.flags[0])
+    value = _value(entry) if entry.positional else _with_value(entry, entry.flags[0])
     return value if entry.required else f"[{value}]"
 
 
-def _with_value(entry: Entry, flag: str) -> str:
-    return flag if entry.kind is bool or entry.option.count else f"{flag} {_value(entry)}"
+def _with_value(entry: Option, flag: str) -> str:
+    return flag if entry.kind is bool or entry.count else f"{flag} {_value(entry)}"
 
 
-def _value(entry: Entry) -> str:
+def _value(entry: Option) -> str:
     return f"{entry.placeholder} ..." if entry.several and not entry.placeholder.endswith("...") else entry.placeholder
 
 

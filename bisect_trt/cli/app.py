@@ -27,15 +27,9 @@ from bisect_trt.worker.guard import claimed_run
 
 
 def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
-    """Run a command, leave its result, and end the process.
-
-    Args:
-        name: The command.
-        values: The values of its options by field name, ``None`` where not given.
-        words: The words after the program's name.
-    """
+    """Run a command with values of options by field name, leave its result, and end the process."""
     try:
-        if General in COMMANDS[name].groups or "json" in values:
+        if General in COMMANDS[name].groups:
             sys.exit(int(_answer(name, values, words, None)))
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
         with system_errors(), interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)):
@@ -64,11 +58,8 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         BisectError: A file that was asked for cannot be written.
     """
     groups = COMMANDS[name].groups
-    if General in groups:  # the other options are read where an error is written to --json too
-        general = Params((General,), values, words=True)[General]
-    else:
-        own: Any = Params(groups, values, words=True)[groups[0]]
-        general = General(json=own.json)
+    # The other options are read where an error is written to --json too.
+    general = Params((General,), values, words=True)[General]
     output = sys.stdout
     if general.json == STDOUT:
         sys.stdout = sys.stderr  # the JSON alone goes to standard output

@@ -22,7 +22,7 @@ import typer
 import bisect_trt
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.errors import CommandLineError
-from bisect_trt.options.spec import Entry, entries, title
+from bisect_trt.options.spec import Option, entries, title
 
 PROGRAM = "bisect-trt"
 CHECK = "--check"
@@ -146,29 +146,28 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-def _annotation(entry: Entry, group: type, *, shared: bool) -> tuple[Any, Any]:
+def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]:
     """Return the annotation and the default of a parameter for Typer, which converts numbers and choices only."""
-    option = entry.option
-    words = option.read is not None or entry.form == "named"
-    one: Any = Path if option.metavar == "FILE" else str if words else entry.kind
-    kind = list[one] if entry.several else one
-    if entry.required:
+    words = option.read is not None or option.form == "named"
+    one: Any = Path if option.metavar == "FILE" else str if words else option.kind
+    kind = list[one] if option.several else one
+    if option.required:
         default: Any = inspect.Parameter.empty
     else:
         default, kind = (0, one) if option.count else (None, Optional[kind])  # noqa: UP045 - not a type expression
-    plain = entry.required or entry.several or option.read or option.count or one is bool or entry.default is None
-    value = entry.default.value if isinstance(entry.default, Enum) else entry.default
+    plain = option.required or option.several or option.read or option.count or one is bool or option.default is None
+    value = option.default.value if isinstance(option.default, Enum) else option.default
     known: dict[str, Any] = {"help": _plain(option.help), "show_default": not plain and str(value)}
     if option.metavar is not None or words or option.positional:
-        known["metavar"] = entry.placeholder
+        known["metavar"] = option.placeholder
     if option.positional:
         return Annotated[kind, typer.Argument(**known)], default
     known["count"] = option.count
-    if one is int and not entry.several:
+    if one is int and not option.several:
         known |= {name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))}
-    known["hidden"] = entry.name in RARE or (shared and entry.name not in COMMON)
+    known["hidden"] = option.name in RARE or (shared and option.name not in COMMON)
     known["rich_help_panel"] = title(group) if shared else None
-    return Annotated[kind, typer.Option(*entry.flags, **known)], default
+    return Annotated[kind, typer.Option(*option.flags, **known)], default
 
 
 def _plain(text: str) -> str:
@@ -184,12 +183,7 @@ def several(name: str) -> frozenset[str]:
 
 
 def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
-    """Write ``--flag a b`` as ``--flag=a --flag=b``, and each word after ``--check`` as ``--check=word``.
-
-    Args:
-        words: The command line without the program's name.
-        several: The flags of its command that take several values.
-    """
+    """Write ``--flag a b`` as ``--flag=a --flag=b``, and each word after ``--check`` as ``--check=word``."""
     done: list[str] = []
     current = ""
     for place, word in enumerate(words):

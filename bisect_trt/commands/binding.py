@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,11 @@ from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import replacing
-from bisect_trt.worker.place import Place, Seen, make_place, parse
+from bisect_trt.worker.place import Place, make_place, parse
 from bisect_trt.worker.protocol import Failed, Look
 
 RUN_FILE = "run.json"
-CALL_FILE = "call.json"
-"""Its name in the folder of a run that was started from Python."""
+"""The binding, in a run's folder."""
 PLACES_FILE = "places.json"
 """In a run's folder: the packages and devices of its places."""
 
@@ -39,8 +38,7 @@ class Binding:
     """A command line, its working directory, and the content of the files that it names.
 
     Attributes:
-        argv: The words after the program's name.
-        cwd: The working directory.
+        argv: The words after the program's name; of a Python call the command and its keywords.
         files: SHA-256 of each file, by its path as given.
         version: The version of bisect-trt, because another version may search in another order.
     """
@@ -48,43 +46,42 @@ class Binding:
     argv: tuple[str, ...]
     cwd: str
     files: dict[str, str]
+    python: bool = False
     version: str = __version__
 
     @classmethod
-    def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None = None) -> Binding:
+    def of(
+        cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None, *, python: bool
+    ) -> Binding:
         """Return the binding to a command line, a model with its weights, and other files that exist."""
         digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
-        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)})
+        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)}, python)
 
-    def write(self, folder: Path, name: str = RUN_FILE) -> None:
+    def write(self, folder: Path) -> None:
         """Write the binding into a run's folder.
 
         Raises:
             UsageError: It cannot be written.
         """
-        with replacing(folder / name) as file:
+        with replacing(folder / RUN_FILE) as file:
             file.write(json.dumps(vars(self), indent=1).encode())
 
     @classmethod
-    def read(cls, folder: Path, name: str = RUN_FILE) -> Binding:
+    def read(cls, folder: Path) -> Binding:
         """Read the binding of a run's folder.
 
         Raises:
             UnavailableError: The folder is not the folder of a run.
         """
         try:
-            plain: dict[str, Any] = json.loads((folder / name).read_bytes())
+            plain: dict[str, Any] = json.loads((folder / RUN_FILE).read_bytes())
             argv, cwd, files, version = (plain[name] for name in ("argv", "cwd", "files", "version"))
             if not all(isinstance(each, str) for each in (*argv, cwd, version, *files.values())):
                 raise ValueError("a value is no text")
-            return cls(tuple(argv), cwd, files, version)
+            return cls(tuple(argv), cwd, files, bool(plain["python"]), version)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if name == RUN_FILE and (folder / CALL_FILE).exists():
-                raise RunFolderError(
-                    f"{folder} was started from Python; to resume it, call the same function with run='{folder}'."
-                ) from error
             raise RunFolderError(
-                f"{folder} is not the folder of a bisect-trt run ({name} is missing or damaged); "
+                f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
                 "runs are under .bisect-trt in the directory where they were started."
             ) from error
 
@@ -167,10 +164,6 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
 def look_around(subject: Subject, target: TargetSettings) -> None:
     """Examine all places before anything runs there, and check that their verdicts are comparable.
 
-    Args:
-        subject: Its ``seen`` gets the packages and devices of each place.
-        target: The runtime under test.
-
     Raises:
         UnavailableError: A place or the target is not available.
         UsageError: The places differ, or have changed since the run began.
@@ -186,39 +179,35 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
         subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
     if subject.seen:
-        _refuse_unlike(list(subject.seen.values()))
-        _refuse_changed(subject)
+        _require_alike(subject)
 
 
-def _refuse_unlike(seen: Sequence[Seen]) -> None:
-    """Check that all places have the same packages and devices."""
-    first = seen[0]
-    for other in seen[1:]:
-        ours, theirs = first.kind, other.kind
-        unlike = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-        if unlike:
-            differ = "; ".join(f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}" for name in unlike)
+def _require_alike(subject: Subject) -> None:
+    """Check that all places are alike, and as they were when the run began."""
+    kinds = {seen.place.said: seen.kind for seen in subject.seen.values()}
+    first, ours = next(iter(kinds.items()))
+    for other, theirs in kinds.items():
+        if unlike := _unlike(ours, theirs):
             raise ConflictError(
-                f"the places {first.place.said} and {other.place.said} differ ({differ}), so their verdicts are not comparable; "
-                "use places that are alike."
+                f"the places {first} and {other} differ ({unlike}), so their verdicts are not comparable; use places that are "
+                "alike."
+            )
+    file = subject.workspace.folder / PLACES_FILE
+    if not file.exists():
+        with replacing(file) as stream:
+            stream.write(json.dumps(kinds, indent=1).encode())
+    for place, before in json.loads(file.read_bytes()).items():
+        if unlike := _unlike(before, kinds.get(place, {})):
+            raise RunStateError(
+                f"{subject.workspace.folder} cannot be resumed, because its verdicts are out of date: {place} has changed "
+                f"({unlike}); start a new run."
             )
 
 
-def _refuse_changed(subject: Subject) -> None:
-    """Bind the run to the packages and devices of its places."""
-    file = subject.workspace.folder / PLACES_FILE
-    now = {seen.place.said: seen.kind for seen in subject.seen.values()}
-    if not file.exists():
-        with replacing(file) as stream:
-            stream.write(json.dumps(now, indent=1).encode())
-        return
-    for said, before in json.loads(file.read_bytes()).items():
-        for name, value in before.items():
-            if now.get(said, {}).get(name) != value:
-                raise RunStateError(
-                    f"{subject.workspace.folder} cannot be resumed, because its verdicts are out of date: the {name} of {said} "
-                    f"changed from {value} to {now.get(said, {}).get(name, 'none')}; start a new run."
-                )
+def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return the differences of two places in words; empty if there are none."""
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return "; ".join(f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}" for name in names)
 
 
 def require_target(subject: Subject, target: TargetSettings) -> None:

@@ -6,13 +6,13 @@ A command is a function of a :class:`Call`. It reads its options from the call, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding, bind_function, open_places, require_fit
+from bisect_trt.commands.binding import Binding, bind_function, open_places, require_fit
 from bisect_trt.commands.checks import (
     CheckSettings,
     make_prober,
@@ -50,18 +50,11 @@ class Call:
     """The options of one call, its console and result; and its run, once that is open.
 
     Attributes:
-        command: The name of the command.
-        options: Its options.
-        console: Prints messages and answers.
-        result: The result, filled in as the command goes on.
         words: The words of the command line, or the keywords of the Python call, which the run is bound to.
         source: The model and its inputs as given in Python; ``None`` on the command line.
         folder: The folder of the run; ``None`` before it is open.
-        resumed: Whether an earlier run in ``folder`` is resumed.
         function: The Python function that checks candidates, if given.
         kept: Context managers that end with the call: locks of the run's folder.
-        model: The model and its inputs, once the run is open.
-        workspace: The run's folder, once it is open.
         places: Where targets run; none for this machine.
         fresh_process: Whether each probe gets a worker process of its own.
     """
@@ -103,62 +96,36 @@ class Call:
         for path in () if self.resumed else paths:
             check_output(path, overwrite=overwrite, read_back=True)
 
-    def metric(self, *, bounded: bool = True) -> MetricOptions | None:
-        """Return the metric that decides whether a candidate fails, if one does.
-
-        Args:
-            bounded: Whether a bound is required.
+    def deciding(self, *, bounded: bool = True) -> tuple[MetricOptions | None, Limits | None]:
+        """Return the metric or the limits that decide whether a candidate fails, if one of these does.
 
         Raises:
             UsageError: Options conflict, or the metric does not exist.
         """
-        own = self[MetricOptions]
-        own.check(bounded=bounded)
-        if own.metric is None:
-            return None
-        if self[CompareOptions] != CompareOptions():
-            raise ConflictError(
-                "--metric conflicts with --atol, --rtol and the other options that compare outputs; drop one."
-            )
-        find_metric(own.metric, lower_is_better=own.lower_is_better)  # raises early
-        return own
-
-    def limits(self) -> Limits | None:
-        """Return the limits that decide whether a candidate fails, if any do.
-
-        Raises:
-            UsageError: Options conflict.
-        """
-        limits = self[Limits].check()
-        if limits is None:
-            return None
-        if self[CompareOptions] != CompareOptions() or self[MetricOptions].metric is not None or self.has_check:
-            raise ConflictError(
-                f"{written(limits)[0]} measures a target; it conflicts with --check, --metric and the options that compare "
-                "outputs; drop one."
-            )
-        return limits
+        metric, limits = self[MetricOptions], self[Limits].check()
+        metric.check(bounded=bounded)
+        given = [words[0] for each in (metric, self[Limits]) if (words := written(each))]
+        others = [*given[1:], *written(self[CompareOptions])[:1], *["--check"] * self.has_check]
+        if given and others:
+            raise ConflictError(f"{given[0]} and {others[0]} each decide whether a candidate fails; drop one.")
+        if metric.metric is None:
+            return None, limits
+        find_metric(metric.metric, lower_is_better=metric.lower_is_better)  # raises early
+        return metric, None
 
     def check(self, target: TargetSettings | None) -> CheckSettings:
         """Return the check: a function, a command, a target or the user at a prompt.
 
-        Args:
-            target: The runtime under test, if there is one.
-
         Raises:
             UsageError: An option of the check is wrong, or has no effect.
         """
-        own, metric, limits = self[CheckOptions], self.metric(), self.limits()
+        own, (metric, limits) = self[CheckOptions], self.deciding()
         if self.source is not None and not self.has_check and target is None:
             raise MissingOptionError("no check: give check (a function or a command) or target.")
         if self.function is not None and target is not None:
             raise ConflictError(f"target='{target.runtime}' has no effect beside check; drop one.")
-        if metric is not None and (target is None or own.check or self.function is not None):
-            raise ConflictError(
-                "--metric scores the outputs of a target, so it needs a target and conflicts with --check."
-            )
-        if limits is not None and target is None:
-            raise MissingOptionError(f"{written(limits)[0]} measures a target; add one, such as --onnxrt.")
+        if target is None and (measured := metric or limits) is not None:
+            raise MissingOptionError(f"{written(measured)[0]} measures a target; add one, such as --onnxrt.")
         if own.candidate is not None:
             check_output(own.candidate, overwrite=True)  # the workspace refuses to replace files of other programs
         argv = CommandCheck.parse(own.check) if own.check else ()
@@ -175,13 +142,7 @@ class Call:
     ) -> Call:
         """Open the run: its folder, bound to everything that its verdicts depend on, its model and its places.
 
-        Args:
-            check: The check, if the command has one.
-            files: Files that the run depends on, beside the files of shared options.
-            input_shapes: Shapes of inputs, in addition to ``--input-shapes``.
-
-        Returns:
-            The call itself.
+        ``files`` are more files that it depends on; ``input_shapes`` override ``--input-shapes``.
 
         Raises:
             UnavailableError: A place is not available, or the model cannot be exported.
@@ -197,23 +158,25 @@ class Call:
         files = [*self._files(), *files]  # before there is a folder
         fixed_path = None if check is None else check.fixed_path
         self.kept.enter_context(claimed_path(fixed_path))
-        self.workspace = self._folder(source.named, fixed_path)
-        model = ModelSettings(source.named, data)
-        self.model, exported = source.place(model, self.workspace.folder)
+        new = self.folder is None
+        self.folder = self.folder or Workspace.new_folder(self.command, source.named)
+        self.workspace = Workspace(self.folder, fixed_path)
+        if new or self.source is not None:  # `resume` has locked its folder
+            self.kept.enter_context(claimed_run(self.folder))
+        self.model, exported = source.place(ModelSettings(source.named, data), self.folder)
         if exported is not None:
             self.console.say(f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}")
             self.result.extra["export"] = exported
-        self._bind(files, self.model.path if self.source is not None else source.named)
+        python = self.source is not None
+        files += self.model.data.load_inputs if python else ()
+        binding = Binding.of(self.words, self.model.path, files, data.external_data_dir, python=python)
+        if self.function is not None:
+            binding.files.update(bind_function(self.function))
+        if self.resumed:
+            Binding.read(self.folder).check(binding, self.folder)
+        else:
+            binding.write(self.folder)
         return self
-
-    def _folder(self, model: Path, fixed_path: Path | None) -> Workspace:
-        """Return the folder of the run, locked; ``resume`` locks its folder itself."""
-        new = self.folder is None
-        self.folder = self.folder or Workspace.new_folder(self.command, model)
-        workspace = Workspace(self.folder, fixed_path)
-        if new or self.source is not None:
-            self.kept.enter_context(claimed_run(self.folder))
-        return workspace
 
     def _files(self) -> list[Path]:
         """Return the files named by options.
@@ -236,19 +199,6 @@ class Call:
         words = CommandCheck.parse(check.check) if check.check else ()
         # Not Path.is_file: it raises where a word is longer than any file's name.
         return [*files, *(Path(word) for word in words if os.path.isfile(word)), *self[Target].files()]  # noqa: PTH113 - see above
-
-    def _bind(self, files: Sequence[Path], model: Path) -> None:
-        """Bind the run to this call, or check that a resumed run is bound to the same call."""
-        folder, python = self.workspace.folder, self.source is not None
-        given = self.model.data.load_inputs if python else ()
-        binding = Binding.of(self.words, model, [*files, *given], self[Data].external_data_dir)
-        if self.function is not None:
-            binding.files.update(bind_function(self.function))
-        name = CALL_FILE if python else RUN_FILE
-        if self.resumed:
-            Binding.read(folder, name).check(binding, folder)
-        else:
-            binding.write(folder, name)
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
         """Return the model, opened for a target or its ``older`` releases; the caller closes it."""
@@ -280,33 +230,27 @@ class Call:
                 yield session
 
     @contextmanager
-    def searching(self, check: CheckSettings, *, fed: bool = True) -> Iterator[Session]:
-        """Open the model for the target of a check, and a session with a prober."""
-        with (
-            self.subject(check.timeout, check.target) as subject,
-            self.investigated(subject, check, fed=fed) as session,
-        ):
-            yield session
-
-    @contextmanager
-    def investigated(
+    def searching(
         self,
-        subject: Subject,
         check: CheckSettings,
+        subject: Subject | None = None,
         target: TargetSettings | None = None,
         elsewhere: Callable[[Check], Check] | None = None,
         *,
         fed: bool = True,
     ) -> Iterator[Session]:
-        """Open a session with a prober; the result is recorded however it ends. For the arguments see :func:`make_prober`."""
-        prober = make_prober(check, self[Search], subject, self.console, elsewhere, fed=fed)
-        session = Session(subject, self.console, self.result, prober)
-        try:
-            with recorded(session, target or check.target):
-                yield session
-        finally:
-            session.note_score()
-            prober.ledger.close()
+        """Open a session with a prober, of a subject or of the model opened for the check's target.
+
+        The result is recorded however it ends. For the other arguments see :func:`make_prober`.
+        """
+        with ExitStack() as stack:
+            subject = subject or stack.enter_context(self.subject(check.timeout, check.target))
+            prober = make_prober(check, self[Search], subject, self.console, elsewhere, fed=fed)
+            session = Session(subject, self.console, self.result, prober)
+            stack.callback(prober.ledger.close)
+            stack.callback(session.note_score)
+            stack.enter_context(recorded(session, target or check.target))
+            yield session
 
 
 def refuse_repeat(call: Call) -> None:

@@ -280,10 +280,10 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].required())
     call.open(check)
     check = switchable(check)
-    with call.subject(check.timeout, check.target) as subject, call.investigated(subject, check) as session:
+    with call.searching(check) as session:
         console, result = session.console, session.result
         result.extra |= {"cause": [], "cause_detail": None}
-        console.step(f"1. Does it fail with these settings ({len(subject.network.nodes)} nodes)?")
+        console.step(f"1. Does it fail with these settings ({len(session.subject.network.nodes)} nodes)?")
         record = session.probe_original(call[Search])
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")

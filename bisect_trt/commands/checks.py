@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.commands.binding import require_fit, require_reference
 from bisect_trt.commands.subject import Subject
@@ -63,14 +60,10 @@ class CheckSettings:
     Attributes:
         options: The options of the check; ``timeout`` also applies to the built-in comparison.
         argv: The user's command; empty without one.
-        target: The runtime that the built-in check compares with the reference; ``None`` without one.
-        tolerance: The tolerances of that comparison.
         by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
         timed: Whether the built-in comparison measures the latency of a candidate.
         metric: The metric that replaces the tolerances, if one does.
         limits: The limits of time, memory and size that replace them, if any do.
-        function: A Python function that decides; see ``FunctionCheck``.
-        oracle: The oracle of another package that decides, if one does.
     """
 
     options: CheckOptions = field(default_factory=CheckOptions)
@@ -91,8 +84,12 @@ class CheckSettings:
 
     @property
     def words(self) -> list[str]:
-        """The tolerances, the metric or the limits as words of a command line."""
-        return written(self.limits or self.metric or self.tolerance)
+        """The tolerances, the metric or the limits, and the check command with its conditions, as words of a command line."""
+        compared = written(self.limits or self.metric or self.tolerance)
+        if self.target is not None and not self.argv:
+            return compared
+        conditions = replace(self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir)
+        return [*compared, *written(conditions), *(("--check", *self.argv) if self.argv else ())]
 
     def without_target(self, console: Console) -> CheckSettings:
         """Return the check without a target that a check command makes useless; prints that."""
@@ -100,16 +97,6 @@ class CheckSettings:
             return self
         console.say(f"{' '.join(self.target.flags())} has no effect beside --check")
         return replace(self, target=None)
-
-    def how_to(self, command: str, model: Path, inputs: Path, places: Sequence[str]) -> str:
-        """Return the command line, or the Python call, that runs ``reduce`` or ``repeat`` with this check on some inputs."""
-        if self.function is not None:
-            name = getattr(self.function, "__name__", "check")
-            return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
-        conditions = replace(self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir)
-        words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
-        words += [*places, "--load-inputs", str(inputs), *written(conditions)]
-        return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
 
     @property
     def fixed_path(self) -> Path | None:
@@ -220,22 +207,11 @@ def baseline_of(workers: WorkerPool, what: str | None, target: TargetSettings) -
     return baseline, workers.places[0] if what is not None and workers.places else None
 
 
-class _Nothing:
-    """A reference without activations."""
-
-    more = ()
-
-    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - it has none
-        """Return no values."""
-        return {}
-
-
+@dataclass(frozen=True)
 class CheckLeavings(Watcher):
     """Sorts the files that a check left by verdict."""
 
-    def __init__(self, options: CheckOptions) -> None:
-        """``options`` has the files and the folder they go to."""
-        self._options = options
+    options: CheckOptions
 
     def probed(self, record: Record) -> None:
         """Move each file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name.
@@ -243,8 +219,8 @@ class CheckLeavings(Watcher):
         Raises:
             UsageError: A file cannot be moved.
         """
-        for file in filter(Path.exists, self._options.artifacts):
-            target = self._options.artifacts_dir / FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
+        for file in filter(Path.exists, self.options.artifacts):
+            target = self.options.artifacts_dir / FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(file, target)
@@ -261,15 +237,9 @@ def make_prober(
     *,
     fed: bool = True,
 ) -> Prober:
-    """Return a prober for a check.
+    """Return a prober for a check; candidates that are not ``fed`` the reference's activations have values of their own.
 
-    Args:
-        settings: The check.
-        search: The options of the search.
-        subject: The model.
-        console: Prints the probes.
-        elsewhere: Wraps the check for environments in which the target may not be the one that is installed here.
-        fed: Whether candidates are fed the reference's activations; else each has values of its own.
+    ``elsewhere`` wraps the check for environments in which the target may not be the one that is installed here.
 
     Raises:
         UsageError: An option does not fit the check or the model.
@@ -292,7 +262,7 @@ def make_prober(
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # a fixed path holds one candidate at a time
-    runner = Runner(check, subject.workspace, subject.reference if fed else _Nothing())
+    runner = Runner(check, subject.workspace, subject.reference if fed else None)
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     if settings.limits is not None and elsewhere is None:  # releases run the original only
@@ -307,10 +277,6 @@ def make_prober(
 
 def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     """Write the set of samples, run the reference on it, and score its outputs.
-
-    Args:
-        subject: The model and the source of its inputs.
-        options: The metric and its bound.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.

@@ -95,15 +95,15 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
         "extract": ((commands.Extract, Data, General), "convert:extract_run", None),
         "sanitize": ((commands.Sanitize, Data, General), "convert:sanitize_run", None),
         "convert": ((commands.Convert, Target, Data, General), "convert:run", None),
-        "inspect": ((commands.Inspect,), "inspect:run", None),
+        "inspect": ((commands.Inspect, General), "inspect:run", None),
     },
     "Runs": {
         "resume": ((commands.Resume,), "runs:resume", None),
         "log": ((commands.LogOptions,), "runs:log", None),
         "report": ((commands.Report,), "runs:report", None),
-        "diff": ((commands.Diff,), "build_choices:run", None),
+        "diff": ((commands.Diff, General), "build_choices:run", None),
     },
-    "This machine": {"doctor": ((commands.Doctor, Places), "doctor:run", None)},
+    "This machine": {"doctor": ((commands.Doctor, Places, General), "doctor:run", None)},
 }
 COMMANDS: dict[str, Command] = {
     name: Command(groups, f"bisect_trt.commands.{function}", output, panel)

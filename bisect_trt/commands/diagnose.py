@@ -353,7 +353,7 @@ def run(call: Call) -> Result:
     with call.subject(check.timeout, target, older=own.releases) as subject:
         if compares:
             keep_worst_samples(subject, check, call.console, call.result)
-        with call.investigated(subject, check) as session:
+        with call.searching(check, subject) as session:
             diagnosis = Diagnosis(session, check, call[Search], own, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)
 

@@ -94,7 +94,7 @@ def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings
 def _search(
     call: Call, subject: Subject, settings: PrecisionSettings, check: CheckSettings, space: PrecisionSpace
 ) -> Result:
-    with call.investigated(subject, check, settings.target) as session:
+    with call.searching(check, subject, settings.target) as session:
         return find_precision(Task(subject, call.console, call.result, session.prober, space, settings), call[Search])
 
 

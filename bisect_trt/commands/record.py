@@ -18,7 +18,6 @@ from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
 from bisect_trt.onnxlib.save import require_directory
-from bisect_trt.onnxlib.units import neighbourhood
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
@@ -84,12 +83,7 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
 
 @contextmanager
 def recorded(session: Session, target: TargetSettings | None = None) -> Iterator[None]:
-    """Fill in the result when the work ends, however it ends.
-
-    Args:
-        session: The session of the work.
-        target: The runtime under test.
-    """
+    """Fill in the result when the work ends, however it ends."""
     subject, result, console, prober = session.subject, session.result, session.console, session.probing
     subject.record(result, prober)
     try:
@@ -117,17 +111,9 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
     chosen = records if len(records) <= MOST_PROBES else [*records[:half], *records[-half:]]
     return [
         {
-            "number": record.number,
+            **vars(record),
             "verdict": record.verdict.value,
-            "title": record.title,
             "reason": record.reason[:_REASON_LENGTH],
-            "signature": record.signature,
-            "tail": record.tail,
-            "units": record.size,
-            "seconds": record.seconds,
-            "own_seconds": record.own_seconds,
-            **({} if record.place is None else {"place": record.place}),
-            "runs": record.runs,
             "step": console.transcript.why(record.number),
         }
         for record in chosen
@@ -138,13 +124,6 @@ def leave_record(
     result: Result, folder: Path | None, argv: tuple[str, ...], console: Console, report: Path | None
 ) -> bytes | None:
     """Write ``result.json`` and ``report.html`` to a run's folder; warn if one cannot be written.
-
-    Args:
-        result: The result; what the report needs beside is added.
-        folder: The run's folder; ``None`` if the run did not get one.
-        argv: The words of the command line, without the program's name; empty in a Python call.
-        console: Has the steps of the run.
-        report: A second place for the report, if the user wants one.
 
     Returns:
         The content of ``result.json``, if it was written.
@@ -192,28 +171,22 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
 
 
 def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
-    """Return the nodes around the culprit for the report; the model is not run.
+    """Return the nodes of the answer for the report; the model is not run.
 
     Returns:
-        ``nodes`` in topological order, ``tensors`` by name, ``centre`` (ids of nodes) and ``total`` (the number of nodes that
-        depend on an input).
+        ``nodes``, the most important first, and ``tensors``, which these read and make, by name.
     """
     network, extra = subject.network, result.extra
     entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
     passed = {entry["name"]: entry for entry in entries if entry["passed"]}
     # Of several input samples the first that fails counts.
     comparisons = passed | {entry["name"]: entry for entry in reversed(entries) if not entry["passed"]}
-    named = {
-        "culprits": _outputs(result.culprits),
-        "origins": _outputs(each["node"] for each in extra.get("origins", ())),
-        "mild": _outputs(each["node"] for each in extra.get("mild_origins", ())),
-    }
+    origins = [each["node"] for each in extra.get("origins", ())]
     wrong = [entry["name"] for entry in extra.get("comparisons", ()) if not entry["passed"]]
-    groups = (named["culprits"], named["origins"], wrong, network.outputs)
+    groups = (_outputs(result.culprits), _outputs(origins), wrong, network.outputs)
     found = ([network.producer[name] for name in group if name in network.producer] for group in groups)
-    centre = list(dict.fromkeys(next(filter(None, found), [network.order[-1]])))
-    nearest = neighbourhood(network, centre, MOST_NODES)
-    names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
+    shown = list(dict.fromkeys(next(filter(None, found), [network.order[-1]])))[:MOST_NODES]
+    names = dict.fromkeys(name for node in shown for name in (*network.made(node), *network.reads[node]))
     ranges = _ranges(subject, [name for name in names if name not in network.initializers])
     infos = subject.infos if "reference" in vars(subject) else network.infos  # the reference is not run for this
 
@@ -225,20 +198,17 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
     def describe(node: int) -> dict[str, Any]:
         proto, made, reads = network.nodes[node], network.made(node), network.reads[node]
         return {
-            "id": node,
             "name": proto.name,
             "op": proto.op_type,
             "domain": proto.domain,
             "attributes": attribute_texts(proto),
             "inputs": [[name, source(name)] for name in reads[:_SHOWN_INPUTS]],
-            "more_inputs": max(len(reads) - _SHOWN_INPUTS, 0),
             "outputs": made,
             "written": network.written(node),
-            "verdict": _verdict(result, named, comparisons, made),
         }
 
     def tensor(name: str) -> dict[str, Any]:
-        known = {key: extra[key][name] for key in ("unseen", "own_unseen") if name in extra.get(key, {})}
+        known: dict[str, Any] = {}
         if (info := infos.get(name)) is not None:
             shape = None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
             known |= {"dtype": info.dtype.name, "shape": shape}
@@ -250,35 +220,7 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
                 known["target"] = comparison["target_range"]
         return known | ranges.get(name, {})
 
-    return {
-        "nodes": [describe(node) for node in sorted(nearest, key=network.rank.__getitem__)],
-        "tensors": {name: tensor(name) for name in names},
-        "centre": [node for node in centre if node in nearest],
-        "total": network.constant.count(False),
-    }
-
-
-def _verdict(
-    result: Result, named: Mapping[str, list[str]], comparisons: Mapping[str, Any], made: Iterable[str]
-) -> str:
-    """Return the verdict on the node that computes some tensors.
-
-    Returns:
-        ``culprit`` (in the minimal case), ``left`` (in the smallest case that is known to fail, after an early end), ``origin``
-        (wrong although all its inputs are right), ``mild`` (wrong with an error far smaller than the outputs' error),
-        ``mismatch``, ``match``, ``spare`` (not compared, and not in the minimal case) or ``unseen``.
-    """
-    made = set(made)
-    # Only a search proves that culprits are needed: `layerwise` names the first origin there, `precision` what to keep.
-    searched = result.command in ("diagnose", "reduce")
-    if searched and made.intersection(named["culprits"]):
-        return "culprit" if result.status == "found" else "left"
-    for verdict, group in (("origin", "origins"), ("mild", "mild")):
-        if made.intersection(named[group]):
-            return verdict
-    if seen := [comparisons[name]["passed"] for name in made if name in comparisons]:
-        return "match" if all(seen) else "mismatch"
-    return "spare" if searched and named["culprits"] else "unseen"
+    return {"nodes": list(map(describe, shown)), "tensors": {name: tensor(name) for name in names}}
 
 
 def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -43,7 +43,7 @@ from bisect_trt.probe.prober import Check, DoesNotReproduce
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.console import Console
-from bisect_trt.report.reproducer import ISSUE, MODEL, Since, answer_issue
+from bisect_trt.report.reproducer import MODEL, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Edge, History, find_edges
@@ -396,13 +396,13 @@ def run(call: Call) -> Result:
     check = replace(check, target=None) if check.argv else check
     with (
         call.subject(check.timeout, check.target, older=True) as subject,
-        call.investigated(subject, check, target, lambda here: in_releases(here, subject, target)) as session,
+        call.searching(check, subject, target, lambda here: in_releases(here, subject, target)) as session,
     ):
-        return find_releases(session, own, package, wanted, call[Search].repeat or 1, folder / ISSUE)
+        return find_releases(session, own, package, wanted, call[Search].repeat or 1)
 
 
-def find_releases(session: Session, own: Releases, package: Package, wanted: Range, runs: int, issue: Path) -> Result:
-    """Probe releases, each up to ``runs`` times, until both boundaries are known; answer an ``issue`` that asks for them."""
+def find_releases(session: Session, own: Releases, package: Package, wanted: Range, runs: int) -> Result:
+    """Probe releases, each up to ``runs`` times, until both boundaries are known."""
     console, result = session.console, session.result
     pythons = list_releases(package.index_name, wanted)
     console.step(f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}")
@@ -421,6 +421,5 @@ def find_releases(session: Session, own: Releases, package: Package, wanted: Ran
             + (f"; {len(silent)} of {len(found.releases)} have no verdict{said}." if silent else ".")
             + " Try older releases (--from), or the options and inputs with which it failed."
         )
-    if answer_issue(issue, found.tell(console)):
-        result.artifacts["issue"] = str(issue)
+    found.tell(console)
     return result.end(why=found.doubt())

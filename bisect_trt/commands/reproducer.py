@@ -79,10 +79,6 @@ class Left:
     """A folder that was written.
 
     Attributes:
-        minimum: The answer; unproven if the final probe disagreed.
-        reproducer: The content of the folder.
-        folder: The folder.
-        files: The files that were written, the model first.
         steady: Whether the model that was written did not pass when it was probed once more.
     """
 
@@ -96,12 +92,6 @@ class Left:
         self, session: Session, archive: Path | None = None, cause: Sequence[str] = (), since: Since | None = None
     ) -> None:
         """Write the texts again, once nothing more is probed, and pack the folder.
-
-        Args:
-            session: The session.
-            archive: Where the archive goes, if one is wanted.
-            cause: The causes in the target.
-            since: The release in which the failure appeared.
 
         Raises:
             UsageError: A file cannot be written.
@@ -127,9 +117,6 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
 
     The folder has only the nodes of the answer with their names and weights; with ``--anonymise``, with other names and weights,
     as long as it still fails then.
-
-    Returns:
-        The folder, to be finished once nothing more is probed.
 
     Raises:
         UsageError: The folder cannot be written.
@@ -171,7 +158,6 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
         fault=without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
-        tracker=own.tracker.value if own.tracker else "",
     )
     written, minimum = reproducer.write(folder), answer.case.minimum
     trial = _try_script(session, folder, outcome.seconds)

@@ -64,7 +64,7 @@ def run(call: Call) -> Result:
         return _compare_saved(call)
     target = call[Target].required(engines=True)
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
-    metric, limits = call.metric(bounded=False), call.limits()
+    metric, limits = call.deciding(bounded=False)
     call.open(None, options.load_outputs)
     if limits is not None:
         refuse_options(options, _SINGLE_OUTPUTS, "does not apply to limits, which measure the whole model; drop it.")

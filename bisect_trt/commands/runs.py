@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
+from bisect_trt.commands.binding import RUN_FILE, Binding
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import RunFolderError, UnknownNameError
 from bisect_trt.onnxlib.save import check_output
@@ -60,8 +60,7 @@ def log(call: Call) -> Result:
     if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
         folder, number = None, int(str(folder))
     folder = newest_run() if folder is None else folder
-    called = (folder / CALL_FILE).exists()
-    binding = Binding.read(folder, CALL_FILE if called else RUN_FILE)
+    binding = Binding.read(folder)
     verdicts, unfinished = read_probes(folder / JOURNAL)
     if number is not None and number not in verdicts:
         raise UnknownNameError(f"{folder} has no probe {number}; it has {len(verdicts)}.")
@@ -69,7 +68,7 @@ def log(call: Call) -> Result:
         _show_probe(folder, verdicts[number], call.console)
         return call.result
     command, *words = binding.argv or ("",)
-    show(f"bisect_trt.{command}({', '.join(words)})" if called else f"bisect-trt {shlex.join(binding.argv)}")
+    show(f"bisect_trt.{command}({', '.join(words)})" if binding.python else f"bisect-trt {shlex.join(binding.argv)}")
     show(f"in {binding.cwd}, version {binding.version}")
     for entry in verdicts.values():
         show(
@@ -115,6 +114,10 @@ def resume(call: Call) -> Result:
     """Change to the directory of an interrupted run; the call gets its command line as ``words`` and its ``folder``."""
     folder = call[Resume].run or newest_run()
     binding = Binding.read(folder)
+    if binding.python:
+        raise RunFolderError(
+            f"{folder} was started from Python; to resume it, call the same function with run='{folder}'."
+        )
     call.folder = folder.absolute()
     try:
         os.chdir(binding.cwd)

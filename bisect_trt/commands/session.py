@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
+from bisect_trt.search.confirm import FLAKY, confirm
 from bisect_trt.search.oracle import (
     Ask,
     Completion,
@@ -97,12 +97,16 @@ class Session:
         return [word for place in self.subject.workers.places for word in ("--on", place.said)]
 
     def command(self, name: str, check: CheckSettings, model: Path | None = None, inputs: Path | None = None) -> str:
-        """Return the command line that runs the command ``name`` on a model, by default this one with its data."""
-        settings, path = self.subject.settings, model or self.subject.settings.path
-        if check.target is None and inputs is not None:
-            return check.how_to(name, path, inputs, self.place_words)
-        words = ["bisect-trt", name, str(path), *(check.target.flags() if check.target is not None else ())]
-        words += [*self.place_words, *(written(settings.data) if inputs is None else ("--load-inputs", str(inputs)))]
+        """Return the command line, or the Python call, that runs a command with this check, on ``inputs`` or the same data."""
+        settings, target = self.subject.settings, check.target
+        file = str(model or settings.path)
+        if check.function is not None:
+            return (
+                f"bisect_trt.{name}({file!r}, {getattr(check.function, '__name__', 'check')}, inputs={str(inputs)!r})"
+            )
+        words = ["bisect-trt", name, file, *(["-o", "reduced.onnx"] if name == "reduce" else [])]
+        words += [*(target.flags() if target is not None else ()), *self.place_words]
+        words += written(settings.data) if inputs is None else ["--load-inputs", str(inputs)]
         return shlex.join([*words, *check.words])
 
     def answered(self, reply: Done | Failed, who: str = "the target") -> Done:
@@ -190,11 +194,8 @@ class Session:
     ) -> Minimum:
         """Return a minimum confirmed for checks that may be flaky; the answers of a user at a prompt are not repeated.
 
-        Args:
-            oracle: The oracle of the search.
-            minimum: The result of the search.
-            complete: Adds to a set the units that cannot be removed while it is kept; by default for nodes.
-            without: Returns all units that can be kept without some; ``None`` if that is no candidate.
+        ``complete`` adds to a set the units that cannot be removed while it is kept, by default for nodes; ``without`` returns
+        all units that can be kept without some, or ``None`` if that is no candidate.
         """
         if isinstance(self.prober.runner.check, PromptCheck):
             return minimum
@@ -209,24 +210,11 @@ class Session:
         """
         if minimum is not FAILURE_LOST:
             return self.doubted(minimum)
-        subject = self.subject
-        was = subject.original.proto.graph
-        now = subject.cut(subject.units.with_weights(subject.units.everything)).proto.graph
-        parts = ("node", "initializer", "input", "output")
-        if all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts) and self._passes_now():
-            raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
         raise RebuiltPasses(
-            "Re-serializing the model makes the failure disappear, so it cannot be cut. Unused nodes and weights, metadata and "
-            "the order of nodes may be lost; check whether the model that `bisect-trt sanitize` writes still fails."
+            "Re-serializing the model makes the failure disappear, so it cannot be cut: it depends on unused nodes and weights, "
+            "metadata or the order of nodes, or it is flaky. Check whether the model that `bisect-trt sanitize` writes still "
+            "fails; `bisect-trt repeat` measures how often the original does."
         )
-
-    def _passes_now(self) -> bool:
-        """Whether the original, which failed, passes in another probe; not probed with a measured rate or a prompt."""
-        if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
-            return False
-        with suppress(BudgetSpent):
-            return self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
-        return False
 
     def settle(self, case: Case) -> Candidate:
         """Return a case as a candidate, with the values of the input sample on which it fails."""

@@ -37,10 +37,6 @@ Inputs: TypeAlias = Values | Sequence[Values] | str | Path | tuple[Any, ...] | M
 class Source:
     """The model and inputs of a call.
 
-    Attributes:
-        model: The model, or its path.
-        inputs: The values of its inputs; ``None`` if the options name them.
-
     Raises:
         UsageError: The model has another type.
         UnavailableError: The file does not exist.
@@ -120,11 +116,8 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
 def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401 - a module without types
     """Export a PyTorch module in evaluation mode; the exporter records the module of each node.
 
-    Args:
-        model: A ``torch.nn.Module``, which is not changed, or a ``torch.export.ExportedProgram``.
-        inputs: A tensor; a tuple of positional arguments; a mapping of arguments by name; a list of these, one for each sample;
-            or a file with arguments by name.
-        path: Where the ONNX model goes.
+    ``inputs`` is a tensor, a tuple of positional arguments, a mapping of arguments by name, a list of these, one for each
+    sample, or a file with arguments by name.
 
     Returns:
         For each sample the values of the model's inputs by name.

@@ -138,14 +138,7 @@ class Fed:
         *,
         forget: bool = False,
     ) -> None:
-        """Free the dimensions; nothing is run.
-
-        Args:
-            session: The model.
-            declared: The dimensions of its inputs; a name or ``None`` where one is free.
-            likely: Returns values that the reference should run, if it runs any.
-            forget: Whether inner shapes are dropped, because the file declares others.
-        """
+        """Free the ``declared`` dimensions, with ``forget`` inner shapes too; the reference should run the ``likely`` values."""
         self._session, self._likely = session, likely
         self.proto = free_inputs(session.subject.network.proto, declared, forget=forget)
         self._golden: dict[str, Path | str] = {}

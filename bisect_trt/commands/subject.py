@@ -58,9 +58,6 @@ class ModelSettings:
     """The model and its input data.
 
     Attributes:
-        path: The ``.onnx`` file.
-        data: Where the values of its inputs come from, and where its weights lie.
-        most: The largest number of samples; ``None`` for all.
         any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
         stays_free: Whether the command keeps the file's free dimensions, so that no warning about their sizes is needed.
         older: Whether models are written with the lowest IR version that they need, for older runtimes.
@@ -122,16 +119,7 @@ class Subject:
         target: TargetSettings | None = None,
         places: tuple[Place, ...] = (),
     ) -> None:
-        """Read the model and make its inputs.
-
-        Args:
-            settings: The model's path and input data.
-            workspace: The run's folder.
-            console: Prints warnings.
-            fresh_process: Whether each probe gets a worker process of its own.
-            timeout: Seconds that any run of it may take, but at least 30; the default of workers if ``None``.
-            target: The target, where the reference depends on it.
-            places: Where targets run; none for this machine.
+        """Read the model and make its inputs; any run may take ``timeout`` seconds, but at least 30.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -240,12 +228,7 @@ class Subject:
             self.__dict__.pop(made, None)
 
     def other(self, path: Path, reference: Reference) -> Subject:
-        """Return the subject of a model derived from this one, with the same inputs and expected outputs.
-
-        Args:
-            path: The other model, with the inputs and outputs of this one.
-            reference: Values of its tensors.
-        """
+        """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
         made = copy.copy(self)
         made.settings = replace(self.settings, path=path, data=replace(self.settings.data, external_data_dir=None))
         proto = load_model(path)

@@ -1,4 +1,4 @@
-"""The units of a search, patterns of units that belong together, and the neighbourhood of nodes.
+"""The units of a search, and patterns of units that belong together.
 
 A failure of a fused pattern needs all of its nodes, and finding them one by one costs a bisection for each. So a pattern around
 a needed unit that does not fail alone is tried as one unit before its parts.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -178,28 +177,3 @@ def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]
                 pending.append(needed)
     # Callers keep the sets, and 100,000 units take 4 MB: an equal set is not made twice.
     return given if len(closed) == len(given) else frozenset(closed)
-
-
-HUB_READERS = 12
-"""The most readers of a tensor (a mask, say) that are followed, the nearest first."""
-
-
-def neighbourhood(network: Network, centre: Iterable[int], most: int) -> list[int]:
-    """Return the nodes nearest to some, breadth first with and against the edges, at most so many.
-
-    They begin with the centre, in which the most important comes first; no others that only make weights.
-    """
-    found = dict.fromkeys(centre)
-    pending = deque(found)
-    while pending and len(found) < most:
-        node = pending.popleft()
-        near = network.parents(node)
-        for name in network.made(node):
-            readers = sorted(
-                network.consumers.get(name, ()), key=lambda reader: abs(network.rank[reader] - network.rank[node])
-            )
-            near += readers[:HUB_READERS]
-        new = [other for other in dict.fromkeys(near) if other not in found and not network.constant[other]]
-        found |= dict.fromkeys(new)
-        pending += new
-    return list(found)[:most]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.options.reading import shape
-from bisect_trt.options.shared import Model, RunFolder, time_out, to_file
-from bisect_trt.options.spec import argument, option, switch
+from bisect_trt.options.shared import Model, Overwrite, RunFolder, time_out, to_file
+from bisect_trt.options.spec import argument, option
 
 
 class Show(str, Enum):
@@ -39,7 +39,7 @@ class Extract:
         default_factory=list
     )
     timeout: Annotated[float | None, time_out("the reference", "10 minutes")] = None
-    overwrite: Annotated[bool, switch("Write over files that exist.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Sanitize:
     shape_inference: Annotated[bool, option(help="Do not fold inferred shapes.")] = True
     cleanup: Annotated[bool, option(help="Do not remove unused nodes and weights.")] = True
     timeout: Annotated[float | None, time_out("one run", "10 minutes")] = None
-    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Convert:
         option(metavar="FILE", help="Ranges for --int8: read if the file exists, else written (TensorRT 8.6 to 10)."),
     ] = None
     timeout: Annotated[float | None, time_out("the build", "2 hours")] = None
-    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ class Inspect:
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show at each end; -1 for all.")
     ] = 3
-    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too; - for standard output.")] = None
 
 
 @dataclass(frozen=True)
@@ -129,21 +128,16 @@ class Diff:
             "A run of repeat, or the good builds, then the bad ones: a file or folder each.", metavar="RUN | GOOD BAD"
         ),
     ] = field(default_factory=list)
-    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too; - for standard output.")] = None
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """Print versions, providers, GPUs, driver, CUDA and TensorRT of this machine, and what each target lacks.
+    """Print versions, GPUs and driver of this machine, and what each target lacks.
 
     Examples:
         doctor
         doctor --on python=other/bin/python
     """
-
-    json: Annotated[
-        Path | None, option(metavar="FILE", help="Write the result as JSON too; - for standard output.")
-    ] = None
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,6 @@ class Drop:
 
     Attributes:
         size: From 0 up, in the unit of the metric, or in percent.
-        relative: Whether it is in percent of the reference's score.
     """
 
     size: float

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.compare import BASELINE
 from bisect_trt.options.reading import Sizes, swept_shape
-from bisect_trt.options.shared import FindAll, Model, time_out, to_file
+from bisect_trt.options.shared import FindAll, Model, Overwrite, time_out, to_file
 from bisect_trt.options.spec import MOST, argument, counted, option, switch
 from bisect_trt.search.oracle import Mode
 
 FRESH_SAMPLES = 200
 """If none of 200 samples fails, less than 1.5% of all fail, with 95% confidence."""
-
-
-class Tracker(str, Enum):
-    """Bug trackers with a form of their own for issues."""
-
-    TENSORRT = "tensorrt"
-    ONNXRUNTIME = "onnxruntime"
-    OPENVINO = "openvino"
-    PYTORCH_TENSORRT = "pytorch-tensorrt"
 
 
 @dataclass(frozen=True)
@@ -42,14 +32,11 @@ class Diagnose:
     timeout: Annotated[float | None, time_out("one candidate")] = None
     archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
     anonymise: Annotated[bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")] = False
-    tracker: Annotated[
-        Tracker | None, option(help="Form of ISSUE.md; by default the form of the target's tracker.")
-    ] = None
     find_all: FindAll = False
     releases: Annotated[
         bool, switch("Also find since which release it fails; installs releases from the package index.")
     ] = False
-    overwrite: Annotated[bool, switch("Write over a reproducer that exists.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,7 @@ class Workaround:
     model: Model
     output: Annotated[Path, to_file("Where the patched model goes.")] = Path("patched.onnx")
     timeout: Annotated[float | None, time_out("one candidate")] = None
-    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,7 @@ class Reduce:
     ] = None
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
     find_all: FindAll = False
-    overwrite: Annotated[bool, switch("Write over files that exist.")] = False
+    overwrite: Overwrite = False
 
     @property
     def inputs(self) -> Path:
@@ -185,7 +172,7 @@ class PrecisionOptions:
         ),
     ] = None
     sensitivity: Annotated[bool, option(help="Do not measure the error of each quantized group alone.")] = True
-    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
@@ -286,7 +273,7 @@ class Samples:
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest input that fails goes, .npz.")] = Path("minimal-input.npz")
-    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)

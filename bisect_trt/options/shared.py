@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.errors import OutputFileError
 from bisect_trt.options.reading import regex, shape, size, value_range
-from bisect_trt.options.spec import Option, argument, counted, option, seconds
+from bisect_trt.options.spec import Option, argument, counted, option, seconds, switch
 
 if TYPE_CHECKING:
     from bisect_trt.commands.checks import CheckSettings
@@ -19,6 +19,7 @@ Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[
     bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
 ]
+Overwrite = Annotated[bool, switch("Write over files that exist.")]
 RunFolder = Annotated[Path | None, argument("The run's folder, under .bisect-trt; default the newest.")]
 
 
@@ -47,7 +48,7 @@ def _named(path: Path) -> Path:
 class General:
     """Output."""
 
-    json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.", metavar="FILE")] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write the result as JSON; - for standard output.")] = None
     report: Annotated[
         Path | None, option(help="Write report.html here too; the run's folder has one.", metavar="FILE")
     ] = None
@@ -201,10 +202,6 @@ class Oracle:
 
     def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
         """Return the check that decides whether a candidate fails.
-
-        Args:
-            settings: The target, the tolerances and the time that one candidate may take.
-            workers: The processes in which models run.
 
         Raises:
             UsageError: The options do not fit.

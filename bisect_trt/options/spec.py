@@ -23,7 +23,7 @@ STDOUT = Path("-")
 """As the value of ``--json``: standard output."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
     """The declaration of an option, beside its type and default: ``Annotated[bool, option("--trt", help="TensorRT.")]``.
 
@@ -33,8 +33,7 @@ class Option:
     for the name ``''``). A field without a declaration cannot be given.
 
     Attributes:
-        flags: The flags; made from the field's name where empty.
-        help: One sentence or two for ``--help``.
+        flags: The flags; :func:`entries` makes them from the field's name where none are declared.
         metavar: The placeholder of its value there.
         min: The least number.
         max: The largest number; NaN is always refused.
@@ -43,6 +42,10 @@ class Option:
         need_name: Whether every value of a ``dict`` needs a name.
         count: Whether it has no value and its repetitions are counted (``-vv``).
         positional: Whether it is an argument without a flag.
+        name: The name of the field, and the keyword in Python; this and the next are set by :func:`entries`.
+        form: One value, several, or some by name.
+        default: The default; ``...`` if there is none.
+        frozen: Whether several values are a tuple, those by name a tuple of pairs.
     """
 
     flags: tuple[str, ...] = ()
@@ -55,6 +58,104 @@ class Option:
     need_name: bool = False
     count: bool = False
     positional: bool = False
+    name: str = ""
+    kind: type = str
+    form: Literal["one", "list", "named"] = "one"
+    default: Any = ...
+    frozen: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Its long flag."""
+        return next(flag for flag in (each.removeprefix(" /") for each in self.flags) if flag.startswith("--"))
+
+    @property
+    def keyword(self) -> str:
+        """The keyword in Python: the long flag with underscores."""
+        return self.flag[2:].replace("-", "_")
+
+    @property
+    def several(self) -> bool:
+        """Whether it may be given more than once."""
+        return self.form != "one"
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is ...
+
+    @property
+    def placeholder(self) -> str:
+        """The placeholder of its value: as declared, else the choices, else its type or name."""
+        if self.metavar is not None:
+            return self.metavar
+        if issubclass(self.kind, Enum):
+            return "|".join(str(choice.value) for choice in self.kind)
+        return "N" if self.kind is int else self.name.upper()
+
+    def words(self, value: Any) -> list[str]:  # noqa: ANN401 - of the field's type
+        """Return a value as words of a command line."""
+        if self.kind is bool:
+            return [self.flag]
+        if self.form == "one":
+            return [self.flag, _word(value)]
+        between = "=" if "=" in self.placeholder else ":"
+        several = value.items() if isinstance(value, Mapping) else value
+        pairs = (each if isinstance(each, tuple) else ("", each) for each in several)
+        words = [(f"{name}{between}" if name else "") + _word(held) for name, held in pairs]
+        return [self.flag, *(words or ["none"])]
+
+    def parse(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
+        """Return the value of the field from words or a Python value.
+
+        Raises:
+            UsageError: It has another type or range; the message begins with ``called``.
+        """
+        one = functools.partial(self._parse_one, called=called)
+        if self.form == "named":
+            pairs = {} if value == () else self._by_name(value, called)
+            found: Any = {name: one(each) for name, each in pairs.items()}
+            found = tuple(found.items()) if self.frozen else found
+        elif self.form == "list":
+            single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+            values = value.items() if isinstance(value, Mapping) else [value] if single else value
+            found = (tuple if self.frozen else list)(map(one, values))
+        else:
+            found = one(value)
+        return found if self.check is None else self.check(found)
+
+    def _parse_one(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
+        try:
+            found = (self.read or _READERS.get(self.kind) or self.kind)(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            wanted: object = error
+            if self.read is None and issubclass(self.kind, Enum):
+                wanted = f"one of {', '.join(each.value for each in self.kind)}"
+            raise ValueRefusedError(f"{called} {value!s:.60}: give {wanted}.") from error
+        except OSError as error:  # no file can have this path
+            raise ValueRefusedError(f"{called} {value!s:.60}: {error.strerror}; give another path.") from error
+        low, high = self.min, self.max
+        if isinstance(found, int | float) and not low <= found <= high:
+            limits = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (high < math.inf)
+            raise ValueRefusedError(f"{called} {found} is not {' and '.join(limits) or 'a number'}.")
+        return found
+
+    def _by_name(self, value: Any, called: str) -> Mapping[str, Any]:  # noqa: ANN401 - of many types
+        """Values by the name of their tensor, ``''`` for all others; the name ends at the last colon of a word."""
+        if isinstance(value, Mapping):
+            return {str(name): each for name, each in value.items()}
+        first = (self.metavar or "NAME").partition(":")[0].strip("[]")
+        about = "tensor" if first in ("NAME", "OUT") else first.lower()  # LAYER:TYPE
+        several = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
+        found: dict[str, Any] = {}
+        for word in value if several else [value]:
+            name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
+            if self.need_name and not colon:
+                raise MissingOptionError(f"{called} {word!s:.60}: the {about} is missing; give {self.placeholder}.")
+            if name in found:
+                raise ConflictError(f"{called} is given twice for {f'{name!r}' if name else f'all {about}s'}.")
+            found[name] = text
+        return found
 
 
 def option(*flags: str, **declared: Any) -> Option:  # noqa: ANN401 - of many types
@@ -86,157 +187,45 @@ def counted(help: str, *flags: str, least: int = 1) -> Option:  # noqa: A002 - a
     return Option(flags, help, metavar="N", min=least, max=MOST)
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A field of a group, with its type taken apart.
-
-    Attributes:
-        name: The name of the field, and the keyword in Python.
-        option: The declaration.
-        kind: The type of one value.
-        form: One value, several, or some by name.
-        default: The default; :data:`dataclasses.MISSING` if there is none.
-        frozen: Whether several values are a tuple, those by name a tuple of pairs.
-    """
-
-    name: str
-    option: Option
-    kind: type
-    form: Literal["one", "list", "named"]
-    default: Any
-    frozen: bool = False
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Its flags; an option that is enabled by default has only ``--no-NAME``, in Click's form `` /--no-NAME``."""
-        plain = self.name.replace("_", "-")
-        return self.option.flags or ((f" /--no-{plain}",) if self.default is True else (f"--{plain}",))
-
-    @property
-    def flag(self) -> str:
-        """Its long flag."""
-        return next(flag for flag in (each.removeprefix(" /") for each in self.flags) if flag.startswith("--"))
-
-    @property
-    def keyword(self) -> str:
-        """The keyword in Python: the long flag with underscores."""
-        return self.flag[2:].replace("-", "_")
-
-    @property
-    def several(self) -> bool:
-        """Whether it may be given more than once."""
-        return self.form != "one"
-
-    @property
-    def required(self) -> bool:
-        """Whether it must be given."""
-        return self.default is MISSING
-
-    @property
-    def placeholder(self) -> str:
-        """The placeholder of its value: as declared, else the choices, else its type or name."""
-        if self.option.metavar is not None:
-            return self.option.metavar
-        if issubclass(self.kind, Enum):
-            return "|".join(str(choice.value) for choice in self.kind)
-        return "N" if self.kind is int else self.name.upper()
-
-    def words(self, value: Any) -> list[str]:  # noqa: ANN401 - of the field's type
-        """Return a value as words of a command line."""
-        if self.kind is bool:
-            return [self.flag]
-        if self.form == "one":
-            return [self.flag, _word(value)]
-        between = "=" if "=" in self.placeholder else ":"
-        several = value.items() if isinstance(value, Mapping) else value
-        pairs = (each if isinstance(each, tuple) else ("", each) for each in several)
-        words = [(f"{name}{between}" if name else "") + _word(held) for name, held in pairs]
-        return [self.flag, *(words or ["none"])]
-
-    def read(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
-        """Return the value of the field from words or a Python value.
-
-        Raises:
-            UsageError: It has another type or range; the message begins with ``called``.
-        """
-        one = functools.partial(self._read_one, called=called)
-        if self.form == "named":
-            pairs = {} if value == () else self._by_name(value, called)
-            found: Any = {name: one(each) for name, each in pairs.items()}
-            found = tuple(found.items()) if self.frozen else found
-        elif self.form == "list":
-            single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
-            values = value.items() if isinstance(value, Mapping) else [value] if single else value
-            found = (tuple if self.frozen else list)(map(one, values))
-        else:
-            found = one(value)
-        return found if self.option.check is None else self.option.check(found)
-
-    def _read_one(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
-        convert = self.option.read or _READERS.get(self.kind) or self.kind
-        try:
-            found = convert(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            wanted: object = error
-            if self.option.read is None and issubclass(self.kind, Enum):
-                wanted = f"one of {', '.join(each.value for each in self.kind)}"
-            raise ValueRefusedError(f"{called} {value!s:.60}: give {wanted}.") from error
-        except OSError as error:  # no file can have this path
-            raise ValueRefusedError(f"{called} {value!s:.60}: {error.strerror}; give another path.") from error
-        low, high = self.option.min, self.option.max
-        if isinstance(found, int | float) and not low <= found <= high:
-            limits = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (high < math.inf)
-            raise ValueRefusedError(f"{called} {found} is not {' and '.join(limits) or 'a number'}.")
-        return found
-
-    def _by_name(self, value: Any, called: str) -> Mapping[str, Any]:  # noqa: ANN401 - of many types
-        """Values by the name of their tensor, ``''`` for all others; the name ends at the last colon of a word."""
-        if isinstance(value, Mapping):
-            return {str(name): each for name, each in value.items()}
-        first = (self.option.metavar or "NAME").partition(":")[0].strip("[]")
-        about = "tensor" if first in ("NAME", "OUT") else first.lower()  # LAYER:TYPE
-        several = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
-        found: dict[str, Any] = {}
-        for word in value if several else [value]:
-            name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
-            if self.option.need_name and not colon:
-                raise MissingOptionError(f"{called} {word!s:.60}: the {about} is missing; give {self.placeholder}.")
-            if name in found:
-                raise ConflictError(f"{called} is given twice for {f'{name!r}' if name else f'all {about}s'}.")
-            found[name] = text
-        return found
-
-
-def entries(group: type) -> tuple[Entry, ...]:
-    """The fields of a group that are options, in their order."""
+def entries(group: type) -> tuple[Option, ...]:
+    """The fields of a group that are options, in their order, each with its type taken apart."""
     return _entries(group)
 
 
 @functools.cache
-def _entries(group: type) -> tuple[Entry, ...]:
+def _entries(group: type) -> tuple[Option, ...]:
     hints = typing.get_type_hints(group, include_extras=True)
     return tuple(
-        _entry(each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory())
+        _entry(
+            declared,
+            each.name,
+            hints[each.name],
+            each.default if each.default_factory is MISSING else each.default_factory(),
+        )
         for each in fields(group)
-        if any(isinstance(extra, Option) for extra in typing.get_args(hints[each.name]))
+        for declared in typing.get_args(hints[each.name])
+        if isinstance(declared, Option)
     )
 
 
-def _entry(name: str, hint: Any, default: Any) -> Entry:  # noqa: ANN401 - an annotation, and a value of its type
-    kind, *extras = typing.get_args(hint)
-    declared = next(extra for extra in extras if isinstance(extra, Option))
+def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # noqa: ANN401 - an annotation, and a value of its type
+    kind = typing.get_args(hint)[0]
     if type(None) in typing.get_args(kind):
         kind = next(each for each in typing.get_args(kind) if each is not type(None))
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    plain, default = name.replace("_", "-"), ... if default is MISSING else default
+    # An option that is enabled by default has only ``--no-NAME``, in Click's form.
+    flags = declared.flags or ((f" /--no-{plain}",) if default is True else (f"--{plain}",))
+    entry = functools.partial(replace, declared, flags=flags, name=name, default=default, frozen=origin is tuple)
     # What `read` makes of words may be of any type.
     first, last = (each if isinstance(each, type) else str for each in (inner[0], inner[-1])) if inner else (str, str)
     if origin is dict:
-        return Entry(name, declared, last, "named", default)
+        return entry(kind=last, form="named")
     if origin is tuple and declared.need_name:
-        return Entry(name, declared, str, "named", default, frozen=True)
+        return entry(form="named")
     if origin in (list, tuple):
-        return Entry(name, declared, first, "list", default, frozen=origin is tuple)
-    return Entry(name, declared, kind, "one", default)
+        return entry(kind=first, form="list")
+    return entry(kind=kind)
 
 
 class Params:
@@ -271,10 +260,7 @@ class Params:
 def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = False) -> Group:
     """Return a group of options from values; ``None`` and, on a command line, an empty list count as not given.
 
-    Args:
-        group: The group.
-        values: Values by field name.
-        words: Whether the values come from a command line: errors then name the flag, not the keyword.
+    Errors name the flag for ``words`` of a command line, else the keyword.
 
     Raises:
         UsageError: A value has another type or range than the option takes.
@@ -282,7 +268,7 @@ def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = F
     known = {entry.name: entry for entry in entries(group)}
     given = {name: value for name, value in values.items() if value is not None and not (words and value == [])}
     return group(
-        **{name: known[name].read(each, known[name].flag if words else f"{name}:") for name, each in given.items()}
+        **{name: known[name].parse(each, known[name].flag if words else f"{name}:") for name, each in given.items()}
     )
 
 
@@ -341,7 +327,7 @@ def changed(group: object) -> dict[str, Any]:
 def written(group: Any) -> list[str]:  # noqa: ANN401 - an instance of any group
     """Return the options of a group that differ from their defaults, as words of a command line."""
     values = changed(group)
-    known = [entry for entry in entries(type(group)) if entry.name in values and not entry.option.positional]
+    known = [entry for entry in entries(type(group)) if entry.name in values and not entry.positional]
     return [word for entry in known for word in entry.words(values[entry.name])]
 
 

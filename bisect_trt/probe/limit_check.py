@@ -50,7 +50,7 @@ def baseline_target(what: str | None, target: TargetSettings) -> TargetSettings:
     if equals and value.startswith("="):  # a release
         return target
     if equals and entry is not None:
-        given = entry.read(value, f"--baseline {name}") if value else entry.default
+        given = entry.parse(value, f"--baseline {name}") if value else entry.default
         return target.with_own(**{entry.name: given})
     if not equals and name in (*PRECISIONS, "fp32"):
         return replace(target, **{each: each == name for each in PRECISIONS})  # type: ignore[arg-type]  # flags

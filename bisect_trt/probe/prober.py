@@ -71,7 +71,7 @@ class Runner:
 
     check: Check
     workspace: Workspace
-    activations: Activations
+    activations: Activations | None
     flakiness: Flakiness = field(default_factory=Flakiness)
 
     def run(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
@@ -131,6 +131,7 @@ class Runner:
         if own is not None:
             fed, made = ({n: own[n] for n in names if n in own} for names in (candidate.inputs, candidate.outputs))
             return self.workspace.write(candidate, fed, made)
+        assert self.activations is not None, "the candidate has no values"
         first, *more = (
             (activations.select(candidate.inputs), activations.select(candidate.outputs))
             for activations in (self.activations, *self.activations.more)

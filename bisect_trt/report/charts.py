@@ -28,7 +28,6 @@ class Chart:
         paths: CSS class and ``d`` attribute of each path, in drawing order; a path may be empty.
         shade: Height of the shaded part at the top; 0 without one.
         ticks: Position in percent from the top, mantissa and exponent (``None`` for a plain number) of each label.
-        isolated: Whether errors of layers that ran alone are drawn too.
         data: For the page's script: x, y, name and error of each point.
     """
 
@@ -36,19 +35,9 @@ class Chart:
     paths: list[tuple[str, str]]
     shade: float = 0.0
     ticks: Sequence[tuple[float, str, int | None]] = ()
-    isolated: bool = False
     data: Sequence[list[Any]] = ()
     width: int = WIDTH
     height: int = HEIGHT
-
-
-def _line(points: Sequence[Point | None]) -> str:
-    """Return the path through the points, with a gap at each ``None``."""
-    path, pen = "", "M"
-    for point in points:
-        path += "" if point is None else f"{pen}{point[0]:.1f} {point[1]:.1f}"
-        pen = "M" if point is None else "L"
-    return path
 
 
 def curve_chart(curve: Json) -> Chart:
@@ -58,12 +47,10 @@ def curve_chart(curve: Json) -> Chart:
     """
     points = curve["points"]
     ratios = [_ratio(point["ratio"]) for point in points]
-    own = [None if point.get("own") is None else _ratio(point["own"]) for point in points]
-    known = [*ratios, *(ratio for ratio in own if ratio is not None)]
-    powers = [math.log10(ratio) for ratio in known if 0 < ratio < math.inf]
+    powers = [math.log10(ratio) for ratio in ratios if 0 < ratio < math.inf]
     low = max(min([-1, *map(math.floor, powers)]), _LOWEST)
     high = min(max([1, *map(math.ceil, powers)]), _HIGHEST)
-    band = 0.0 if all(ratio < math.inf for ratio in known) else _BAND
+    band = 0.0 if all(ratio < math.inf for ratio in ratios) else _BAND
 
     def y(ratio: float) -> float:
         if not ratio < math.inf:
@@ -74,13 +61,11 @@ def curve_chart(curve: Json) -> Chart:
     xs = [WIDTH * (point["place"] + 0.5) / curve["total"] for point in points]
     places = list(zip(xs, map(y, ratios), strict=True))
     wrong = [place for place, point in zip(places, points, strict=True) if not point["passed"]]
-    alone = sum(ratio > 1 for ratio in own if ratio is not None)
     label = f"Error of {plural(len(points), 'tensor')} relative to the tolerance; {len(wrong)} do not match"
     threshold = y(1.0)
     paths = [
         ("threshold", f"M0 {threshold:.1f}H{WIDTH}"),
-        ("line", _line(places)),
-        ("line own", _line([None if each is None else (x, y(each)) for x, each in zip(xs, own, strict=True)])),
+        ("line", "M" + "L".join(f"{x:.1f} {top:.1f}" for x, top in places)),
         ("dots", "".join(f"M{x:.1f} {top:.1f}h0" for x, top in wrong)),
         ("first", f"M{wrong[0][0]:.1f} 0V{HEIGHT}" if wrong else ""),
     ]
@@ -91,20 +76,18 @@ def curve_chart(curve: Json) -> Chart:
         if power % step == 0
     ]
     return Chart(
-        label + (f", {alone} of them when their layer runs alone" if alone else ""),
+        label,
         paths,
         threshold,
         ticks + ([(50 * band / HEIGHT, "\u221e", None)] if band else []),
-        any(each is not None for each in own),
         [
             [
                 round(x / WIDTH, 5),
                 round(top / HEIGHT, 4),
                 f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
-                f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance"
-                + (f"; alone {number(point['own'], 3)}" if each is not None else ""),
+                f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance",
             ]
-            for point, (x, top), each in zip(points, places, own, strict=True)
+            for point, (x, top) in zip(points, places, strict=True)
         ],
     )
 
@@ -117,25 +100,14 @@ def _ratio(value: float | str) -> float:
 def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> dict[str, Any]:
     """Return the error along the network.
 
-    Args:
-        tensors: Comparisons as the result has them, in topological order.
-        most: Maximum number of points.
-
     Returns:
         ``total``, the number of tensors, and ``points`` with ``place`` (of the tensor in that order), ``name``, ``op``,
         ``passed``, ``ratio`` (the error in units of the tolerance: over 1 does not pass) and ``error`` (the largest absolute
-        one). Where each layer's own error is known, ``own`` is that in units of the tolerance, ``None`` of a tensor that
-        could not be computed alone. Numbers that JSON lacks are the strings ``inf`` and ``nan``.
+        one). Numbers that JSON lacks are the strings ``inf`` and ``nan``.
     """
     ratios = [tolerance_ratio(tensor) for tensor in tensors]
     first_wrong = [place for place, tensor in enumerate(tensors) if not tensor["passed"]][:1]
-    isolated = any("own" in tensor for tensor in tensors)
-    own = [None if tensor.get("own") is None else tolerance_ratio(tensor["own"]) for tensor in tensors]
-    if isolated and len(tensors) > most:
-        alone = downsample([ratio or 0.0 for ratio in own], most // 2)
-        places = sorted({*downsample(ratios, most // 2, first_wrong), *alone})
-    else:
-        places = downsample(ratios, most, first_wrong)
+    places = downsample(ratios, most, first_wrong)
     points = [
         {
             "place": place,
@@ -144,7 +116,6 @@ def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -
             "passed": tensors[place]["passed"],
             "ratio": plain_number(ratios[place]),
             "error": tensors[place]["max_abs"],
-            **({"own": None if own[place] is None else plain_number(own[place] or 0.0)} if isolated else {}),
         }
         for place in places
     ]

@@ -89,18 +89,11 @@ def open_screen(*, stderr: bool = False) -> RichConsole:
 
 
 class ProgressLine:
-    """One line on stderr while a command works; a line every ten seconds where that is no terminal.
+    """One line on stderr while a command works; a line every ten seconds where that is no terminal."""
 
-    Attributes:
-        stopping: Whether the user has asked to stop.
-        title: The title of the step.
-        probes: The number of probes so far.
-        best: The smallest candidate that fails so far.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
         """Show nothing until a step begins."""
-        self.stopping, self.title, self.probes, self.best = False, "", 0, ""
+        self.enabled, self.stopping, self.title, self.probes, self.best = enabled, False, "", 0, ""
         self._size: int | None = None
         self._began = time.monotonic()
         self._live: Live | None = None
@@ -136,6 +129,8 @@ class ProgressLine:
 
     def show(self) -> None:
         """Show the line until :meth:`hide`."""
+        if not self.enabled:
+            return
         self._shown, screen = True, open_screen(stderr=True) if is_terminal(sys.stderr) else None
         if screen is not None and screen.is_interactive:
             from rich.live import Live  # noqa: PLC0415 - as above
@@ -195,7 +190,7 @@ class Console(Watcher):
     Attributes:
         verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1 no progress.
         transcript: The lines of the run, printed or not.
-        progress: The live line, if there is one.
+        progress: The live line.
     """
 
     def __init__(self, verbosity: int = 0, *, live: bool = False) -> None:
@@ -208,30 +203,26 @@ class Console(Watcher):
         self.verbosity = verbosity
         self.transcript = Story()
         self._kinds: set[str] = set()
-        self._failed = False
         self._live = live
-        self.progress = ProgressLine() if live and verbosity == 0 and sys.stderr is not None else None
+        self.progress = ProgressLine(enabled=live and verbosity == 0 and sys.stderr is not None)
 
     def close(self) -> None:
         """Remove the live line."""
-        if self.progress is not None:
-            self.progress.hide()
+        self.progress.hide()
 
     def stopping(self) -> None:
         """Show that the user has asked to stop; safe in a signal handler."""
-        if self.progress is not None:
-            self.progress.stopping = True
+        self.progress.stopping = True
 
     def abandon(self) -> None:
         """Restore the terminal at the end of the process; safe in a signal handler."""
-        if self.progress is not None:
-            self.progress.abandon()
+        self.progress.abandon()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         """Leave the terminal to a prompt; the progress stays in sight."""
-        with contextlib.nullcontext() if self.progress is None else self.progress.paused():
-            if self.progress is not None and self.progress.probes:
+        with self.progress.paused():
+            if self.progress.enabled and self.progress.probes:
                 self._print((self.progress.found(), "dim"))
             yield
 
@@ -241,8 +232,7 @@ class Console(Watcher):
     def step(self, text: str) -> None:
         """Begin a step."""
         self.transcript.step(text)
-        if self.progress is not None:
-            self.progress.step(text)
+        self.progress.step(text)
         self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
@@ -290,14 +280,13 @@ class Console(Watcher):
 
     def _complain(self, kind: str, style: str, text: str) -> None:
         self.note(f"{kind} {text}")
-        with contextlib.nullcontext() if self.progress is None else self.progress.paused():
+        with self.progress.paused():
             self._print((kind, style), f" {text}", stderr=True)
 
     def probed(self, record: Record) -> None:
         """Count a probe; print it with ``-v``."""
         self.transcript.probes = record.number
-        if self.progress is not None:
-            self.progress.probed(record)
+        self.progress.probed(record)
         first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
         self._kinds.add(record.signature)
         tail = []

@@ -25,17 +25,6 @@ from bisect_trt.report.summary import grouped, headline, summary
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, template
 from bisect_trt.tensors.npz import replacing
 
-VERDICTS = {
-    "culprit": "needed to fail",
-    "left": "in the smallest failing model so far",
-    "origin": "wrong, with correct inputs",
-    "mild": "off by far less than the outputs",
-    "mismatch": "wrong, with wrong inputs",
-    "match": "correct",
-    "spare": "not needed to fail",
-    "unseen": "not compared",
-}
-"""State of a node, by its verdict."""
 _BADGES = {
     "found": ("Proven", "good"),
     "not_reproduced": ("Does not reproduce", "neutral"),
@@ -120,38 +109,9 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def macro(file: str, name: str, *values: object) -> Markup:
+def macro(name: str, *values: object, file: str = "report.html") -> Markup:
     """Return what a macro of a template prints."""
     return Markup(getattr(environment().get_template(file).module, name)(*values))
-
-
-def _answer_section(result: Json) -> Markup:
-    rows = [row for row in summary(result) if row[1] != headline(result)]
-    return macro("report.html", "answer", result, headline(result), rows)
-
-
-def _graph_section(graph: Json) -> Markup:
-    centre = set(graph["centre"])
-    nodes = sorted(map(_described_node, graph["nodes"]), key=lambda node: node["id"] not in centre)
-    return macro("graph.html", "graph_section", nodes, graph["tensors"], graph["total"])
-
-
-def _described_node(node: Json) -> dict[str, Any]:
-    """Return a node with its title and its verdict in words."""
-    title = str(node["name"] or next(iter(node["outputs"]), "?"))
-    return {**node, "title": title, "state": VERDICTS.get(node["verdict"], "")}
-
-
-def _curve_section(curve: Json) -> Markup:
-    return macro("report.html", "error", curve, charts.curve_chart(curve))
-
-
-def _search_section(report: Json, counts: Json) -> Markup:
-    steps = [step for step in report.get("story", {}).get("steps", ()) if step["title"] or step["lines"]]
-    probes = report.get("probes") or []
-    if not steps and not probes:
-        return Markup("")
-    return macro("report.html", "search", steps, probes, counts["run"] - len(probes))
 
 
 def _size_grid(sweep: Json) -> tuple[list[int], list[tuple[int, list[str | None]]]] | None:
@@ -168,27 +128,29 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
     """Yield anchor, name in the navigation and content of each section that has something to show."""
     report = result.get("report") or {}
     graph, curve, sweep = report.get("graph"), report.get("curve"), result.get("sweep")
-    yield "answer", "Answer", _answer_section(result)
+    title, (steps, probes) = headline(result), (report.get("story", {}).get("steps", ()), report.get("probes") or [])
+    steps = [step for step in steps if step["title"] or step["lines"]]
+    yield "answer", "Answer", macro("answer", result, title, [row for row in summary(result) if row[1] != title])
     if graph:
-        yield "graph", "Nodes", _graph_section(graph)
+        yield "graph", "Nodes", macro("graph_section", graph["nodes"], graph["tensors"], file="graph.html")
     if curve:
-        yield "error", "Error", _curve_section(curve)
+        yield "error", "Error", macro("error", curve, charts.curve_chart(curve))
     if (result.get("latency") or {}).get("rows"):
-        yield "latency", "Latency", macro("report.html", "latency", result["latency"])
+        yield "latency", "Latency", macro("latency", result["latency"])
     if result.get("metric"):
-        yield "metric", "Metric", macro("report.html", "metric", result["metric"])
+        yield "metric", "Metric", macro("metric", result["metric"])
     if sweep and sweep["dimensions"]:
-        yield "sweep", "Sizes", macro("report.html", "sweep", sweep, _size_grid(sweep))
+        yield "sweep", "Sizes", macro("sweep", sweep, _size_grid(sweep))
     if result.get("builds") and result.get("interval") is not None:
-        yield "builds", "Builds", macro("report.html", "builds", result)
-    if findings := macro("report.html", "findings", result):
+        yield "builds", "Builds", macro("builds", result)
+    if findings := macro("findings", result):
         yield "findings", "Findings", findings
-    if search := _search_section(report, result["probes"]):
-        yield "search", "Search", search
+    if steps or probes:
+        yield "search", "Search", macro("search", steps, probes, result["probes"]["run"] - len(probes))
     if report.get("commands"):
-        yield "commands", "Commands", macro("report.html", "commands", report["commands"])
+        yield "commands", "Commands", macro("commands", report["commands"])
     entries = [*(report.get("environment") or {}).items(), ("model SHA-256", result["model"].get("sha256"))]
-    yield "environment", "Environment", macro("report.html", "environment", [(k, str(v)) for k, v in entries if v])
+    yield "environment", "Environment", macro("environment", [(k, str(v)) for k, v in entries if v])
 
 
 def render(result: Json) -> str:

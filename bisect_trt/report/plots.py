@@ -55,13 +55,6 @@ def draw_plots(
 ) -> None:
     """Draw the plots of the outputs, and add their paths to the result.
 
-    Args:
-        options: Which plots.
-        comparisons: The compared outputs.
-        samples: The target's and the reference's outputs of each input sample.
-        console: Prints what was drawn.
-        result: Receives the paths.
-
     Raises:
         UsageError: A plot cannot be written.
     """

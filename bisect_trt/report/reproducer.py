@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import printer
 
-from bisect_trt.errors import OutputFileError
+from bisect_trt.errors import OutputFileError, first_few
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.report.page import templates
 from bisect_trt.report.result import environment
@@ -41,7 +41,6 @@ SCRIPT, FILES, ARCHIVED = "reproduce.py", "files", "reproducer"
 _SHOWN_KINDS, _SHOWN_LINES, _LINE_LENGTH = 3, 40, 400
 _SYMPTOMS = {"signal ": "crash in", "time-out": "time-out in", "nan": "NaN from", "inf": "Inf from"}
 """Symptoms in titles, by the start of the signature of the failure."""
-_CONTAINERS = ("/.dockerenv", "/run/.containerenv")
 _SHARED = (
     *("bisect_trt.errors", "bisect_trt.tensors.info", "bisect_trt.targets.messages"),
     "bisect_trt.targets.reproduce",
@@ -75,7 +74,7 @@ if __name__ == "__main__":
 """
 
 NOT_TRIED = "Not tried; 'bisect-trt releases' runs the model on newer releases."
-"""The answer of ``ISSUE.md`` to whether a newer release fails, until :func:`answer_issue` replaces it."""
+"""The answer of ``ISSUE.md`` to whether a newer release fails, where no release was run."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,6 @@ class Trial:
 
     Attributes:
         shows: Whether it shows the failure; ``None`` if it could not be run.
-        why: The reason if not.
     """
 
     shows: bool | None = None
@@ -109,28 +107,14 @@ class Reproducer:
     """The content of the folder.
 
     Attributes:
-        model: The minimal model, as in the folder.
         ran: The form of it that the target ran, where that is another (fp16 by Casts, free dimensions).
         lowered: Whether the low precision is in that form already.
-        inputs: Its inputs.
-        golden: Its expected outputs.
-        comparisons: The comparison of the target's outputs with these.
-        answer: The failing nodes, in a sentence.
         target: The target; the files that it reads are in the folder.
-        found: How it was found, in a sentence.
-        failure: The signature of the failure.
         refusal: The target's message, where the failure is that the model does not run.
         timeout: Seconds that a run may take, where that is the failure.
-        validate: Whether NaN and Inf always fail.
-        files: Names of the files that the target reads.
-        trial: The outcome of the script.
         blamed: Places of the model's nodes, the culprits first.
-        fault: Which side is wrong, in a sentence, where that was examined.
-        is_bug: Whether it may be a bug of the target.
-        cause: The causes in the target.
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
-        tracker: The bug tracker, the form of which ``ISSUE.md`` has; by default the tracker of the target.
     """
 
     model: onnx.ModelProto
@@ -154,12 +138,11 @@ class Reproducer:
     cause: Sequence[str] = ()
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
-    tracker: str = ""
 
-    def __post_init__(self) -> None:
-        """Guess the tracker from the target."""
-        guess = self.target.target.title.lower().replace(" ", "").removesuffix("-rtx")
-        object.__setattr__(self, "tracker", self.tracker or guess)
+    @property
+    def tracker(self) -> str:
+        """The bug tracker of the target, the form of which ``ISSUE.md`` has."""
+        return self.target.target.title.lower().replace(" ", "").removesuffix("-rtx")
 
     def facts(self) -> Mapping[str, str]:
         """Return versions and devices of the machine that the target ran on, for the fields of a tracker; ``""`` if unknown."""
@@ -167,26 +150,17 @@ class Reproducer:
         found = {"onnxruntime": here.get("onnxruntime-gpu", ""), **(self.places[0] if self.places else here)}
         if not self.places:
             found["machine"] = platform.machine()
-            found["container"] = "container" if any(Path(each).exists() for each in _CONTAINERS) else "no container"
         found["system"] = found.get("platform", "").partition("-")[0]
         return defaultdict(str, found)
 
-    def title(self, facts: Mapping[str, str]) -> str:
-        """Return a title in the form of the tracker: runtime, symptom and operators, without names of the model."""
+    def title(self) -> str:
+        """Return a title: runtime, symptom and operators, without names of the model."""
         nodes = self.model.graph.node
         ordered = (nodes[place] for place in dict.fromkeys((*self.blamed, *range(len(nodes)))))
-        found = list(
-            dict.fromkeys(f"{'' if n.domain in DEFAULT_DOMAINS else f'{n.domain}.'}{n.op_type}" for n in ordered)
-        )
-        more = [f"{len(found) - _SHOWN_KINDS} more"] if len(found) > _SHOWN_KINDS else []
-        kinds = ", ".join([*found[:_SHOWN_KINDS], *more]) or "a model without nodes"
+        found = dict.fromkeys(f"{'' if n.domain in DEFAULT_DOMAINS else f'{n.domain}.'}{n.op_type}" for n in ordered)
+        kinds = first_few([*found], _SHOWN_KINDS) or "a model without nodes"
         plain = "wrong values from" if self.refusal is None else "refusal of"
         symptom = next((words for begin, words in _SYMPTOMS.items() if self.failure.startswith(begin)), plain)
-        if self.tracker == "tensorrt":
-            what, gpu = symptom.rpartition(" ")[0], f" on GPU {facts['GPU']}" if facts["GPU"] else ""
-            target, package = self.target.target, self.target.target.package(self.target)
-            version = facts[package.index_name] if package is not None else ""
-            return f"{what} failure of {target.title} {version or '(unknown version)'} when running {kinds}{gpu}"
         return f"{self.target.target.title}: {symptom} {kinds}"
 
     @property
@@ -207,16 +181,13 @@ class Reproducer:
 
     def source(self) -> str:
         """Return ``reproduce.py``."""
-        about = ("place", "Python", "platform", "machine", "CPU", "GPU")
-        packages = [", ".join(f"{name} {each[name]}" for name in each if name not in about) for each in self.places]
         return render_script(
             self.script,
             self.target_model,
             sorted({*names_of(self.model.graph), *names_of((self.ran or self.model).graph)} - {""}),
             self.comparisons,
             answer=self.answer,
-            described=self.target.describe()
-            + "".join(f", seen with {each}" for each in dict.fromkeys(packages) if each),
+            described=self.target.describe(),
             failure=self.failure,
             timeout=self.timeout,
             validate=self.validate,
@@ -270,20 +241,6 @@ class Reproducer:
         with writing(folder):
             for file in (README, ISSUE):
                 (folder / file).write_text(self.render(file), encoding="utf-8")
-
-
-def answer_issue(path: Path, since: Since) -> bool:
-    """Write the releases into the ``ISSUE.md`` of an earlier diagnosis; return whether it lacked them.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    if not path.is_file() or NOT_TRIED not in (text := path.read_text(encoding="utf-8")):
-        return False
-    found = " ".join(filter(None, (since.sentence, since.fixed and f"Fix: {since.fixed}.")))
-    with writing(path):
-        path.write_text(text.replace(NOT_TRIED, prose(found)), encoding="utf-8")
-    return True
 
 
 @contextmanager
@@ -362,11 +319,6 @@ def _without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
     """Pack files of a folder, and nothing else in it.
 
-    Args:
-        folder: The reproducer's folder.
-        files: The files that :meth:`Reproducer.write` wrote.
-        archive: The archive to write.
-
     Raises:
         UsageError: The archive cannot be written.
     """
@@ -387,19 +339,7 @@ def render_script(
     timeout: float | None = None,
     validate: bool = False,
 ) -> str:
-    """The source of ``reproduce.py``.
-
-    Args:
-        script: How the target runs the model.
-        model: The model's file name.
-        names: Of its nodes and tensors, for the failure's signature.
-        comparisons: Comparisons of its outputs, with their tolerances.
-        answer: The failing nodes, in a sentence.
-        described: The target in words.
-        failure: The signature of the failure.
-        timeout: Seconds after which a target that does not answer has failed.
-        validate: Whether NaN and Inf fail wherever they are.
-    """
+    """The source of ``reproduce.py``."""
     case = {
         "answer": answer,
         "target": described,

@@ -51,7 +51,7 @@ class Result:
         minimality: ``1-minimal`` or ``unproven``.
         why: The reason for a missing proof, or a remark.
         artifacts: The files that were written; ``None`` for the others.
-        extra: Fields of this command only.
+        extra: Fields of this command only; each is an attribute too.
     """
 
     command: str
@@ -70,35 +70,12 @@ class Result:
         """Whether an answer was found and is 1-minimal; for ``compare``: whether everything matches."""
         return self.exit_status is ExitStatus.OK
 
-    @property
-    def comparisons(self) -> list[dict[str, Any]]:
-        """The comparison of each output (``compare``), as ``TensorComparison.from_json`` reads it."""
-        return list(self.extra.get("comparisons", ()))
-
-    @property
-    def cause(self) -> list[list[str]]:
-        """Sets of switches of the target (``cause``, ``diagnose``); each set suffices, the cheapest first."""
-        return [list(switches) for switches in self.extra.get("cause", ())]
-
-    @property
-    def keep_fp32(self) -> list[dict[str, Any]]:
-        """The recommended nodes to keep in fp32, with reasons (``precision``, and ``diagnose`` where that is the fix)."""
-        return list(self.extra.get("keep_fp32", ()))
-
-    @property
-    def minimal(self) -> list[dict[str, Any]]:
-        """The nodes that the given inputs need in fp32, with reasons."""
-        return list(self.extra.get("minimal", ()))
-
-    @property
-    def first_mismatch(self) -> dict[str, Any] | None:
-        """The first wrong tensor, its node and its error (``layerwise``, ``diagnose``)."""
-        return self.extra.get("first_mismatch")
-
-    @property
-    def tensors(self) -> list[dict[str, Any]]:
-        """All compared tensors (``layerwise``, ``diagnose``)."""
-        return list(self.extra.get("tensors", ()))
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the JSON
+        """Return a field of this command only (docs/json.md), such as ``comparisons`` of ``compare``."""
+        extra = vars(self).get("extra", {})
+        if name not in extra:
+            raise AttributeError(f"the result of {vars(self).get('command')} has no field {name!r}")
+        return extra[name]
 
     def end(self, status: str = "found", why: str | None = None) -> Result:
         """Record how the command ended: an answer is proven unless there is a reason ``why`` not; return the result."""
@@ -167,10 +144,7 @@ class Result:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return a result that :meth:`Result.write` wrote.
-
-    Args:
-        path: The file, or the folder of a run.
+    """Return a result that :meth:`Result.write` wrote, from its file or the folder of a run.
 
     Raises:
         UnavailableError: It does not exist, is not a result, or has another schema.

@@ -35,7 +35,6 @@ from bisect_trt.search.strategy import make_minimal, neighbours
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 READ_BACK = "the result, read back"
-ORIGINAL_PASSED = "the original failed, and did not when asked again"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
 _LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
 _ANSWER_PASSED = "the answer failed, and did not when asked again"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -208,14 +208,6 @@ class Target(ABC):
             **{name: value for name, value in settings.to_json().items() if name != "own"},
             **asdict(settings.of(self.own)),
         }
-
-    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield the rows of ``doctor``: names, and versions or descriptions. It runs in its own process, with no setting changed.
-
-        Raises:
-            UnavailableError: The target cannot be used; the rows before that stay.
-        """
-        yield self.title, str(self.make_runner(plain).facts.get("version"))
 
     def package(self, settings: TargetSettings) -> Package | None:
         """Return the package that it is released in; ``None`` for a target without releases."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.options import reading as values
-from bisect_trt.options.spec import Entry, entries
+from bisect_trt.options.spec import Option, entries
 
 _WEIGHTS = {
     "inspect": 6,
@@ -78,16 +78,14 @@ def command_line(rng: random.Random) -> list[str]:
     own = COMMANDS[name].groups[0]
     every = [entry for group in COMMANDS[name].groups for entry in entries(group) if entry.name not in _NEVER]
     words = [name]
-    words += [_argument(name, entry, rng) for entry in entries(own) if entry.option.positional and rng.random() < 0.97]
-    words += [
-        word for entry in every if entry.required and not entry.option.positional for word in ("-o", _output(rng))
-    ]
+    words += [_argument(name, entry, rng) for entry in entries(own) if entry.positional and rng.random() < 0.97]
+    words += [word for entry in every if entry.required and not entry.positional for word in ("-o", _output(rng))]
     if any(entry.name == "onnxrt" for entry in every) and rng.random() < 0.9:
         target = "--trt" if rng.random() < 0.15 else "--onnxrt"
         words += [target, *(["--fp16"] if rng.random() < 0.6 or name == "precision" else [])]
     if name in ("diagnose", "reduce", "precision", "layerwise"):
         words += ["--timeout", "20", *(["--max-time", "5", "--max-probes", "12"] if name != "layerwise" else [])]
-    chosen = [entry for entry in every if not (entry.option.positional or entry.required)]
+    chosen = [entry for entry in every if not (entry.positional or entry.required)]
     for entry in rng.sample(chosen, min(len(chosen), rng.choice((0, 0, 1, 1, 2, 3)))):
         if entry.name not in ("timeout", "max_time", "max_probes"):
             words += _option(entry, rng)
@@ -98,7 +96,7 @@ def command_line(rng: random.Random) -> list[str]:
     return words
 
 
-def _argument(name: str, entry: Entry, rng: random.Random) -> str:
+def _argument(name: str, entry: Option, rng: random.Random) -> str:
     if name in ("log", "report", "resume"):
         return rng.choice([".", "model.onnx", "values.json", "0", "-7", "99999999999999999999", "none"])
     if name == "inspect":
@@ -111,18 +109,18 @@ def _output(rng: random.Random) -> str:
     return rng.choice(_OUTPUTS) if rng.random() < 0.3 else "out.onnx"
 
 
-def _option(entry: Entry, rng: random.Random) -> list[str]:
+def _option(entry: Option, rng: random.Random) -> list[str]:
     flag = rng.choice([part for flag in entry.flags for part in flag.split("/")])
-    if entry.option.count or (entry.kind is bool and entry.form == "one"):
+    if entry.count or (entry.kind is bool and entry.form == "one"):
         return [flag]
     return [flag, *(_value(entry, rng) for _ in range(rng.choice((1, 1, 2)) if entry.several else 1))]
 
 
-def _value(entry: Entry, rng: random.Random) -> str:
+def _value(entry: Option, rng: random.Random) -> str:
     if rng.random() < 0.15:
         return rng.choice(_TEXTS)
     scripts = entry.name in ("data_loader_script", "compare_func_script")
-    words = _SCRIPTS if scripts else () if entry.option.read is None else _WORDS.get(entry.option.read, ())
+    words = _SCRIPTS if scripts else () if entry.read is None else _WORDS.get(entry.read, ())
     if words:
         return rng.choice(words)
     if issubclass(entry.kind, Enum):

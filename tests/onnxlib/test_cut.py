@@ -17,7 +17,6 @@ from support import examples
 
 from bisect_trt.onnxlib.cut import Cut, Isolated, cut, is_frozen, isolate, nothing_stored
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.units import HUB_READERS, neighbourhood
 from bisect_trt.tensors.info import TensorInfo
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -297,35 +296,3 @@ def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> Non
     assert "width" in piece.left_out
     assert [value.name for value in piece.proto.graph.input] == ["x"]
     assert piece.fed == {}
-
-
-# The region around some nodes, for any graph: it is near, connected, small, and says what it shows.
-
-
-def adjacent(network: Network, one: int, other: int) -> bool:
-    return one in network.parents(other) or other in network.parents(one)
-
-
-@given(models(), st.data())
-def test_the_nearest_nodes_are_found_however_few_are_asked_for(model: ModelProto, data: st.DataObject) -> None:
-    network = Network(model)
-    centre = data.draw(st.lists(st.sampled_from(network.order), min_size=1, max_size=2, unique=True))
-    most = data.draw(st.integers(1, len(network.nodes) + 1))
-    found = neighbourhood(network, centre, most)
-    assert len(found) == len(set(found)) <= most
-    assert found[: len(centre)] == centre[:most]
-    for place, node in enumerate(found[len(centre) :], len(centre)):
-        assert any(adjacent(network, node, earlier) for earlier in found[:place])
-        assert not network.constant[node]
-    if len(found) < most:  # then nothing is left out: there are no hubs in these models
-        left = {other for node in found for other in network.order if adjacent(network, node, other)} - set(found)
-        assert all(network.constant[node] for node in left)
-
-
-def test_of_a_hub_only_the_nearest_readers_are_followed() -> None:
-    readers = 100
-    nodes = [helper.make_node("Relu", ["x"], ["mask"])]
-    nodes += [helper.make_node("Neg", ["mask"], [f"y{place}"]) for place in range(readers)]
-    ends = [(f"y{place}", TensorProto.FLOAT, [1]) for place in range(readers)]
-    network = Network(proto_of(nodes, [("x", TensorProto.FLOAT, [1])], ends))
-    assert len(neighbourhood(network, [0], 50)) == 1 + HUB_READERS

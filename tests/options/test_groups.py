@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import MISSING
 from enum import Enum
 from math import inf
 from pathlib import Path
@@ -25,7 +24,7 @@ from bisect_trt.options import compare
 from bisect_trt.options import reading as values
 from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.options.searches import rungs, until
-from bisect_trt.options.spec import Entry, entries, make_group
+from bisect_trt.options.spec import Option, entries, make_group
 from bisect_trt.targets.onnxrt import level
 from bisect_trt.targets.openvino import openvino_property
 from bisect_trt.targets.settings import TargetSettings
@@ -72,29 +71,27 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
 GROUPS = list(dict.fromkeys(group for command in COMMANDS.values() for group in command.groups))
 
 
-OPTIONS = [(group, entry) for group in GROUPS for entry in entries(group) if not entry.option.count]
+OPTIONS = [(group, entry) for group in GROUPS for entry in entries(group) if not entry.count]
 
 
-def values_of(entry: Entry) -> st.SearchStrategy[Any]:
+def values_of(entry: Option) -> st.SearchStrategy[Any]:
     """Python values that an option takes."""
-    read, low, high = entry.option.read, entry.option.min, entry.option.max
+    read, low, high = entry.read, entry.min, entry.max
     if read is not None:
         one = READ.get(read, st.sampled_from(ErrorStat))
     elif issubclass(entry.kind, Enum):
         one = st.sampled_from(entry.kind)
     elif entry.kind is int:
-        least = 0 if entry.option.positional else None  # -1 would be an option
+        least = 0 if entry.positional else None  # -1 would be an option
         one = st.integers(least if low == -inf else int(low), None if high == inf else int(high))
     elif entry.kind is float:
         one = st.floats(None if low == -inf else low, None if high == inf else high, allow_nan=False)
     else:
         one = {bool: st.booleans(), Path: TEXTS.map(Path), str: TEXTS}[entry.kind]
     if entry.form == "named":
-        return st.dictionaries(NAMES if entry.option.need_name else NAMES | st.just(""), one, min_size=1, max_size=3)
+        return st.dictionaries(NAMES if entry.need_name else NAMES | st.just(""), one, min_size=1, max_size=3)
     unique = (
-        (lambda pair: pair[0].upper())
-        if entry.option.read in (values.pair, values.assignment, openvino_property)
-        else None
+        (lambda pair: pair[0].upper()) if entry.read in (values.pair, values.assignment, openvino_property) else None
     )
     return st.lists(one, min_size=1, max_size=3, unique_by=unique) if entry.form == "list" else one
 
@@ -108,16 +105,16 @@ def word(value: Any) -> str:
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-def words(entry: Entry, value: Any) -> list[str]:
+def words(entry: Option, value: Any) -> list[str]:
     """A value with its option as they are typed."""
-    if entry.option.positional:
+    if entry.positional:
         return [*map(word, value)] if isinstance(value, list) else [word(value)]
     if entry.kind is bool and entry.form == "one":
         flag = entry.flags[-1]
         return [entry.flag] * (value is not flag.startswith(" /"))
-    if entry.option.read is rungs:
+    if entry.read is rungs:
         return [entry.flags[-1], ",".join(value)]
-    if entry.option.read is values.assignment:
+    if entry.read is values.assignment:
         return [entry.flags[-1], *map("=".join, value)]
     if entry.form == "named":
         return [entry.flags[-1], *(f"{name}:{word(each)}" if name else word(each) for name, each in value.items())]
@@ -127,7 +124,7 @@ def words(entry: Entry, value: Any) -> list[str]:
 @pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
 @given(data=st.data())
 @settings(max_examples=examples(6), deadline=None)
-def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Entry, data: st.DataObject) -> None:
+def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Option, data: st.DataObject) -> None:
     value = data.draw(values_of(entry))
     name = next(name for name, command in COMMANDS.items() if group in command.groups)
     needed: dict[str, Any] = {
@@ -136,7 +133,7 @@ def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: 
     typed = [each for other in entries(COMMANDS[name].groups[0]) if other.required for each in words(other, Path("p"))]
     if not entry.required:
         # Arguments stand by their place, so those before it are given too.
-        before = [other for other in entries(group) if other.option.positional and not other.required]
+        before = [other for other in entries(group) if other.positional and not other.required]
         before = before[: before.index(entry)] if entry in before else []
         needed |= {other.name: "p" if other.kind is str else Path("p") for other in before}
         typed += [*("p" for _ in before), *words(entry, value)]
@@ -176,14 +173,14 @@ def test_the_examples_of_help_are_command_lines_and_its_options_few_and_differen
         assert len(f" bisect-trt {line}") <= 78
         assert parse(shlex.split(line))[0] == name
     own, *others = COMMANDS[name].groups
-    shown = [entry for entry in entries(own) if not entry.option.positional]
+    shown = [entry for entry in entries(own) if not entry.positional]
     shown += [entry for group in others for entry in entries(group) if entry.name in COMMON]
     assert len([entry for entry in shown if entry.name not in RARE]) <= 20
     every = [entry for group in COMMANDS[name].groups for entry in entries(group)]
     assert max(Counter(entry.name for entry in every).values()) == 1
-    flags = [flag for entry in every if not entry.option.positional for flag in entry.flags]
+    flags = [flag for entry in every if not entry.positional for flag in entry.flags]
     assert not flags or max(Counter(flag.removeprefix(" /") for flag in flags).values()) == 1
-    assert all(entry.option.help for entry in every)
+    assert all(entry.help for entry in every)
 
 
 WRONG: dict[type, tuple[Any, ...]] = {
@@ -196,8 +193,8 @@ WRONG: dict[type, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(group: type, entry: Entry) -> None:
-    junk = (object(),) if entry.option.read or issubclass(entry.kind, Enum) else WRONG[entry.kind]
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(group: type, entry: Option) -> None:
+    junk = (object(),) if entry.read or issubclass(entry.kind, Enum) else WRONG[entry.kind]
     for value in junk:
         with pytest.raises(UsageError, match=f"^{entry.name}: "):
             make_group(group, {entry.name: {"name": value} if entry.form == "named" else value})
@@ -206,7 +203,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(group: typ
 def test_what_is_not_given_is_not_shared() -> None:
     """A group's lists and dictionaries are its own."""
     for group in GROUPS:
-        needed = {entry.name: entry.kind("x") for entry in entries(group) if entry.default is MISSING}
+        needed = {entry.name: entry.kind("x") for entry in entries(group) if entry.required}
         first: object = make_group(group, needed)
         second: object = make_group(group, needed)
         for entry in entries(group):

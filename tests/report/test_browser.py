@@ -102,7 +102,6 @@ def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: 
     browser.open(page)
     assert browser.computed() < 1
     assert browser.problems == []
-    assert browser.evaluate("document.querySelectorAll('#graph article').length") == 40
     assert "big" in browser.evaluate("document.querySelector('#graph article').textContent")
 
 
@@ -147,7 +146,7 @@ LOW_CONTRAST = """
 def test_the_node_at_fault_tells_of_itself(browser: Browser, layers: Path) -> None:
     browser.open(layers)
     told = browser.evaluate("document.querySelector('#graph article').innerText")
-    for words in ("Mul", "big", "float32[2, 3]", "Reads", "Makes", "reference", "does not match", "alone"):
+    for words in ("Mul", "big", "float32[2, 3]", "Reads", "Makes", "reference", "does not match"):
         assert words in told
 
 
@@ -156,8 +155,8 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
     x, y = browser.centre("#plot")
     browser.mouse("mouseMoved", x, y)
     told = browser.evaluate("document.querySelector('#readout').innerText")
-    assert re.search(r"[\d.]+ of the tolerance; alone [\d.]+", told)
-    assert browser.evaluate("document.querySelectorAll('#plot path.line').length") == 2
+    assert re.search(r"[\d.]+ of the tolerance", told)
+    assert browser.evaluate("document.querySelectorAll('#plot path.line').length") == 1
     browser.evaluate("document.querySelector('#plot svg').focus()")
     browser.key("Home")
     first = browser.evaluate("document.querySelector('#readout').innerText")
@@ -210,7 +209,7 @@ def test_without_scripts_the_answer_the_nodes_and_the_tables_are_there(browser: 
     shown = browser.evaluate("document.body.innerText")
     for words in (
         "First mismatch: Mul 'big'",
-        "Nodes around the failure",
+        "Nodes of the answer",
         "Where errors begin",
         "big_out",
         "Environment",

@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bisect_trt.errors import UnavailableError
 from bisect_trt.options.reading import existing_file, once, pair
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Package, Target, make_runtime
+from bisect_trt.targets.base import OwnSettings, Package, Target
 from bisect_trt.targets.settings import (
     LIKELY,
     Looked,
@@ -151,26 +149,6 @@ class OnnxRuntimeTarget(Target):
         lower = lower_roundtrip if list(facts["providers"]) == ["CPUExecutionProvider"] else lower_fp16
         libraries = settings.of(OnnxRuntimeSettings).custom_op_libraries
         return lower(proto, settings.keep, _types_onnx_cannot_infer(proto, model, libraries), low)
-
-    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield the package's version, its providers, and whether it runs a model on a GPU."""
-        import onnxruntime  # noqa: PLC0415 - it may crash, and other runtimes may not
-
-        from bisect_trt.targets.messages import TINY_MODEL  # noqa: PLC0415 - as above
-
-        yield self.title, onnxruntime.__version__
-        providers = onnxruntime.get_available_providers()
-        yield "execution providers", ", ".join(providers)
-        if "CUDAExecutionProvider" not in providers:
-            return
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "tiny.onnx"
-            path.write_bytes(TINY_MODEL)
-            try:
-                make_runtime(plain.with_own(providers=("cuda",))).load(path)
-                yield "--onnxrt --providers cuda", "yes"
-            except UnavailableError as error:
-                yield "--onnxrt --providers cuda", f"no: {error}"
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""

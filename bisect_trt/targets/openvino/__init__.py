@@ -8,7 +8,7 @@ properties, so the runner tries which it takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,20 +105,6 @@ class OpenVinoTarget(Target):
         """Return the names of the model's inputs, which OpenVINO does not always know."""
         weights = {tensor.name for tensor in model.graph.initializer}
         return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}
-
-    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield its version and its devices.
-
-        Raises:
-            UnavailableError: It is not there.
-        """
-        from bisect_trt.targets.openvino.runner import require_openvino  # noqa: PLC0415 - a command line is read without
-
-        openvino = require_openvino()
-        yield "OpenVINO", openvino.__version__
-        core = openvino.Core()
-        named = {device: core.get_property(device, "FULL_DEVICE_NAME") for device in core.available_devices}
-        yield "OpenVINO devices", ", ".join(f"{device} ({name})" for device, name in named.items())
 
     def describe(self, settings: TargetSettings) -> str:
         """Its device, properties and precisions."""

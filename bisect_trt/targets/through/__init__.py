@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,10 +77,6 @@ class ThroughTarget(Target):
     def flags(self, settings: TargetSettings) -> list[str]:
         """The option with its command."""
         return ["--through", settings.of(ThroughSettings).through or ""]
-
-    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield nothing: a tool is named with each command."""
-        yield from ()
 
     def plain(self, settings: TargetSettings) -> dict[str, Any]:
         """Return the settings of the tool and of the reference."""

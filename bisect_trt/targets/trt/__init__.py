@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -93,24 +93,6 @@ class TensorRtTarget(Target):
                 [node.name, list(node.output), list(node.input), made.get(node.name, [])] for node in model.graph.node
             ],
         }
-
-    def look(self, plain: TargetSettings) -> Iterator[tuple[str, str]]:
-        """Yield the versions of TensorRT and CUDA, and the GPU's memory.
-
-        Raises:
-            UnavailableError: TensorRT is not installed, or cannot be used.
-        """
-        from bisect_trt.targets.trt.process import APIS, load_package, tensorrt  # noqa: PLC0415 - as above
-
-        yield self.title, str(load_package(APIS[self.name]).__version__)
-        cuda = tensorrt(self.name).cuda
-        if cuda is None:
-            yield "runs models", "no, for there is no GPU; --build-only parses and builds them"
-            return
-        driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in cuda.versions())
-        yield "CUDA", f"{runtime} ({cuda.origin}); the driver supports {driver}"
-        free, total = cuda.memory()
-        yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""

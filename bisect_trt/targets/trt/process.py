@@ -182,8 +182,6 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaEventElapsedTime": ((ctypes.c_float,), (_POINTER, _POINTER)),
     "cudaGetDeviceCount": ((_INT,), ()),
     "cudaMemGetInfo": ((_SIZE, _SIZE), ()),
-    "cudaDriverGetVersion": ((_INT,), ()),
-    "cudaRuntimeGetVersion": ((_INT,), ()),
 }
 """The results and the arguments of each function; in C the results come first, by pointer."""
 _NO_MEMORY, _NO_DEVICE = 2, 100
@@ -208,9 +206,9 @@ class CudaError(RunError):
 class Cuda:
     """The CUDA runtime of one process; all is run on one stream, which is 0 before :meth:`start`."""
 
-    def __init__(self, library: Any, origin: str) -> None:
+    def __init__(self, library: Any) -> None:
         """``library`` is libcudart, as ctypes loads it."""
-        self.origin, self.stream, self._library = origin, 0, library
+        self.stream, self._library = 0, library
         library.cudaGetErrorString.restype = ctypes.c_char_p
 
     def _call(self, name: str, *values: int) -> tuple[Any, ...]:
@@ -240,10 +238,6 @@ class Cuda:
             raise RuntimeMissingError(NO_GPU)
         self.stream = self._call("cudaStreamCreate")[0]
         self._events = [self._call("cudaEventCreate")[0] for _ in range(2)]
-
-    def versions(self) -> tuple[int, int]:
-        """Return the CUDA version that the driver supports, and the runtime's; 12040 is 12.4."""
-        return self._call("cudaDriverGetVersion")[0], self._call("cudaRuntimeGetVersion")[0]
 
     def memory(self) -> tuple[int, int]:
         """Return the bytes of GPU memory: free, and in all."""
@@ -298,7 +292,7 @@ def load_cuda() -> Cuda:
     """
     for place in _libraries():
         try:
-            return Cuda(ctypes.CDLL(place), place)
+            return Cuda(ctypes.CDLL(place))
         except OSError:
             continue
     raise RuntimeMissingError(

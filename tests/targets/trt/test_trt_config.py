@@ -159,7 +159,7 @@ def test_samples_are_handed_out_by_name_and_ranges_kept(version: str, tmp_path: 
     for number, file in enumerate(files):
         np.savez(file, a=np.full((2, 3), number, np.float32), b=np.arange(4))
     cudart, cache = HostCudart(), tmp_path / "ranges"
-    made = config_module.make_calibrator(World(version).trt, Cuda(cudart, ""), files, cache)
+    made = config_module.make_calibrator(World(version).trt, Cuda(cudart), files, cache)
     for number in range(3):
         b, a = made.get_batch(["b", "a"])
         assert np.frombuffer(cudart.held[a], np.float32).tolist() == [number] * 6

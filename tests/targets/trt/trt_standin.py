@@ -157,7 +157,7 @@ class World:
     def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what ``import tensorrt`` gives, with a fresh process's state."""
         monkeypatch.setitem(sys.modules, "tensorrt", self.trt)
-        monkeypatch.setattr(process, "load_cuda", lambda: Cuda(self.cudart, "the host"))
+        monkeypatch.setattr(process, "load_cuda", lambda: Cuda(self.cudart))
         started = _START()
         monkeypatch.setattr(runner, "tensorrt", lambda _: started)
 
