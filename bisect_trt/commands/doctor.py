@@ -52,8 +52,7 @@ def run(call: Call) -> Result:
             for name, value in rows.items():
                 console.answer(f"{name}: {value}")
     result.extra |= {"places": found} if places else {"environment": environment(), **found[0]}
-    result.status, result.minimality = "found", "1-minimal"
-    return result
+    return result.end()
 
 
 def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str, str | None]:
