@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,31 +18,15 @@ MOST_POINTS = 2000
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A drawing as wide as the page.
-
-    Attributes:
-        label: Description for screen readers.
-        paths: CSS class and ``d`` attribute of each path, in drawing order; a path may be empty.
-        shade: Height of the shaded part at the top; 0 without one.
-        ticks: Position in percent from the top, mantissa and exponent (``None`` for a plain number) of each label.
-        data: For the page's script: x, y, name and error of each point.
-    """
-
-    label: str
-    paths: list[tuple[str, str]]
-    shade: float = 0.0
-    ticks: Sequence[tuple[float, str, int | None]] = ()
-    data: Sequence[list[Any]] = ()
-    width: int = WIDTH
-    height: int = HEIGHT
-
-
-def curve_chart(curve: Json) -> Chart:
+def curve_chart(curve: Json) -> dict[str, Any]:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
     The scale is logarithmic; infinite errors are in a band at the top.
+
+    Returns:
+        The ``label`` for screen readers; ``paths``, each with its CSS class and its ``d`` attribute, in drawing order; the height
+        of the part above the tolerance (``shade``); for each of ``ticks`` its position in percent from the top, mantissa and
+        exponent (``None`` for a plain number); x, y, name and error of each point (``data``); and the size.
     """
     points = curve["points"]
     ratios = [_ratio(point["ratio"]) for point in points]
@@ -75,21 +58,18 @@ def curve_chart(curve: Json) -> Chart:
         for power in range(high, low - 1, -1)
         if power % step == 0
     ]
-    return Chart(
-        label,
-        paths,
-        threshold,
-        ticks + ([(50 * band / HEIGHT, "\u221e", None)] if band else []),
+    data = [
         [
-            [
-                round(x / WIDTH, 5),
-                round(top / HEIGHT, 4),
-                f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
-                f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance",
-            ]
-            for point, (x, top) in zip(points, places, strict=True)
-        ],
-    )
+            round(x / WIDTH, 5),
+            round(top / HEIGHT, 4),
+            f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
+            f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance",
+        ]
+        for point, (x, top) in zip(points, places, strict=True)
+    ]
+    ticks += [(50 * band / HEIGHT, "\u221e", None)] if band else []
+    drawn = {"label": label, "paths": paths, "shade": threshold, "ticks": ticks, "data": data}
+    return {**drawn, "width": WIDTH, "height": HEIGHT}
 
 
 def _ratio(value: float | str) -> float:
