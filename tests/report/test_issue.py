@@ -54,7 +54,7 @@ def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
 def test_the_issue_has_the_form_of_its_tracker_and_no_blank_field(runtime: str) -> None:
     page = replace(issue(TargetSettings(runtime)), places=[]).render(ISSUE)
     fields = re.findall(r"^- \*\*(.+?)\*\*: *(.*)$", page, re.MULTILINE)
-    assert len(fields) >= 3, page
+    assert len(fields) >= 2, page
     assert all(value for _, value in fields)
     assert "Not tried; 'bisect-trt releases'" in page
     assert len(set(re.findall(r"^## .+$", page, re.MULTILINE))) == len(re.findall(r"^## .+$", page, re.MULTILINE))
