@@ -199,6 +199,10 @@ class Limits:
     latency_limit: Annotated[
         float | None, option(metavar="MS", min=1e-6, max=1e9, help="Fail if a run takes more milliseconds.")
     ] = None
+    percentile: Annotated[
+        float | None,
+        option(metavar="P", min=1, max=99.99, help="The limit holds for P percent of the runs, such as 99."),
+    ] = None
     build_time_limit: Annotated[float | None, seconds("Fail if a model takes longer to build or load.")] = None
     memory_limit_of: Annotated[
         dict[str, float],
@@ -239,6 +243,8 @@ class Limits:
                 raise ValueRefusedError(f"--memory-limit-of {name}: give one of {', '.join(_MEMORIES)}.")
         if self.baseline is not None and self.slower_than is None:
             raise MissingOptionError("--baseline needs --slower-than RATIO; add it.")
+        if self.percentile is not None and (self.latency_limit is None or self.slower_than is not None):
+            raise ConflictError("--percentile applies to --latency-limit alone; add it, or drop --slower-than.")
         if "measure_time" in given and not self.times:
             raise MissingOptionError("--measure-time needs --slower-than or --latency-limit; add one.")
         return self if given else None

@@ -109,6 +109,7 @@ class LimitCheck(BuiltinCheck):
             limits.slower_than,
             required,
             None if limits.latency_limit is None else limits.latency_limit / 1e3,
+            None if limits.percentile is None else limits.percentile / 100,
             limits.build_time_limit,
         )
         reply = self.workers.ask(request, self.timeout, cancel, log=files.log, confirm=self.confirm)
@@ -137,9 +138,9 @@ class LimitCheck(BuiltinCheck):
             said = f"{seen.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
             found.append((seen.build_s > limits.build_time_limit, SLOW, said))
         if request.budget_s is not None:
-            found.append(
-                (seen.slow, SLOW, f"{_said(request, seen)}, too slow in {seen.over} of {len(seen.seconds)} blocks")
-            )
+            kind = "blocks" if request.share is None else "runs"
+            said = f"{_said(request, seen)}, too slow in {seen.over} of {len(seen.seconds)} {kind}"
+            found.append((seen.slow, SLOW, said))
         failed = next((each for each in found if each[0]), None)
         undecided = next((each for each in found if each[0] is None), None)
         known: dict[str, Any] = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
@@ -180,6 +181,9 @@ def _ms(seconds: tuple[float, ...]) -> float | None:
 
 def _said(request: Measure, seen: Measured) -> str:
     mine, other = _ms(seen.seconds) or 0.0, _ms(seen.baseline)
+    if request.share is not None:
+        high = sorted(seen.seconds)[math.ceil(request.share * len(seen.seconds)) - 1]
+        return f"{1e3 * high:.4g} ms at percentile {100 * request.share:g}"
     if other is None:
         return f"{mine:.4g} ms"
     limit = f"limit {request.ratio:g}"

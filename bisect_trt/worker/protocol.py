@@ -218,6 +218,7 @@ class Measure(OnModel[Measured]):
         lost_s: Instead of the ratio: the seconds lost to the baseline past which a block is too long, and those up to which it is
             not, beyond what a model that computes nothing loses. What lies between may be called either.
         limit_s: Seconds past which a block is too long.
+        share: The share of single runs that has to keep ``limit_s``; ``None`` where the fastest run of each block counts.
         build_limit_s: Seconds past which a build is timed again, three times at most.
     """
 
@@ -229,6 +230,7 @@ class Measure(OnModel[Measured]):
     ratio: float | None = None
     lost_s: tuple[float, float] | None = None
     limit_s: float | None = None
+    share: float | None = None
     build_limit_s: float | None = None
 
     def lost(self, seconds: float, baseline: float) -> float:

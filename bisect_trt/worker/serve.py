@@ -321,7 +321,7 @@ class Worker:
                 self._idle[key] = _idle_s(runtime, other)
             idle = max(request.lost(*self._idle[key]), 0.0)
         judge = partial(request.judge, idle_s=idle)
-        seen = compare_blocks(Timed.of(session, feed), beside, judge, request.budget_s)
+        seen = compare_blocks(Timed.of(session, feed), beside, judge, request.budget_s, request.share)
         return replace(measured, idle_s=idle, **vars(seen))
 
     def _baseline(self, settings: TargetSettings, place: Place | None) -> Runtime:

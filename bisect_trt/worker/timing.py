@@ -55,8 +55,12 @@ class Timed:
 
     def block(self) -> float:
         """Seconds of the fastest run of a block."""
+        return min(self.all())
+
+    def all(self) -> list[float]:
+        """Seconds of each run of a block."""
         time.sleep(_PAUSE_SECONDS)
-        return min(self.times(self.runs))
+        return self.times(self.runs)
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,9 @@ class Blocks:
     """The timed blocks of a model and its baseline.
 
     Attributes:
-        seconds: Of each block of the model, its fastest run.
+        seconds: Of each block of the model, its fastest run; or each run.
         baseline: Of each block of the baseline; empty without one.
-        over: The number of blocks in which the model took too long.
+        over: The number of them in which the model took too long.
         slow: Whether it takes too long; ``None`` if that was not known in the time given.
     """
 
@@ -77,7 +81,11 @@ class Blocks:
 
 
 def compare_blocks(
-    model: Timed, baseline: Timed | None, judge: Callable[[float, float], tuple[bool, bool]], budget: float
+    model: Timed,
+    baseline: Timed | None,
+    judge: Callable[[float, float], tuple[bool, bool]],
+    budget: float,
+    share: float | None = None,
 ) -> Blocks:
     """Time blocks until it is known whether most are too long or most are not, or the time is over.
 
@@ -86,17 +94,20 @@ def compare_blocks(
         baseline: What it is compared with, if anything.
         judge: Returns of the seconds of a block and of the baseline's beside it whether they are too long, and whether not.
         budget: Seconds that this may take.
+        share: The share of all runs, not of blocks, that must not be too long; without a baseline.
     """
-    slow, fine, mine, other, began = SignTest(), SignTest(), list[float](), list[float](), time.monotonic()
+    slow, fine = (SignTest(), SignTest()) if share is None else (SignTest(1 - share), SignTest(share))
+    mine, other, began = list[float](), list[float](), time.monotonic()
     while not (slow.known or (fine.known and not slow.leads)) and (not mine or time.monotonic() - began < budget):
         first = len(mine) % 2 == 0  # each side comes first as often
         if baseline is not None and not first:
             other.append(baseline.block())
-        mine.append(model.block())
+        runs = [model.block()] if share is None else model.all()
+        mine += runs
         if baseline is not None and first:
             other.append(baseline.block())
-        too_long, short = judge(mine[-1], other[-1] if other else 0.0)
-        slow.add(holds=too_long)
-        fine.add(holds=short)
+        for too_long, short in (judge(each, other[-1] if other else 0.0) for each in runs):
+            slow.add(holds=too_long)
+            fine.add(holds=short)
     known = True if slow.known else False if fine.known and not slow.leads else None
     return Blocks(tuple(mine), tuple(other), slow.holds, known)

@@ -105,6 +105,9 @@ def test_equal_sides_are_not_slower(here: Path, cli: CommandLine) -> None:
         (("--build-time-limit", "0.001"), 1),
         (("--build-time-limit", "500"), 0),
         (("--latency-limit", "0.000001"), 1),
+        (("--latency-limit", "0.000001", "--percentile", "99"), 1),
+        (("--latency-limit", "60000", "--percentile", "90"), 0),
+        (("--percentile", "90"), 2),
     ],
 )
 def test_a_model_past_a_limit_has_status_1(here: Path, cli: CommandLine, limit: tuple[str, ...], status: int) -> None:
@@ -138,15 +141,24 @@ class Model:
         return [self.seconds[self.place % len(self.seconds)]] * runs
 
 
-def blocks(seconds: tuple[float, ...], baseline: float, budget: float = 1.0, **rule: Any) -> bool | None:
+def blocks(seconds: tuple[float, ...], baseline: float | None, budget: float = 5.0, **rule: Any) -> bool | None:
     request = Measure(TargetSettings("onnxrt"), Path(), Path(), **{"ratio": 1.3, **rule})
-    return compare_blocks(Timed(Model(*seconds), {}), Timed(Model(baseline), {}), request.judge, budget).slow
+    beside = None if baseline is None else Timed(Model(baseline), {})
+    return compare_blocks(Timed(Model(*seconds), {}), beside, request.judge, budget, request.share).slow
 
 
 def test_noise_around_the_ratio_is_not_decided_and_clear_differences_are() -> None:
     assert blocks((1.0, 2.0), 1.0, 0.3) is None
     assert blocks((1.4,), 1.0) is True
     assert blocks((1.2,), 1.0) is False
+
+
+def test_a_percentile_counts_every_run() -> None:
+    tail = (1.0,) * 9 + (3.0,)  # a tenth of the runs
+    limits: dict[str, Any] = {"ratio": None, "limit_s": 2.0}
+    assert blocks(tail, None, **limits) is False
+    assert blocks(tail, None, share=0.8, **limits) is False
+    assert blocks(tail, None, share=0.95, **limits) is True
 
 
 def test_a_piece_is_judged_by_the_time_that_it_loses() -> None:

@@ -46,6 +46,16 @@ def test_a_fair_coin_is_almost_never_called_unfair_however_often_one_looks() -> 
     assert 0 < called <= ERROR
 
 
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.01, 0.99))
+def test_evidence_is_the_mean_likelihood_of_larger_shares_by_that_of_the_share(
+    counts: tuple[int, int], share: float
+) -> None:
+    holds, cases = counts
+    steps = [share + (1 - share) * (place + 0.5) / 20000 for place in range(20000)]
+    mean = sum((each / share) ** holds * ((1 - each) / (1 - share)) ** (cases - holds) for each in steps) / 20000
+    assert evidence(cases, holds, share) == pytest.approx(min(mean, 1e9), rel=1e-3) or mean > 1e9
+
+
 def test_a_clear_majority_is_found() -> None:
     source = random.Random(2)
     for _ in range(200):
