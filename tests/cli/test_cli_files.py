@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from building import text_model
 from conftest import CommandLine, missing_gpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -81,7 +83,7 @@ def test_every_kind_of_attribute_can_be_told(cli: CommandLine, here: Path) -> No
     assert layer["attributes"] | {"raw": ""} == {**known, "raw": ""}
 
 
-def test_data(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
+def test_data(cli: CommandLine) -> None:
     values = np.array([[1, -2, np.nan], [np.inf, 0, 4]], np.float32)
     np.savez("d.npz", a=values, ids=np.arange(5), none=np.zeros((0, 3), np.float32))
     plain = inspected(cli, "data", "d.npz", "--show", "values")
@@ -146,32 +148,32 @@ def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
 # ``sanitize``: what can be computed is stored, what nobody reads is gone, and the results stay the same.
 
 
-def tensor(name: str, value: Any) -> TensorProto:
-    return numpy_helper.from_array(np.asarray(value), name)
+ENDS = "(float[2, 3] x) => (float[2, 3] y)"
+
+
+def write(body: str, weights: Mapping[str, Any], ends: str = ENDS) -> Path:
+    path = Path("model.onnx").absolute()
+    onnx.save(text_model(ends, body, weights), str(path))
+    return path
 
 
 def operators(path: str) -> list[str]:
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
-@pytest.fixture
-def messy(here: Path) -> Path:
+def messy() -> Path:
     """A weight made of two others by two nodes, a ``Constant``, a dead branch, a weight that nobody reads, out of order."""
-    nodes = [
-        helper.make_node("Add", ["t0", "three"], ["t1"]),
-        helper.make_node("Mul", ["one", "two"], ["w0"]),
-        helper.make_node("Add", ["w0", "two"], ["w1"]),
-        helper.make_node("Add", ["x", "w1"], ["t0"]),
-        helper.make_node("Constant", [], ["three"], value=tensor("", np.float32(3))),
-        helper.make_node("Relu", ["x"], ["dead"]),
-        helper.make_node("Neg", ["dead"], ["deader"]),
-    ]
-    weights = [tensor(name, np.full(SHAPE, v, np.float32)) for name, v in (("one", 1), ("two", 2), ("idle", 9))]
-    return save(here / "model.onnx", nodes, weights, outputs=["t1"])
+    body = """y = Add(t0, three) w0 = Mul(one, two) w1 = Add(w0, two) t0 = Add(x, w1) three = Constant<value_float = 3.0>()
+        dead = Relu(x) deader = Neg(dead)"""
+    path = write(body, {"one": np.ones(SHAPE), "two": np.full(SHAPE, 2.0)})
+    model = onnx.load(str(path))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(SHAPE, np.float32), "idle"))
+    onnx.save(model, str(path))
+    return path
 
 
-def test_it_folds_cleans_up_and_sorts(cli: CommandLine, messy: Path) -> None:
-    assert cli("sanitize", messy, "-o", "out.onnx", "--json", "r.json").status == 0
+def test_it_folds_cleans_up_and_sorts(cli: CommandLine) -> None:
+    assert cli("sanitize", messy(), "-o", "out.onnx", "--json", "r.json").status == 0
     model = onnx.load("out.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert operators("out.onnx") == ["Add", "Add"]
@@ -187,24 +189,16 @@ def test_it_folds_cleans_up_and_sorts(cli: CommandLine, messy: Path) -> None:
     assert onnx.load("again.onnx") == model
 
 
-def reshaping(path: Path, *shape: Any) -> Path:
+def reshaping(shape: str) -> Path:
     """Flattens ``x`` by arithmetic on its shape."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Gather", ["s", "zero"], ["n"]),
-        helper.make_node("Unsqueeze", ["n", "axis"], ["n1"]),
-        helper.make_node("Concat", ["n1", "rest"], ["to"], axis=0),
-        helper.make_node("Reshape", ["x", "to"], ["flat"]),
-        helper.make_node("Shape", ["flat"], ["fs"]),
-        helper.make_node("Cast", ["fs"], ["ff"], to=TensorProto.FLOAT),
-        helper.make_node("Add", ["flat", "ff"], ["y"]),
-    ]
+    body = """s = Shape(x) n = Gather(s, zero) n1 = Unsqueeze(n, axis) to = Concat<axis = 0>(n1, rest)
+        flat = Reshape(x, to) fs = Shape(flat) ff = Cast<to = 1>(fs) y = Add(flat, ff)"""
     weights = {"zero": np.array(0), "axis": np.array([0]), "rest": np.array([-1])}
-    return save(path, nodes, weights, inputs={"x": shape}, outputs={"y": (None, None)})
+    return write(body, weights, f"(float[{shape}] x) => (float[a, b] y)")
 
 
-def test_shapes_fold_once_they_are_known(cli: CommandLine, here: Path) -> None:
-    model = reshaping(here / "model.onnx", 5, 1, 2)
+def test_shapes_fold_once_they_are_known(cli: CommandLine) -> None:
+    model = reshaping("5, 1, 2")
     assert cli("sanitize", model, "-o", "out.onnx").status == 0
     # The first Shape is known at once; only with its fold stored does inference know that of the Reshape.
     assert operators("out.onnx") == ["Reshape", "Add"]
@@ -212,23 +206,51 @@ def test_shapes_fold_once_they_are_known(cli: CommandLine, here: Path) -> None:
     assert len(operators("out.onnx")) == 8
 
 
-def test_override_input_shapes(cli: CommandLine, here: Path) -> None:
-    model = reshaping(here / "model.onnx", "batch", 1, 2)
+def test_override_input_shapes(cli: CommandLine) -> None:
+    model = reshaping("batch, 1, 2")
     assert cli("sanitize", model, "-o", "out.onnx", "--override-input-shapes", "x:[7,1,2]").status == 0
     assert operators("out.onnx") == ["Reshape", "Add"]
     (fed,) = onnx.load("out.onnx").graph.input
     assert [dim.dim_value for dim in fed.type.tensor_type.shape.dim] == [7, 1, 2]
 
 
-def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
+EXPANDS = "two = Add(n, n) v = Expand(one, two) sum = ReduceSum<keepdims = 0>(x) y = Add(v, sum)"
+
+
+@pytest.mark.parametrize(
+    ("body", "weights", "left"),
+    [
+        (EXPANDS, 500, "Add ReduceSum"),
+        (EXPANDS, 5 << 20, "Add Expand ReduceSum"),
+        ("w = DequantizeLinear(q, scale) v = Neg(w) y = Add(x, v)", 1, "Add DequantizeLinear Neg"),
+    ],
+    ids=["small", "40 MiB", "quantized"],
+)  # fmt: skip
+def test_large_and_quantized_values_stay_computed(cli: CommandLine, body: str, weights: int, left: str) -> None:
+    stored = {"one": 1.0, "n": np.array([weights]), "q": np.ones(SHAPE, np.uint8), "scale": 0.5}
+    cli("sanitize", write(body, stored, "(float[2, 3] x) => (float[a, b] y)"), "-o", "out.onnx").ended(0)
+    assert sorted(operators("out.onnx")) == left.split()
+
+
+def test_shapes_that_inference_finds_are_declared(cli: CommandLine, here: Path) -> None:
+    write("t = Transpose<perm = [1, 0]>(x) y = Relu(t)", {}, "(float[n, 3] x) => (float[a, b] y)")
+
+    def declared(*words: str) -> tuple[list[int | str], int]:
+        cli("sanitize", "model.onnx", "-o", "out.onnx", "--overwrite", *words, "--json", "r.json").ended(0)
+        graph = onnx.load("out.onnx").graph
+        (shape,) = [each.type.tensor_type.shape.dim for each in graph.value_info if each.name == "t"] or [[]]
+        return [dim.dim_param or dim.dim_value for dim in shape], read_json(here / "r.json")["changes"][
+            "declared_shapes"
+        ]
+
+    assert declared("--no-shape-inference") == ([], 0)
+    assert declared()[0] == [3, "n"]
+    assert declared("--override-input-shapes", "x:[5,3]") == ([3, 5], 2)
+
+
+def test_what_differs_is_refused(cli: CommandLine) -> None:
     """The model declares a shape that depends on values, and declares it wrong; folded it gives another result."""
-    nodes = [
-        helper.make_node("NonZero", ["x"], ["places"]),
-        helper.make_node("Size", ["places"], ["n"]),
-        helper.make_node("Cast", ["n"], ["nf"], to=TensorProto.FLOAT),
-        helper.make_node("Add", ["x", "nf"], ["y"]),
-    ]
-    model = onnx.load(str(save(here / "m.onnx", nodes)))
+    model = text_model(ENDS, "places = NonZero(x) n = Size(places) nf = Cast<to = 1>(n) y = Add(x, nf)")
     model.graph.value_info.append(helper.make_tensor_value_info("places", TensorProto.INT64, [2, 5]))
     onnx.save(model, "m.onnx")
     ran = cli("sanitize", "m.onnx", "-o", "out.onnx", "--json", "r.json")
@@ -237,16 +259,8 @@ def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
     assert cli("sanitize", "m.onnx", "-o", "out.onnx", "--no-shape-inference").status == 0
 
 
-def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine, here: Path) -> None:
-    nodes = [
-        helper.make_node("Add", ["one", "one"], ["two"]),
-        helper.make_node("Mine", ["one"], ["w"], domain="my.own"),
-        helper.make_node("Mine", ["x", "two", "w"], ["y"], domain="my.own"),
-    ]
-    path = save(here / "m.onnx", nodes, [tensor("one", np.ones(SHAPE, np.float32))])
-    model = onnx.load(str(path))
-    model.opset_import.append(helper.make_opsetid("my.own", 1))
-    onnx.save(model, str(path))
+def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine) -> None:
+    path = write("two = Add(one, one) w = own.Mine(one) y = own.Mine(x, two, w)", {"one": np.ones(SHAPE)})
     assert cli("sanitize", path, "-o", "out.onnx", "--json", "r.json").status == 3
     assert operators("out.onnx") == ["Mine", "Mine"]
     assert read_json(Path("r.json"))["minimality"] == "unproven"

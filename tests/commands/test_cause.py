@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import text_model
 from conftest import CommandLine
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from support import compared, model_of, node_names, overflowing, rest_slow, save, script
+from support import compared, node_names, overflowing, rest_slow, save, script
 from truth.busy import busy
 from truth.networks import generated
-from truth.patterns import PLANTED, Pattern
+from truth.patterns import PLANTED, Pattern, Sketch
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -67,6 +67,34 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+def two_bugs(path: Path) -> Path:
+    """A pattern behind another one; a pass that each has alone, and one that they share, make what is wrong."""
+    sketch, tensor, shape = Sketch(""), "x", (2, 8)
+    for name in ("Identity, Div, Mul", "Dropout, Div, Mul"):
+        tensor, _ = _BY_NAME[name].plant(sketch, sketch.add("Tanh", tensor), shape)
+    tensor = sketch.add("Tanh", tensor)
+    return save(path, sketch.nodes, sketch.weights, inputs={"x": shape}, outputs={tensor: shape}, opset=17)
+
+
+def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The minimal case is one of two failures, so that the pass that mends it leaves the other one."""
+    switches = OnnxRuntimeTarget.switches
+
+    def without_the_shared_one(*args: Any) -> Any:
+        return [each for each in switches(*args) if each.name != "optimizer:DivMulFusion" and each.kind == "optimizer"]
+
+    monkeypatch.setattr(OnnxRuntimeTarget, "switches", without_the_shared_one)
+    model = two_bugs(tmp_path / "model.onnx")
+    alone = bisect_trt.cause(model, run=tmp_path / "cause").cause
+    assert [set(each) for each in alone] == [{"optimizer:EliminateDropout", "optimizer:EliminateIdentity"}]
+    result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run")
+    assert len(result.culprits) < len(onnx.load(model).graph.node)
+    assert result.cause == alone
+    assert [entry["whole"] for entry in result.extra["cause_detail"]["alternatives"]] == [True]
+
+
 def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnnxRuntimeTarget, "switches", Target.switches)  # as of a target that says nothing of its own
     model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
@@ -114,26 +142,16 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
     assert cli("run", barrier["file"], "--onnxrt", "--seed", "5").status == 0
 
 
-def squares(path: Path) -> Path:
-    """Two root mean squares of values that fp16 holds, and whose squares it does not."""
-    nodes = [
-        helper.make_node("Mul", ["x", "big"], ["h"], name="scale"),
-        helper.make_node("Mul", ["h", "h"], ["p"], name="square"),
-        helper.make_node("ReduceMean", ["p"], ["v"], name="mean", axes=[-1], keepdims=1),
-        helper.make_node("Sqrt", ["v"], ["s"], name="root"),
-        helper.make_node("Div", ["h", "s"], ["n"], name="norm"),
-        helper.make_node("Mul", ["n", "big"], ["k"], name="again"),
-        helper.make_node("Pow", ["k", "two"], ["q"], name="power"),
-        helper.make_node("ReduceMean", ["q"], ["w"], name="mean2", axes=[-1], keepdims=1),
-        helper.make_node("Sqrt", ["w"], ["r"], name="root2"),
-        helper.make_node("Div", ["k", "r"], ["y"], name="norm2"),
-    ]
-    return save(path, nodes, {"big": 900, "two": 2})
+SQUARES = """h = Mul(x, big) square = Mul(h, h) v = ReduceMean<axes = [-1], keepdims = 1>(square) root = Sqrt(v)
+    n = Div(h, root) k = Mul(n, big) q = Pow(k, two) w = ReduceMean<axes = [-1], keepdims = 1>(q) root2 = Sqrt(w)
+    y = Div(k, root2)"""
+"""Two root mean squares of values that fp16 holds, and whose squares it does not."""
 
 
 def test_squares_past_fp16_are_scaled_everywhere(cli: CommandLine) -> None:
     """The first is the culprit; the second would fail next. No node stays in fp32."""
-    result, said = ways_of(cli, "diagnose", squares(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
+    onnx.save(text_model("(float[2, 3] x) => (float[2, 3] y)", SQUARES, {"big": 900.0, "two": 2.0}), "model.onnx")
+    result, said = ways_of(cli, "diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out")
     by_kind = {way["kind"]: way for way in result["workarounds"]}
     assert by_kind["barrier"]["passes"] is None
     assert by_kind["rewrite"]["passes"] is True
@@ -141,15 +159,14 @@ def test_squares_past_fp16_are_scaled_everywhere(cli: CommandLine) -> None:
     assert by_kind["precision"]["file"] == str(Path("out/mixed.onnx"))
     assert result["artifacts"]["patched"] == str(Path("out/patched.onnx"))
     assert cli("run", "out/patched.onnx", "--onnxrt", "--fp16").status == 0
-    assert {"scale", "norm", "again", "norm2"} <= set(node_names(Path("out/patched.onnx")))
+    assert {"h", "n", "k", "y"} <= set(node_names(Path("out/patched.onnx")))
     assert "Search barriers and rewrites" in said
     page = Path(result["artifacts"]["report"]).read_text()
     assert all(words in page for words in ("passes", "not tried", "rewrite: "))
 
 
 def test_a_barrier_changes_no_value() -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["e"], name="e"), helper.make_node("Add", ["e", "x"], ["y"], name="a")]
-    model = model_of(nodes, inputs={"x": [4]}, outputs={"y": [4]})
+    model = text_model("(float[4] x) => (float[4] y)", "e = Exp(x) y = Add(e, x)")
     barred = with_barriers(Network(model), ["x", "e"])
     onnx.checker.check_model(barred, full_check=True)
     assert [node.op_type for node in barred.graph.node] == ["Max", "Exp", "Max", "Add"]
