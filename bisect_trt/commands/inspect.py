@@ -34,7 +34,7 @@ Infos = Mapping[str, TensorInfo]
 _STATISTICS = ("min", "max", "mean", "median", "std", "rms")
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """A kind of file: the suffixes that it is known by, the details that ``--show`` adds, and what reads it."""
 
     suffixes: tuple[str, ...]
@@ -212,13 +212,15 @@ def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
 
 
 _KINDS = {
-    "model": Kind(
+    "model": FileKind(
         (".onnx", ".pb", ".onnxtxt", ".onnxjson", ".textproto", ".prototxt", ".pbtxt"),
         frozenset({Show.LAYERS, Show.ATTRS, Show.WEIGHTS}),
         lambda path, own: describe_model(path, own.show),
     ),
-    "engine": Kind(ENGINES, frozenset({Show.LAYERS}), lambda path, _: describe_engine(path)),  # they are always shown
-    "data": Kind(
+    "engine": FileKind(
+        ENGINES, frozenset({Show.LAYERS}), lambda path, _: describe_engine(path)
+    ),  # they are always shown
+    "data": FileKind(
         (".npz", ".json"),
         frozenset({Show.VALUES}),
         lambda path, own: describe_data(path, own.num_items if own.show else None),
