@@ -33,13 +33,11 @@ class Planted:
         units: How many.
         culprits: The units that must stay in fp32.
         suspects: Most suspicious first.
-        groups: Units that belong together.
     """
 
     units: int
     culprits: Subset
     suspects: list[int] = field(default_factory=list)
-    groups: list[Subset] = field(default_factory=list)
 
 
 Plant = Callable[[random.Random], Planted]
@@ -76,15 +74,14 @@ def pairs(rng: random.Random) -> Planted:
     return Planted(800, frozenset(2 * pair + place for pair in rng.sample(range(400), 13) for place in (0, 1)))
 
 
-def norms(*, suspected: bool, grouped: bool) -> Plant:
+def norms(*, suspected: bool) -> Plant:
     """Two neighbours in each of 13 of 25 norms of nine units, among 850 units."""
 
     def plant(rng: random.Random) -> Planted:
         starts = range(0, 850, 34)
         broken = sorted(rng.sample(starts, 13))
         culprits = [start + place for place in (3, 4) for start in broken]
-        groups = [frozenset(range(start, start + 9)) for start in starts] if grouped else []
-        return Planted(850, frozenset(culprits), culprits if suspected else [], groups)
+        return Planted(850, frozenset(culprits), culprits if suspected else [])
 
     return plant
 
@@ -108,9 +105,8 @@ CASES: dict[str, tuple[Plant, int, float | None]] = {
     "20 of 1000, 18 in the top 5%": (all_but(2, 20), 20, bound(18, 2)),
     "20 of 1000, each with a chance of 90% in the top 5%": (by_chance(20), 20, bound_by_chance(20)),
     "13 pairs of neighbours among 800": (pairs, 26, math.log2(math.comb(400, 13))),
-    "2 nodes in each of 13 of 25 norms, 850 units": (norms(suspected=False, grouped=False), 26, None),
-    "the same, norms given as groups": (norms(suspected=False, grouped=True), 26, None),
-    "the same, exactly those nodes suspected": (norms(suspected=True, grouped=True), 26, None),
+    "2 nodes in each of 13 of 25 norms, 850 units": (norms(suspected=False), 26, None),
+    "the same, exactly those nodes suspected": (norms(suspected=True), 26, None),
 }
 """The planting, the number of culprits, and the information bound where there is a formula."""
 
@@ -133,7 +129,7 @@ class Counter:
 
 def by_find_keep(planted: Planted, counter: Counter) -> Subset:
     """The search of ``bisect-trt precision``."""
-    return find_keep(range(planted.units), counter, suspects=planted.suspects, groups=planted.groups).units
+    return find_keep(range(planted.units), counter, suspects=planted.suspects).units
 
 
 def by_minimise(planted: Planted, counter: Counter) -> Subset:

@@ -79,18 +79,6 @@ class NodeSpace(PrecisionSpace):
         """Names, operators and outputs of the nodes."""
         return self.subject.describe_searched(units)
 
-    def patterns(self, units: Subset) -> list[Subset]:
-        """Norms, softmaxes and the like; no unit is in two, and none is alone."""
-        groups: list[Subset] = []
-        left = set(units)
-        for unit in sorted(units):
-            if unit in left:
-                group = self.subject.patterns.around(unit) & left
-                left -= group | {unit}
-                if len(group) > 1:
-                    groups.append(group)
-        return groups
-
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
     """The space of a float model.
@@ -104,11 +92,6 @@ def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
 
 def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()) -> Lowering:
     """The way of lowering nodes that the target needs.
-
-    Args:
-        subject: The model.
-        settings: The parameters.
-        left: Nodes that stay as they are, and as the target likes where it lowers itself: those that are quantized.
 
     Raises:
         UsageError: A pattern matches nothing, or there is nothing to lower.

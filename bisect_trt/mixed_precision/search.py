@@ -141,11 +141,7 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
 
 
 class Lowering(ABC):
-    """Makes a candidate of each set of units to keep.
-
-    Attributes:
-        units: The units that it may lower, in topological order.
-    """
+    """Makes a candidate of each set of units to keep."""
 
     def __init__(self, subject: Subject, units: Sequence[int]) -> None:
         self.units = tuple(units)
@@ -228,10 +224,6 @@ class PrecisionSpace(ABC):
         """The fields of the result that describe the space."""
         return {"not_lowered": len(self.subject.network.nodes) - len(self.lowering.units)}
 
-    def patterns(self, units: Subset) -> list[Subset]:  # noqa: ARG002 - only nodes have patterns
-        """Disjoint sets of units that are lowered together before each is tried alone."""
-        return []
-
     def count(self, number: int) -> str:
         """A number of units, in words."""
         return f"1 {self.noun}" if number == 1 else f"{number} {self.noun}s"
@@ -239,12 +231,7 @@ class PrecisionSpace(ABC):
 
 @dataclass(frozen=True)
 class Task(Session):
-    """A session that searches for precision.
-
-    Attributes:
-        space: The units.
-        settings: The parameters.
-    """
+    """A session that searches for precision."""
 
     space: PrecisionSpace
     settings: PrecisionSettings
@@ -332,11 +319,11 @@ def search_keep(task: Task) -> Minimum:
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    suspects, groups = [each.unit for each in task.space.suspects], task.space.patterns(task.everything)
+    suspects = [each.unit for each in task.space.suspects]
 
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
-        minimum = find_keep(task.lowering.units, ask, suspects=suspects, groups=groups, most=task.settings.most)
+        minimum = find_keep(task.lowering.units, ask, suspects=suspects, most=task.settings.most)
         return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
 
     return task.prober.search(algorithm, task.lowering.candidate)

@@ -7,11 +7,10 @@ one is asked instead, as ``git bisect skip`` does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import nsmallest
-from typing import overload
 
-from bisect_trt.search.density import MEMBERS, Density
+from bisect_trt.search.density import Density
 from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verdict
 
 SKIPS = 3
@@ -41,14 +40,7 @@ class Kept:
     def __init__(
         self, units: Collection[int], ask: Ask, *, goal: Verdict = Verdict.PASS, complete: Completion = frozenset
     ) -> None:
-        """``units`` are all there are: kept altogether they are known to be enough, none kept is known not to.
-
-        Args:
-            units: See above.
-            ask: The oracle.
-            goal: The verdict of a set that is enough.
-            complete: Adds to a set what it is asked about with, as long as there is more in it than what is needed.
-        """
+        """``units`` are all there are: kept altogether they are known to be enough, none kept is known not to."""
         self._order = units
         self.units: Subset = frozenset(units)
         self.needed: Subset = frozenset()
@@ -62,7 +54,6 @@ class Kept:
         self._tally = Tally(ask)
         other = Verdict.PASS if goal is Verdict.FAIL else Verdict.FAIL
         self._known = {Units(frozenset()): other, Units(complete(self.units)): goal}
-        self._members = Density(MEMBERS)
 
     @property
     def asked(self) -> int:
@@ -116,20 +107,20 @@ class Kept:
             self._spare = spare
         return verdict
 
-    def lower(self, groups: Sequence[Subset], density: Density, *, dirty: bool | int, most: int | None = None) -> None:
-        """Leave out what can be left out of some groups, one after the other, and then what can of the members of the rest.
+    def lower(self, units: Sequence[int], density: Density, *, dirty: bool | int, most: int | None = None) -> None:
+        """Leave out what can be left out of some units, one after the other.
 
-        Each question leaves out some groups more. If that is still enough they stay out; if not, the first of them that
+        Each question leaves out some units more. If that is still enough they stay out; if not, the first of them that
         cannot be left out is bisected for, which leaves out those before it. Where more units never hurt, each unit that
         is kept in the end is needed.
 
         Args:
-            groups: Disjoint sets of units that are still kept.
-            density: How common groups that cannot be left out are.
+            units: Units that are still kept.
+            density: How common units that cannot be left out are.
             dirty: Whether it is known that not all can be left out together; or of how many of the first that is known.
             most: With more units than these needed it stops, if that is limited.
         """
-        walk = _Walk(self, groups, density, len(groups) if dirty is True else dirty or None)
+        walk = _Walk(self, units, density, len(units) if dirty is True else dirty or None)
         while not walk.done and not self._stops and (most is None or len(self.needed) <= most):
             walk.step()
         if walk.later and not self._stops:
@@ -139,18 +130,14 @@ class Kept:
     def _stops(self) -> bool:
         return self.lost or self.astray
 
-    def found(self, group: Subset, *, doubtful: bool) -> None:
-        """A group cannot be left out; if that is ``doubtful``, a single unit is asked about once more in the end."""
-        if len(group) > 1:
-            self._members.elsewhere()
-            self.lower(Singles(sorted(group)), self._members, dirty=True)
-            return
-        self.needed |= group
-        self._presumed += group if doubtful else ()
+    def found(self, unit: int, *, doubtful: bool) -> None:
+        """A unit cannot be left out; if that is ``doubtful``, it is asked about once more in the end."""
+        self.needed |= {unit}
+        self._presumed += [unit] * doubtful
         self._run += doubtful
         if self.goal is Verdict.FAIL and not self._tally.unresolved:
             self._look_again()
-            self._found += () if doubtful else group
+            self._found += [] if doubtful else [unit]
 
     def _look_again(self) -> None:
         """Leave out units that were found once more, if it is time for that."""
@@ -183,12 +170,12 @@ class Kept:
 
 
 class _Walk:
-    """The position of a pass over groups. If there is an end, one unit from ``place`` to ``end`` cannot be left out."""
+    """The position of a pass over units. If there is an end, one unit from ``place`` to ``end`` cannot be left out."""
 
-    def __init__(self, kept: Kept, groups: Sequence[Subset], density: Density, end: int | None) -> None:
-        self.later: list[Subset] = []  # passed by, because nothing could be told of them
+    def __init__(self, kept: Kept, units: Sequence[int], density: Density, end: int | None) -> None:
+        self.later: list[int] = []  # passed by, because nothing could be told of them
         self._kept = kept
-        self._groups = groups
+        self._units = units
         self._density = density
         self._place = 0
         self._end = end
@@ -196,18 +183,18 @@ class _Walk:
 
     @property
     def done(self) -> bool:
-        return self._place >= len(self._groups)
+        return self._place >= len(self._units)
 
     def step(self) -> None:
-        """Pass a group, or ask a question."""
-        group = self._groups[self._place]
+        """Pass a unit, or ask a question."""
+        unit = self._units[self._place]
         if self._end is not None and self._end - self._place == 1:
-            self._hit(group)
-        elif not group <= self._kept.units:  # it went with the second half of others
+            self._hit(unit)
+        elif unit not in self._kept.units:  # it went with the second half of others
             self._pass(1)
-        elif self._end is None and len(group) == 1 and self._density.sure():
+        elif self._end is None and self._density.sure():
             self._density.taken()
-            self._kept.found(group, doubtful=True)
+            self._kept.found(unit, doubtful=True)
             self._place += 1
         else:
             self._ask()
@@ -216,25 +203,25 @@ class _Walk:
         self._density.cleared(count)
         self._place += count
 
-    def _hit(self, group: Subset) -> None:
+    def _hit(self, unit: int) -> None:
         if self._doubtful:  # teaches nothing
             self._density.elsewhere()
             self._density.taken()
             self._density.elsewhere()
         else:
             self._density.hit()
-        self._kept.found(group, doubtful=self._doubtful)
+        self._kept.found(unit, doubtful=self._doubtful)
         self._place, self._end = self._place + 1, None
         self._doubtful = False
 
     def _ask(self) -> None:
         kept, place = self._kept, self._place
-        width = (len(self._groups) if self._end is None else self._end) - place
+        width = (len(self._units) if self._end is None else self._end) - place
         best = self._density.group(width, dirty=self._end is not None)
         sizes = list(skipping(best, range(1, width + (self._end is None))))
         for number, size in enumerate((*sizes, best)):
             again = SKIPS + 2 - number if number == len(sizes) <= SKIPS else 0
-            verdict = kept.leave_out(together(self._groups[place : place + size]), again=again)
+            verdict = kept.leave_out(frozenset(self._units[place : place + size]), again=again)
             if verdict is not Verdict.UNRESOLVED:
                 break
         kept.heard(verdict)
@@ -242,38 +229,13 @@ class _Walk:
             self._pass(size)
             return
         if verdict is Verdict.UNRESOLVED and self._end is not None and width <= SKIPS:
-            verdict = kept.leave_out(together(self._groups[place + size : self._end]))
+            verdict = kept.leave_out(frozenset(self._units[place + size : self._end]))
             if verdict not in (kept.goal, Verdict.UNRESOLVED):
-                self.later += self._groups[place : place + size]
+                self.later += self._units[place : place + size]
                 self._pass(size)
                 return
         self._end = place + size
         self._doubtful |= verdict is Verdict.UNRESOLVED
-
-
-class Singles(Sequence[Subset]):
-    """Units as groups of one each, a set for which is made when it is asked for: one for each of 200,000 takes 43 MB."""
-
-    def __init__(self, units: Sequence[int]) -> None:
-        """``units`` are in order, and do not change."""
-        self.units = units
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    @overload
-    def __getitem__(self, place: int) -> Subset: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Singles: ...
-
-    def __getitem__(self, place: int | slice) -> Subset | Singles:
-        return Singles(self.units[place]) if isinstance(place, slice) else frozenset({self.units[place]})
-
-
-def together(groups: Sequence[Subset]) -> Subset:
-    """All units of some groups."""
-    return frozenset(groups.units) if isinstance(groups, Singles) else frozenset().union(*groups)
 
 
 def skipping(size: int, sizes: range) -> Iterator[int]:
@@ -286,17 +248,3 @@ def skipping(size: int, sizes: range) -> Iterator[int]:
                 tried += 1
                 if tried > SKIPS:
                     return
-
-
-def partition(order: Sequence[int], groups: Iterable[Subset]) -> list[Subset]:
-    """Units by group: each group's units of ``order``, and every other unit alone, by the place of their first.
-
-    Args:
-        order: Units.
-        groups: Those that belong together; of several that hold a unit the first counts.
-    """
-    number = {unit: place for place, group in reversed(list(enumerate(groups))) for unit in group}
-    parts: dict[tuple[bool, int], list[int]] = {}
-    for unit in order:
-        parts.setdefault((unit in number, number.get(unit, unit)), []).append(unit)
-    return [frozenset(part) for part in parts.values()]

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bisect_trt.search.density import HOT, Density, cold
-from bisect_trt.search.groups import Kept, Singles, partition
+from bisect_trt.search.groups import Kept
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
 from bisect_trt.search.strategy import find_culprits, make_minimal, reduce_by_counters, worth_counting
 
-_SHORT = 1 / 2
-"""A list of suspects of up to this share of all units is tried as a whole."""
+_SHORT, _SMALL = 1 / 2, 8
+"""A list of suspects of up to this share of all units, or of so many, is tried as a whole."""
 _TIER = 1 / 20
 """The share of a longer ranking that is tried."""
 
@@ -31,7 +31,6 @@ def find_keep(
     ask: Ask,
     *,
     suspects: Sequence[int] = (),
-    groups: Sequence[Subset] = (),
     most: int | None = None,
 ) -> Minimum:
     """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
@@ -43,83 +42,37 @@ def find_keep(
         units: In topological order. Kept in fp32 altogether they are known to pass, none kept is known not to.
         ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set is asked about twice.
         suspects: Units to try first, most suspicious first. They may be wrong, and may be all.
-        groups: Units that are lowered together before each is tried alone. One that is in several counts for the first.
         most: How many questions may be asked, if that is limited; the answer is then the best so far, unproven.
     """
     limited = Limited(ask, frozenset(units), most)
     try:
-        return _find(units, limited, suspects, groups)
+        return _find(units, limited, suspects)
     except Enough:
         return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
 
-def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Sequence[Subset]) -> Minimum:
+def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
     kept = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
-    tiers = _tiers(kept.units, ranking, groups)
-    steps: list[str] = []
-    enough = next(place for place, tier in enumerate(tiers) if kept.shrinks_to(tier))
-    for place, tier in enumerate(tiers[: enough + 1]):
-        if place < len(tiers) - 1:
-            answer = "enough" if place == enough else "not enough"
-            steps.append(f"the {len(tier)} most suspicious of {len(units)} units in fp32: {answer}")
-    _lower_tiers(kept, units, ranking, groups, tiers[: enough + 1])
+    few = ranking if len(ranking) <= max(_SHORT * len(units), _SMALL) else ranking[: max(round(_TIER * len(units)), 1)]
+    tier, ranked = frozenset(few), frozenset(ranking)
+    order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]  # the least suspicious first
+    inside, outside = [unit for unit in order if unit in tier], [unit for unit in order if unit not in tier]
+    enough, steps = bool(few) and kept.shrinks_to(tier), list[str]()
+    if 0 < len(few) < len(units):
+        answer = "enough" if enough else "not enough"
+        steps.append(f"the {len(few)} most suspicious of {len(units)} units in fp32: {answer}")
+    if enough:
+        # Strong suspects are not met as others are: most groups would have to be kept, and the questions be wasted.
+        kept.lower(inside, Density(HOT, neighbours=False), dirty=True)
+    else:
+        density = Density(cold(len(units)), units=len(units))
+        if few:
+            density.suspects_after(len(outside))
+        kept.lower([*outside, *inside], density, dirty=len(outside) if few else True)
     kept.settle()
     steps.append(f"lowering in groups: {len(kept.units)} units left in fp32 after {kept.asked} questions")
     return _prove(kept, steps)
-
-
-def _tiers(whole: Subset, ranking: Sequence[int], groups: Sequence[Subset]) -> list[Subset]:
-    """Return sets to keep, each within the next, all units last.
-
-    The suspects as a whole, then with the groups that they belong to; or the first of them, where they are many.
-    """
-    if not ranking:
-        return [whole]
-    if len(ranking) > _SHORT * len(whole):
-        return list(dict.fromkeys([frozenset(ranking[: max(round(_TIER * len(whole)), 1)]), whole]))
-    strong = frozenset(ranking)
-    mates = (group & whole for group in groups if not strong.isdisjoint(group))
-    return list(dict.fromkeys([strong, strong.union(*mates), whole]))
-
-
-def _lower_tiers(
-    kept: Kept, units: Sequence[int], ranking: Sequence[int], groups: Sequence[Subset], tiers: Sequence[Subset]
-) -> None:
-    """Lower what can be lowered, the least suspicious first.
-
-    Args:
-        kept: The last of the tiers.
-        units: In topological order.
-        ranking: The suspects among them, most suspicious first.
-        groups: Units that belong together.
-        tiers: Nested sets of units, of which only the last was seen to pass.
-    """
-    ranked = frozenset(ranking)
-    order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]
-    single, grouped = Density(cold(len(units)), units=len(units)), Density(cold(len(groups)))
-    for place in reversed(range(len(tiers))):
-        zone = [unit for unit in order if unit in tiers[place] and not (place and unit in tiers[place - 1])]
-        # The tier below was seen not to pass, with all of this one lowered.
-        dirty = place == len(tiers) - 1
-        if place == 0 and ranked:
-            # Strong suspects are not grouped: most groups would have to be kept, and the questions be wasted.
-            kept.lower(Singles(zone), Density(HOT, neighbours=False), dirty=dirty)
-            continue
-        # A group is likelier to have a culprit than a single unit is, so each kind is met with what is known of it.
-        single.elsewhere()
-        grouped.elsewhere()
-        parts = partition(zone, groups)
-        singles = [part for part in parts if len(part) == 1]
-        wholes = [part for part in parts if len(part) > 1]
-        if place == 1 and not wholes:
-            suspects = [unit for unit in order if unit in tiers[0]]
-            single.suspects_after(len(singles))
-            singles += [frozenset({unit}) for unit in suspects]
-            kept.lower(singles, single, dirty=dirty and len(singles) - len(suspects))
-            return
-        kept.lower(singles, single, dirty=dirty and not wholes)
-        kept.lower(wholes, grouped, dirty=dirty and all(map(kept.units.isdisjoint, singles)))
 
 
 def keep_if_enough(count: int, most: int, ask: Ask) -> Minimum | None:
@@ -159,13 +112,6 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
     """A set that is enough for what ``ask`` is about now, which ``kept`` is not.
 
     The set grows by the first units of an order, and then everything outside ``start`` is searched as by :func:`find_keep`.
-
-    Args:
-        start: Units that stay.
-        kept: The set so far; it holds ``start``.
-        order: All units, those to add first at the front.
-        ask: Whether a set is enough; with more units it mostly still is.
-        most: The largest number of questions.
 
     Returns:
         ``None`` if all units are not enough, or if the questions end before any but all of them were seen to be.

@@ -212,12 +212,7 @@ class Enough(Exception):  # noqa: N818 - how a search that costs too much ends
 
 
 class Limited:
-    """An ``Ask`` that ends the search after a number of questions.
-
-    Attributes:
-        best: The smallest set that was seen to meet the goal.
-        left: How many questions may still be asked; ``None`` for no limit.
-    """
+    """An ``Ask`` that ends the search after a number of questions."""
 
     def __init__(self, ask: Ask, best: Subset, most: int | None, goal: Verdict = Verdict.PASS) -> None:
         """``best`` is known to meet the ``goal``; ``most`` is the number of questions, if that is limited."""

@@ -89,12 +89,7 @@ class Flakiness:
 
 
 def luck(failures: int, passes: Sequence[int]) -> float:
-    """Return the largest probability, over all failure rates, that candidates fail so often and one of them only passes.
-
-    Args:
-        failures: How often it failed where it was seen to fail.
-        passes: How often each of some candidates passed that may be failing ones too.
-    """
+    """Return the largest probability, over all failure rates, that candidates fail so often and one of them only passes."""
     rates = {failures / (failures + number) if number else 1.0 for number in passes}
     return max((rate**failures * math.fsum((1 - rate) ** number for number in passes) for rate in rates), default=0.0)
 
@@ -200,12 +195,7 @@ _PLENTY, _NOTHING = 1e9, 1e-15
 
 
 class SignTest:
-    """Counts cases until it is known that more than a share of them are of one kind.
-
-    Attributes:
-        cases: The cases seen.
-        holds: Those in which it holds.
-    """
+    """Counts cases until it is known that more than a share of them are of one kind."""
 
     def __init__(self, share: float = 0.5) -> None:
         """``share`` lies between 0 and 1."""

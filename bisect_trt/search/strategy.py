@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import islice
 
 from bisect_trt.search.density import MEMBERS, Density, cold
-from bisect_trt.search.groups import SKIPS, Kept, Singles, skipping
+from bisect_trt.search.groups import SKIPS, Kept, skipping
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Mode, Subset, Tally, Verdict
 
 _SMALL = 8
@@ -29,12 +29,8 @@ _TRIED = 4
 def worth_counting(units: Subset, ask: Ask, complete: Completion = frozenset, *, lost: bool) -> bool:
     """Whether windows may leave out what one unit after the other would be dear for.
 
-    Args:
-        units: A set that is known to fail.
-        ask: The oracle. Unless bisection was lost, it is asked about units that are left out alone until one can be; where
-            none can, that is the proof, and nothing was asked in vain.
-        complete: Adds to a set what its members cannot be cut from.
-        lost: Whether bisection stopped early, because most candidates break in other ways.
+    Unless bisection was ``lost``, units are left out alone until one can be; where none can, that is the proof, and nothing
+    was asked in vain.
     """
     if len(units) <= _SMALL:
         return False
@@ -91,13 +87,8 @@ def reduce_by_chance(units: Iterable[int], ask: Ask, complete: Completion = froz
     rests on another. For one unit among N, seen in a share r of the runs, about 2 log2(N) / r questions lead to it; the least
     there can be is log2(N) over the capacity of a Z-channel, log2(1 + r (1 - r)^((1 - r) / r)), which at r = 0.2 is 12% less.
 
-    Args:
-        units: A set that was seen to fail.
-        ask: The oracle.
-        complete: Adds to a set what its members cannot be cut from.
-
     Returns:
-        A set that was seen to fail (or is ``units``). Not necessarily 1-minimal: follow with ``make_minimal``.
+        A set that was seen to fail (or is ``units``), as :func:`reduce_by_counters` does.
     """
     chosen, share = sorted(units), 0.5
     tried: set[Subset] = set()
@@ -235,16 +226,9 @@ def find_culprits(
     With k culprits among N, at most about k (log2(N/k) + 2) questions where failures are monotone. Where most
     candidates break in other ways it stops early, because bisection then learns nothing.
 
-    Args:
-        units: In topological order; together (and with their weights) they fail.
-        ask: The oracle.
-        weights: Adds what has to come along with units while the search is far from its end. What was found is asked
-            about without.
-        pattern: What a unit belongs to. If the first culprit does not fail alone, its pattern is asked about before
-            other culprits are looked for one by one. Where a pattern fails and more than a few of its units are needed,
-            most of them probably are: then it stops, because leaving out one at a time is cheaper.
-        suspect: The unit that is probably the first culprit, if one is known.
-        passing: So many of the first units, less than all, are known not to fail together.
+    What was found is asked about without its weights. If the first culprit does not fail alone, its pattern is asked about
+    before other culprits are looked for one by one. Where a pattern fails and more than a few of its units are needed, most of
+    them probably are: then it stops, because leaving out one at a time is cheaper. For the arguments see :func:`minimise`.
 
     Returns:
         A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a pattern fails.
@@ -261,7 +245,7 @@ def find_culprits(
 
     length = shortest_failing_prefix(units, frozenset(), shorten, guess=guess, passing=passing, again=shorten)
     first, rest = units[length - 1], units[: length - 1]
-    kept.found(frozenset({first}), doubtful=passed < len(rest))
+    kept.found(first, doubtful=passed < len(rest))
     if not rest or kept.lost or (itself := kept.leave_out(frozenset(rest), again=SKIPS)) is Verdict.FAIL:
         return _bare(kept, ask, weights)
     density, most = Density(cold(len(units)), units=len(units)), None
@@ -272,7 +256,7 @@ def find_culprits(
     around = pattern(first).intersection(rest)
     if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
         rest, density, most = [unit for unit in rest if unit in around], Density(MEMBERS), _CERTAIN_OF_FEW
-    kept.lower(Singles(rest[::-1]), density, dirty=dirty, most=most)
+    kept.lower(rest[::-1], density, dirty=dirty, most=most)
     if kept.astray:
         return reduce_by_chance(weights(kept.units), ask, weights)
     kept.settle()

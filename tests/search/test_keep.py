@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.groups import partition
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
 
@@ -43,10 +42,8 @@ def needs(culprits: Sequence[int] | Subset) -> Predicate:
 
 @st.composite
 def hints(draw: st.DrawFn, count: int) -> dict[str, Any]:
-    """Suspects, right or wrong, few or all, some of them no units; and groups, which may overlap."""
-    suspects = draw(st.lists(st.integers(0, count + 3), max_size=draw(st.sampled_from([0, 5, count]))))
-    group = st.frozensets(st.integers(0, count + 3), min_size=1, max_size=8)
-    return {"suspects": suspects, "groups": draw(st.lists(group, max_size=6))}
+    """Suspects, right or wrong, few or all, some of them no units."""
+    return {"suspects": draw(st.lists(st.integers(0, count + 3), max_size=draw(st.sampled_from([0, 5, count]))))}
 
 
 @given(st.data())
@@ -102,26 +99,7 @@ def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_thei
     """13 norms of which two nodes each overflow, in a network of 850: known after one question."""
     culprits = [30 * norm + place for place in (3, 4) for norm in range(13)]
     oracle = Oracle(850, needs(culprits))
-    groups = [frozenset(range(30 * norm, 30 * norm + 9)) for norm in range(13)]
-    minimum = find_keep(range(850), oracle, suspects=culprits, groups=groups)
+    minimum = find_keep(range(850), oracle, suspects=culprits)
     assert minimum.units == oracle.passed[0] == oracle.asked[0] == frozenset(culprits)
     assert len(oracle.asked) <= 1 + 26 + 2
     assert minimum.steps[0] == "the 26 most suspicious of 850 units in fp32: enough"
-
-
-@given(st.frozensets(st.integers(0, 99), min_size=1, max_size=5))
-def test_a_group_without_a_culprit_is_never_taken_apart(culprits: frozenset[int]) -> None:
-    groups = [frozenset(range(start, start + 10)) for start in range(0, 100, 10)]
-    oracle = Oracle(100, needs(culprits))
-    assert find_keep(range(100), oracle, groups=groups).units == culprits
-    harmless = [group for group in groups if group.isdisjoint(culprits)]
-    assert all(len(kept & group) in (0, 10) for kept in oracle.asked for group in harmless)
-
-
-@given(st.lists(st.integers(0, 30), unique=True), st.lists(st.frozensets(st.integers(0, 30)), max_size=5))
-def test_a_partition_has_each_unit_once(order: list[int], groups: list[frozenset[int]]) -> None:
-    parts = partition(order, groups)
-    assert sorted(unit for part in parts for unit in part) == sorted(order)
-    assert all(len(part) == 1 or any(part <= group for group in groups) for part in parts)
-    firsts = [min(map(order.index, part)) for part in parts]
-    assert firsts == sorted(firsts)
