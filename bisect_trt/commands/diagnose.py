@@ -24,11 +24,9 @@ from bisect_trt.commands.minimal_case import (
     by_blame,
     describe_answer,
     extract_suspect,
-    find_amplified,
     find_minimum,
     find_suspects,
     look_for_others,
-    narrow_held,
     tell_modules,
 )
 from bisect_trt.commands.releases import since_when
@@ -61,15 +59,7 @@ MANY, FEW = 16, 8
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A diagnosis and its steps.
-
-    Attributes:
-        session: The model and the prober.
-        check: The target and its tolerances.
-        search: How the search is run.
-        own: The options of the command.
-        output: The folder for the reproducer.
-    """
+    """A diagnosis and its steps."""
 
     session: Session
     check: CheckSettings
@@ -217,18 +207,13 @@ class Diagnosis:
         minimum = find_minimum(session, Mode.AUTO, suspects)
         for step in minimum.steps:
             session.console.say(f"  {step}")
-        return narrow_held(session, self.check.target, Case(minimum))
+        return Case(minimum)
 
     def judge(self, case: Case, suspects: Sequence[int] = ()) -> Answer:
         """Shrink the tensors of a case, and decide which side is wrong."""
         session = self.session
         whole = needed_dimensions(session, session.settle(case))
         blamed = by_blame(session, whole, suspects)
-        if guilty := find_amplified(session, whole, blamed):
-            why = (
-                f"these nodes differ by less than the tolerance, and {len(blamed) - len(guilty)} later nodes amplify it"
-            )
-            blamed, case = guilty, replace(case, minimum=replace(case.minimum, why=case.minimum.why or why))
         small = whole
         if self.search.shrink:
             session.console.step("Shrink tensors of the minimal case")
@@ -289,12 +274,6 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console,
     """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
 
     The model is run once on all of them, and only its outputs are compared. A resumed run finds the same samples.
-
-    Args:
-        subject: The model; its samples are changed, before anything is computed from them.
-        check: The target, its tolerances and the time that it may take.
-        console: Prints which samples are kept.
-        result: Gets ``looked_at``: the number of samples, those that ``fail`` and those that ``stay``.
     """
     if len(subject.samples) <= MANY or check.target is None:
         return

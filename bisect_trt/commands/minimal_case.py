@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
-from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
@@ -24,9 +23,6 @@ from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.npz import load_npz
-from bisect_trt.worker.protocol import Failed
 
 if TYPE_CHECKING:
     from bisect_trt.commands.arbitration import Fault
@@ -39,8 +35,6 @@ MOST_FAILURES = 10
 GROWTH_STEPS = 3
 """Number of times that a layer that passes alone is extended by its producers, before the whole model is reduced."""
 SUSPECTS_TRIED = 3
-MOST_NARROWED = 12
-"""Each may be a build, but a small one."""
 MOST_BUILDS = 3
 """Builds of models with the answer's nodes side by side."""
 HELD = "It fails with --hold-precision, as it does inside the whole model; alone, TensorRT may choose fp32."
@@ -89,11 +83,6 @@ def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerCo
     """Find the nodes that compute a wrong tensor from right ones, by marking every tensor as an output.
 
     If the original does not run, it is the node that the target's message names.
-
-    Args:
-        session: The model.
-        check: The target and its tolerances.
-        show: Prints the comparison.
 
     Returns:
         The nodes, the first in topological order first; none where the tensors do not show any.
@@ -145,11 +134,7 @@ def extract_suspect(session: Session, target: TargetSettings | None, suspects: S
 def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, confirm: bool = False) -> Minimum:
     """Search the whole model for the fewest units that still fail.
 
-    Args:
-        session: The model, and the prober.
-        mode: How to search.
-        suspects: Nodes; the first is tried as the first culprit.
-        confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
+    The first suspect is tried as the first culprit. ``confirm`` asks the answer once more: several workers do that ahead.
     """
     subject = session.subject
     suspect = subject.network.rank[suspects[0]] if suspects else None
@@ -161,24 +146,6 @@ def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, 
         return minimum
 
     return session.found(session.prober.search_from(subject.original, search, subject.cut))
-
-
-def narrow_held(session: Session, target: TargetSettings | None, case: Case) -> Case:
-    """Return the one of several nodes that fails alone with ``--hold-precision``, if there is one; else all of them.
-
-    Among the others it ran in that precision; alone the target may have chosen fp32 for it.
-    """
-    subject, console = session.subject, session.console
-    if case.held or not _may_choose_precision(target) or not 1 < len(case.minimum.units) <= MOST_NARROWED:
-        return case
-    console.step("Does one of them fail alone with --hold-precision?")
-    for node in by_blame(session, subject.cut(case.minimum.units, held=True)):
-        failing = _first_failing(session, frozenset({subject.network.rank[node]}), held=True)
-        if failing is not None:
-            console.say(f"  yes: {subject.network.describe(node)}")
-            return _minimize_case(session, failing, held=True)
-    console.say("  no")
-    return case
 
 
 def _may_choose_precision(target: TargetSettings | None) -> bool:
@@ -214,11 +181,6 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
     Each node is fed the reference's values, all of them side by side in one model: the larger its own error, the more it is to
     blame. Where that cannot be measured (a user's check, a target that does not run the model) and where no node has an error
     of its own, suspects come first, and then the topological order counts.
-
-    Args:
-        session: The model, and the check that found the answer.
-        answer: The failing candidate.
-        suspects: Nodes that were suspected before, the most suspicious first.
     """
     network = session.subject.network
     nodes = [network.order[unit] for unit in sorted(answer.units) if not network.constant[network.order[unit]]]
@@ -246,45 +208,6 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
             node = subject.network.producer[name]
             errors[node] = max(errors.get(node, 0.0), comparison.severity)
     return errors
-
-
-def find_amplified(session: Session, answer: Candidate, nodes: Sequence[int]) -> list[int]:
-    """Return the nodes of a quantized answer that differ from the reference, if the other nodes only amplify the difference.
-
-    A group of nodes that the target fuses may be off by one quantization step, which is within the tolerance; later nodes make it
-    larger. The fewest nodes with any difference are searched. The proof is that the reference fails too, if the other nodes are
-    fed the target's values of these.
-
-    Returns:
-        None if there is no such proof, or nothing is quantized.
-    """
-    check, subject, network = session.prober.runner.check, session.subject, session.subject.network
-    quantized = any(
-        "Quantize" in network.nodes[node].op_type or "QLinear" in network.nodes[node].op_type for node in nodes
-    )
-    if not (isinstance(check, BuiltinCheck) and quantized and 2 < len(nodes) <= MOST_NARROWED):
-        return []
-    everything = frozenset(network.rank[node] for node in nodes)
-
-    def differs(units: Subset) -> Verdict:
-        record = session.prober.probe(subject.cut(subject.units.with_weights(units)))
-        exact = not any(each.max_abs for each in session.outcome(record).comparisons)
-        return Verdict.PASS if record.verdict is Verdict.PASS and exact else Verdict.FAIL
-
-    found = make_minimal(everything, differs).units
-    part, rest = (subject.cut(subject.units.with_weights(units)) for units in (found, everything - found))
-    if found == everything or session.prober.probe(part).verdict is not Verdict.PASS:
-        return []
-    made = subject.workspace.scratch("part.npz")
-    fed = subject.models.feed("part.in", subject.values(part, part.inputs))
-    if subject.models.collect(subject.models.write("part", part.proto), fed, made, answer.target or check.target):
-        return []
-    values = {**subject.values(rest, rest.inputs), **load_npz(made)}
-    outputs = subject.models.run("rest", rest.proto, {name: values[name] for name in rest.inputs})
-    if isinstance(outputs, Failed):
-        return []
-    compared = compare_all(subject.values(rest, rest.outputs), outputs, check.tolerance, lows=lows_of(rest.proto.graph))
-    return [] if all(each.passed for each in compared) else [node for node in nodes if network.rank[node] in found]
 
 
 def named_nodes(network: Network, text: str) -> list[int]:

@@ -19,7 +19,6 @@ from bisect_trt.commands.minimal_case import (
     find_minimum,
     find_suspects,
     look_for_others,
-    narrow_held,
 )
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, target_of, tell_dynamic
@@ -110,7 +109,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
             return case
     # Else the written model is not, to the byte, the one that was probed: its tensors or the place of its weights differ.
     same = not search.shrink and not has_external_data(subject.network.proto)
-    return narrow_held(session, target, Case(find_minimum(session, settings.mode, suspects, confirm=same)))
+    return Case(find_minimum(session, settings.mode, suspects, confirm=same))
 
 
 def smallest(session: Session, search: Search, case: Case) -> Candidate:

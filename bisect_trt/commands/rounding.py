@@ -48,9 +48,7 @@ _DECIDING = {
     "NonMaxSuppression", "NonZero", "QuantizeLinear", "Round", "Sign",
 }  # fmt: skip
 """Operators with results that change completely for the smallest change of their inputs."""
-_INDEXING = {"GridSample": (1, b"linear"), "Resize": (2, b"nearest"), "Upsample": (1, b"nearest")}
-"""Operators that round an index inside in mode "nearest": the input that it is computed from, and the default mode."""
-_DISCONTINUOUS = {*_DECIDING, *_INDEXING, "DynamicQuantizeLinear", "Mod", "RoiAlign"}
+_DISCONTINUOUS = {*_DECIDING, "DynamicQuantizeLinear", "GridSample", "Mod", "Resize", "RoiAlign", "Upsample"}
 _INTEGERS = {kind for name, kind in onnx.TensorProto.DataType.items() if "INT" in name or name == "BOOL"}
 _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = {
     "MatMul": lambda read, _: read[0][-1],
@@ -65,11 +63,6 @@ _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = 
 
 def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]) -> dict[str, Any] | None:
     """Run the reference with rounding added, twice, and compare it with itself.
-
-    Args:
-        subject: The model.
-        check: The target that fails, and its tolerances.
-        seen: The comparisons of the target's outputs.
 
     Returns:
         The field ``amplified`` of the result, if rounding alone fails each output that fails on the target and is off at least a
@@ -167,16 +160,7 @@ def perturb(
     run: Callable[[onnx.ModelProto], Computed],
     trials: int,
 ) -> Computed:
-    """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst.
-
-    Args:
-        model: The model.
-        infos: Types and shapes of its tensors.
-        unit: One unit in the last place, relative to the value.
-        golden: The outputs without perturbation.
-        run: Runs a model on the same inputs.
-        trials: The number of runs.
-    """
+    """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst."""
     units, found = _roundings(model, infos, unit), dict[str, NDArray[Any]]()
 
     def off(value: NDArray[Any], right: NDArray[Any]) -> float:
@@ -195,13 +179,7 @@ def perturb(
 
 
 def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) -> onnx.ModelProto:
-    """Return the model with random factors on its inputs and on what its nodes compute; copies stay exact.
-
-    Args:
-        model: A model.
-        units: The largest relative change of each float tensor, by name.
-        seed: Chooses the random numbers.
-    """
+    """Return the model with random factors on its inputs and on what its nodes compute; copies stay exact."""
     result = clone(model)
     nodes: list[onnx.NodeProto] = []
 
@@ -245,9 +223,6 @@ def _roundings(model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: fl
 
 def _decides(node: onnx.NodeProto) -> bool:
     """Return whether the smallest change of a node's inputs may change its result completely."""
-    if node.op_type in _INDEXING:
-        source, mode = _INDEXING[node.op_type]
-        return len(node.input) > source and attribute(node, "mode", mode) == b"nearest"
     return node.op_type in _DECIDING and (node.op_type != "Cast" or attribute(node, "to") in _INTEGERS)
 
 
@@ -277,14 +252,6 @@ def tied_decision(
 
     The node is run alone on the reference with its inputs moved as far as any two sides differ. A decision that this cannot turn
     is wrong; among equals, either choice is right.
-
-    Args:
-        model: The model.
-        inputs: Its input values.
-        reference: The tensors of the reference.
-        others: The tensors of the target; and those computed in float64, where they are known.
-        precision: The precision that the target rounds to.
-        run: Runs a model on the reference.
     """
     target = others[0]
 
@@ -298,25 +265,19 @@ def tied_decision(
     names = [name for name in node.input if name]
     stored = {each.name: each for each in model.graph.initializer if each.name in names and not each.external_data}
     weights = {name: np.asarray(numpy_helper.to_array(tensor)) for name, tensor in stored.items()}
-    known, decisive = {**reference, **inputs, **weights}, node.input[_INDEXING.get(node.op_type, (0,))[0]]
+    known, decisive = {**reference, **inputs, **weights}, node.input[0]
     if any(name not in known for name in names) or known[decisive].dtype.kind != "f" or not known[decisive].size:
         return None
     fed = {name: known[name] for name in names}
-    if node.op_type in _INDEXING:
-        # Rounding cannot turn what float64 decides alike.
-        if len(others) < 2 or all(np.array_equal(reference[name], others[1][name]) for name in node.output):
-            return None
-        slack = np.full_like(fed[decisive], 8 * ULP) * np.maximum(np.abs(fed[decisive]), 1)
-    else:
-        unit = UNITS.get(precision, 0.0)
-        computed = [name for name in names if name not in weights]
-        moved = max(
-            _difference(fed[name], other.get(name), unit if name in inputs else None)
-            for name in computed
-            for other in others
-        )
-        resolved = automatic_tolerance(fed[decisive], precision)
-        slack = 2 * np.minimum(moved, resolved.atol + resolved.rtol * np.abs(fed[decisive]))
+    unit = UNITS.get(precision, 0.0)
+    computed = [name for name in names if name not in weights]
+    moved = max(
+        _difference(fed[name], other.get(name), unit if name in inputs else None)
+        for name in computed
+        for other in others
+    )
+    resolved = automatic_tolerance(fed[decisive], precision)
+    slack = 2 * np.minimum(moved, resolved.atol + resolved.rtol * np.abs(fed[decisive]))
     ways = [{**fed, decisive: (fed[decisive] + way * slack).astype(fed[decisive].dtype)} for way in (0, -1, 1)]
     ways.append({name: np.asarray(target.get(name, value)) for name, value in fed.items()})
     alone = _alone(node, model, fed, reference)

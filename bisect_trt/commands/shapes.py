@@ -62,14 +62,12 @@ class Freed:
 
     Attributes:
         network: The model with free dimensions of its inputs.
-        symbols: The size of each dimension in the sample that fails, by name.
         shapes: The shapes of the tensors that depend on one, with names in place of sizes.
         target: The target, if it has a profile for the model's inputs.
         ranges: The shapes of tensors over that profile: smallest, usual, largest.
     """
 
     network: Network
-    symbols: Mapping[str, int]
     shapes: Mapping[str, Shape]
     target: TargetSettings | None
     ranges: Mapping[str, ShapeRange]
@@ -117,10 +115,6 @@ def target_of(session: Session) -> TargetSettings | None:
 def free_where_needed(session: Session, *, passes: bool) -> bool:
     """Keep dimensions free from here on, if the model fails only with free dimensions.
 
-    Args:
-        session: The model with fixed shapes, except those that a profile of the target frees.
-        passes: Whether it passes with them.
-
     Returns:
         Whether they are kept.
     """
@@ -154,13 +148,7 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
 
 
 def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: TargetSettings | None) -> Freed:
-    """Find the tensors that depend on dimensions of the inputs, by running the reference at other sizes.
-
-    Args:
-        subject: The model.
-        symbols: The dimensions to free, by name.
-        target: The target, if it has a profile.
-    """
+    """Find the tensors that depend on dimensions of the inputs, by running the reference at other sizes."""
     base = {name: value.shape for name, value in subject.samples[0].items()}
     profile = {} if target is None else target.target.profile(target)
     declared: dict[str, list[int | str | None]] = {name: list(shape) for name, shape in base.items()}
@@ -202,31 +190,32 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
             lowest, highest = (tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max))
             middle = tuple(min(max(size, a), b) for size, a, b in zip(usual, lowest, highest, strict=True))
             ranges[name] = (lowest, middle, highest)
-    return Freed(
-        network, {symbol: base[n][axis] for symbol, ((n, axis), *_) in symbols.items()}, shapes, target, ranges
-    )
+    return Freed(network, shapes, target, ranges)
 
 
 def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:
     return {name: [int(dim or 0) for dim in info.shape] for name, info in infos.items() if info.shape is not None}
 
 
+def _free_places(answer: Candidate) -> dict[str, list[Axis]]:
+    """The places of the inputs where each free dimension stands."""
+    places: dict[str, list[Axis]] = {}
+    for value in answer.proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param:
+                places.setdefault(dim.dim_param, []).append((value.name, axis))
+    return places
+
+
 def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
-    """Return the answer with fixed shapes if it fails with them; ``dynamic`` in the result lists its free dimensions."""
+    """Return the answer with fixed shapes if it fails with them; ``dynamic`` in the result says whether it does not."""
     subject, console, freed = session.subject, session.console, session.subject.freed
     if freed is None:
         return answer
     values = subject.values(answer, (*answer.inputs, *answer.outputs))
-    places = [
-        (dim.dim_param, {"name": value.name, "axis": axis, "size": int(values[value.name].shape[axis])})
-        for value in answer.proto.graph.input
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-        if dim.dim_param
-    ]
-    names = list(dict.fromkeys(name for name, _ in places))
-    console.step(f"Does it need its free dimensions ({', '.join(names) or 'none are left'})?")
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(answer.proto)
+    names = ", ".join(_free_places(answer))
+    console.step(f"Does it need its free dimensions ({names or 'none are left'})?")
+    fixed = clone(answer.proto)
     for value in (*fixed.graph.input, *fixed.graph.output):
         sizes = values[value.name].shape if value.name in values else ()
         for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
@@ -234,44 +223,27 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
                 dim.dim_value = size
     static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
     needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
-    session.result.extra["dynamic"] = {
-        "needed": needed,
-        "dimensions": [
-            {"name": each, "inputs": [place for name, place in places if name == each]}
-            for each in (names if needed else ())
-        ],
-        "fixed": [] if needed else names,
-        "original": dict(freed.symbols),
-        "profile": {
-            name: [list(shape) for shape in freed.ranges[name]] for name in answer.inputs if name in freed.ranges
-        },
-    }
-    where = ", ".join(f"'{name}' of '{at['name']}' ({at['size']} here)" for name, at in places)
-    console.say(f"  yes, it fails only with {where} free" if needed else "  no: it fails with fixed shapes too")
+    session.result.extra["dynamic"] = {"needed": needed, "dimensions": []}
+    console.say(f"  yes, it fails only with {names} free" if needed else "  no: it fails with fixed shapes too")
     return answer if needed else static
 
 
 def tell_dynamic(session: Session, answer: Candidate) -> None:
-    """Print the free dimensions that the answer needs, and put their sizes after shrinking into the result."""
+    """Print the free dimensions that the answer needs, and put them into the result with their sizes after shrinking."""
     known = session.result.extra.get("dynamic")
     if not known or not known["needed"]:
         return
     values = session.subject.values(answer, answer.inputs)
-    for each in known["dimensions"]:
-        left = [place for place in each["inputs"] if place["name"] in values]
-        each["inputs"] = [{**place, "size": int(values[place["name"]].shape[place["axis"]])} for place in left]
+    for symbol, places in _free_places(answer).items():
+        inputs = [{"name": name, "axis": axis, "size": int(values[name].shape[axis])} for name, axis in places]
+        known["dimensions"].append({"name": symbol, "inputs": inputs})
     names = ", ".join(f"'{each['name']}'" for each in known["dimensions"])
     session.console.answer(f"  The model must stay dynamic in {names}: with fixed shapes it passes.")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A model and the values of its inputs.
-
-    Attributes:
-        proto: The model; treat it as read-only.
-        inputs: Values of its inputs, by name, in the graph's order.
-    """
+    """A model and the values of its inputs."""
 
     proto: onnx.ModelProto
     inputs: _Arrays

@@ -22,7 +22,6 @@ from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
-from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import (
@@ -178,24 +177,9 @@ def turn(result: Result) -> list[Way]:
 
 
 def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool) -> Way:
-    """Find the fewest fusion barriers: nodes that compute nothing, or tensors that are outputs too.
-
-    Args:
-        session: The model.
-        nodes: The nodes of the culprit; barriers at their tensors are tried first.
-        output: The path of the patched model.
-        most: The largest number of questions.
-        everywhere: Whether barriers at all tensors are tried next.
-    """
+    """Find the fewest fusion barriers: Max nodes, which compute nothing and which no runtime removes."""
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
-
-    def mark(names: Collection[str]) -> Change:
-        return lambda network: mark_outputs(network, list(dict.fromkeys([*network.outputs, *names])), subject.infos)
-
-    def barred(names: Collection[str]) -> Change:
-        return lambda network: with_barriers(network, names)
-
     ordered = sorted(nodes, key=network.rank.__getitem__)
     made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
     read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
@@ -203,25 +187,21 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
     asked = 0
     for names in [near, *([list(dict.fromkeys([*near, *network.computed]))] if everywhere else [])]:
         can = [name for name in names if can_bar(subject.infos.get(name), opset)]
-        inner = [name for name in names if name in network.producer and name not in network.returned]
-        for words, some, change in (
-            ("a barrier (a Max node, which prevents fusions) after", can, barred),
-            ("additional outputs:", inner, mark),
-        ):
-            if not some or asked >= most:
-                continue
+        if not can or asked >= most:
+            continue
 
-            def build(units: Subset, some: Sequence[str] = some, change: Callable[..., Change] = change) -> Candidate:
-                chosen = [some[place] for place in sorted(units)]
-                return _candidate(session, change(chosen)(network), f"{len(chosen)} of {len(some)} barriers")
+        def barred(units: Subset, can: Sequence[str] = can) -> list[str]:
+            return [can[place] for place in sorted(units)]
 
-            strategy = partial(keep_if_enough, len(some), most - asked)
-            minimum = Space(build).search(session.prober, strategy)
-            asked += 1 if minimum is None else 4
-            if minimum is None or len(minimum.units) > _MOST_BARRIERS:
-                continue
-            chosen = [some[place] for place in sorted(minimum.units)]
-            return _written(session, Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None), change(chosen), output)
+        def build(units: Subset, barred: Callable[[Subset], list[str]] = barred) -> Candidate:
+            return _candidate(session, with_barriers(network, barred(units)), f"{len(units)} barriers")
+
+        minimum = Space(build).search(session.prober, partial(keep_if_enough, len(can), most - asked))
+        asked += 1
+        if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
+            chosen = barred(minimum.units)
+            words = f"a barrier (a Max node, which prevents fusions) after {quoted(chosen, _SHOWN)}"
+            return _written(session, Way("barrier", words, None), partial(with_barriers, names=chosen), output)
     return Way("barrier", "barriers around the culprit", False, why="it fails with them too")
 
 

@@ -134,24 +134,16 @@ def measured_on(task: Task) -> str:
     if settings.target is None:
         return "the check"
     samples = check.scale.data.count if isinstance(check, MetricCheck) else len(task.subject.samples)
-    more = f": others may need more {task.space.noun}s in {task.space.high}"
-    seen = f"1 input sample only{more}" if samples == 1 else f"{samples} input samples"
+    more = f" only: others may need more {task.space.noun}s in {task.space.high}"
+    seen = f"{samples} input sample{more if samples == 1 else 's'}"
     if settings.emulated and not settings.bits:
-        return (
-            f"{settings.target.target.emulator}, which does not compute in {settings.precision}: fp32 nodes with every value "
-            f"rounded to {settings.precision} between them, not the nodes of the written model themselves; on {seen}"
-        )
+        seen = f"with every value of fp32 nodes rounded to {settings.precision}, not the nodes of the written model; on {seen}"
+        return f"{settings.target.target.emulator}, {seen}"
     return f"{settings.target.describe()}, on {seen}"
 
 
 def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
-    """Put an answer into the result.
-
-    Args:
-        fix: The answer.
-        outcome: The outcome of the check, if known: of the written model, or of the best so far.
-        written: The probe of what was written, read back; ``None`` if the search was ended before.
-    """
+    """Put an answer into the result."""
     task, minimum = fix.task, fix.minimum
     space, settings, extra = task.space, task.settings, task.result.extra
     points = sorted(fix.curve, key=lambda each: len(each.units))
@@ -183,14 +175,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """One way to use an answer.
-
-    Attributes:
-        what: The file.
-        command: The command line that runs it.
-        passed: Whether it was seen to pass; ``None`` where it was not tried.
-        reason: What was seen, or why nothing was.
-    """
+    """One way to use an answer."""
 
     what: str
     command: str
@@ -199,13 +184,7 @@ class Use:
 
 
 def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
-    """Probe each file that was written as it will be used.
-
-    Args:
-        task: The search.
-        keep: The units that stay in fp32.
-        written: The probe of what was written, read back; ``None`` if the search was ended, and nothing more is run.
-    """
+    """Probe each file that was written as it will be used."""
     target, output, lowering = task.settings.target, task.settings.output, task.lowering
     if target is None:
         return []
@@ -230,21 +209,20 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
     if tried and task.settings.most is not None:  # the fix of a diagnosis: each build may take minutes
         why = "the engine was probed instead"
     for how in target.target.typed(target):
-        command = shlex.join(["bisect-trt", "run", str(output), *how.flags()])
-        if why is not None or not isinstance(check, BuiltinCheck):
-            yield Use(str(output), command, None, why or "a check command judges engines; try the model yourself")
-            continue
-        candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
-        candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
-        built = replace(check, target=how, engine_cache=None, timed=False)
-        try:
-            record = prober.beside(built, 1).probe(candidate)
-        except BudgetSpent as error:
-            yield Use(str(output), command, None, str(error))
-        except UsageError:  # this version of the target has no such way
-            continue
-        else:
-            yield Use(str(output), command, record.verdict is Verdict.PASS, record.reason)
+        command, passed = shlex.join(["bisect-trt", "run", str(output), *how.flags()]), None
+        reason = why or "a check command judges engines; try the model yourself"
+        if why is None and isinstance(check, BuiltinCheck):
+            candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
+            candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
+            try:
+                built = replace(check, target=how, engine_cache=None, timed=False)
+                record = prober.beside(built, 1).probe(candidate)
+                passed, reason = record.verdict is Verdict.PASS, record.reason
+            except BudgetSpent as error:
+                reason = str(error)
+            except UsageError:  # this version of the target has no such way
+                continue
+        yield Use(str(output), command, passed, reason)
 
 
 def recommended(result: Result) -> str | None:
@@ -270,14 +248,11 @@ def tell(task: Task, *lines: str | None) -> None:
         answer(line)
     tell_kept(extra["keep_fp32"], task.console)
     comparisons = map(TensorComparison.from_json, extra["accuracy"][:_SHOWN])
-    latency = extra["latency_ms"] or {}
-    times = ", ".join(f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None)
     why = (task.result.why or "").removeprefix(task.not_run or "").strip()
     rest = (
         *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
         f"measured on {extra['measured_on']}",
         extra["validation"] and f"fresh samples: {extra['validation']['drawn']}",
-        times and f"one run takes (median, copies included): {times}",
         *_use_lines(extra),
         why,
     )

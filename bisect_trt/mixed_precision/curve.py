@@ -34,8 +34,6 @@ _MARGIN = 0.6
 """The share of the tolerance that failing samples may use afterwards, so that samples like them hold too."""
 _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
-_FEWER = 4
-"""A set that is not to be recommended is run on one fresh sample in so many."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +181,6 @@ class Fix(Watcher):
     def keep(self, units: Subset, *, again: bool = False) -> None:
         """Recommend and write a set, unless it is written already: an engine that is built again is another one.
 
-        Args:
-            units: The set.
-            again: Whether to write over the answer of another search, which went on from this one.
-
         Raises:
             UsageError: It cannot be written.
         """
@@ -232,7 +226,7 @@ class Fix(Watcher):
         task.console.step("Validate on fresh inputs")
         task.console.say(f"  fresh samples: {self._fresh.drawn}")
         if minimal != self._start and task.cheap:
-            self._run_on(minimal, self._fewer(samples))
+            self._run_on(minimal, samples)
         asked = len(task.prober.ledger.records)
         left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
         units, point = self._start, self._run_on(self._start, samples)
@@ -248,10 +242,6 @@ class Fix(Watcher):
                 break
             units, point = grown, self._run_on(grown, samples)
         self._keep_best()
-
-    def _fewer(self, samples: Round) -> Round:
-        """A part of drawn samples, for a set that is not to be recommended."""
-        return samples if self._fresh.given else samples.only(range(0, len(samples.files), _FEWER))
 
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""

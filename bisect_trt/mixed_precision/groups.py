@@ -26,7 +26,6 @@ from bisect_trt.probe.reference import Reference
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed
@@ -49,14 +48,7 @@ _INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNB
 
 
 class GroupSpace(PrecisionSpace):
-    """The Q/DQ groups of the types that are searched.
-
-    Attributes:
-        groups: The groups, by unit.
-        misfits: How each pair of a group fits, by unit.
-        plain: The model in floats.
-        values: The values of the tensors of all models that groups are taken out of.
-    """
+    """The Q/DQ groups of the types that are searched."""
 
     noun, high, state, cause = "group", "floats", "quantized", "quantization"
     allowed = ALLOWED
@@ -84,7 +76,6 @@ class GroupSpace(PrecisionSpace):
         self.misfits = [
             [find_misfit(subject, self.plain, pair, references) for pair in group.pairs] for group in self.groups
         ]
-        self._kernels: dict[str, Any] | None = None
         self._everything: float | None = None
         """The error with all groups quantized."""
         self._alone: dict[str, list[float | None]] = {}
@@ -142,14 +133,13 @@ class GroupSpace(PrecisionSpace):
         return [node for unit in sorted(units) for node in self.subject.describe_nodes(self.groups[unit].operators)]
 
     def extra(self, kept: Subset, minimal: Subset) -> dict[str, Any]:
-        """The table of groups, the reference, and whether kernels are to blame."""
+        """The table of groups, and the reference."""
         original = self._settings.options.reference
         return {
             "groups": [self._row(unit, kept, minimal) for unit in self.lowering.units],
             "not_lowered": len(self._left),
             "reference": "the model without Q/DQ" if original is None else str(original),
             "error_all_quantized": _finite(self._everything),
-            "kernels": self._kernels,
         }
 
     def _row(self, unit: int, kept: Subset, minimal: Subset) -> dict[str, Any]:
@@ -177,7 +167,7 @@ class GroupSpace(PrecisionSpace):
         That computes what Q/DQ says, whichever target the search is for: for all groups a target that builds engines would
         take hours. It decides nothing.
         """
-        check, target = task.prober.runner.check, self._settings.target
+        check = task.prober.runner.check
         if not isinstance(check, BuiltinCheck):
             return
         error, units = _meter(self.subject, check.tolerance), self.lowering.units
@@ -189,19 +179,6 @@ class GroupSpace(PrecisionSpace):
                 "quantized": [error(self.lowering.candidate(everything - {unit}).proto) for unit in units],
             }
         self._everything = error(self.lowering.candidate(frozenset()).proto)
-        if target is not None:
-            to_blame = self._everything is not None and self._everything <= 1 and task.not_run is None
-            sentence = (
-                "with graph optimisations off, where Q/DQ is computed in floats as written, the quantized model passes: the "
-                f"failure comes from how {target.describe()} computes with integers (on CPUs without VNNI products of uint8 "
-                "and int8 saturate: quantize with reduce_range=True)"
-            )
-            written = _finite(self._everything)
-            self._kernels = {
-                "error_as_written": written,
-                "to_blame": to_blame,
-                "sentence": sentence if to_blame else None,
-            }
 
     def _reference(self) -> Reference:
         subject, plain = self.subject, self.plain
@@ -248,16 +225,9 @@ def _meter(subject: Subject, tolerance: ToleranceOptions) -> Callable[[onnx.Mode
         path = subject.models.write("sensitivity", model)
         request = Compare(reference_settings(), path, samples, tolerance, names=outputs, every=True)
         reply = subject.workers.ask(request, here=True)
-        return None if isinstance(reply, Failed) else max(map(_over, reply.comparisons), default=None)
+        return None if isinstance(reply, Failed) else max(map(error_of, reply.comparisons), default=None)
 
     return error
-
-
-def _over(comparison: TensorComparison) -> float:
-    """An error over its tolerance; what passes by another rule than its statistic counts as the statistic says."""
-    if comparison.mean_abs is not None and comparison.atol and comparison.stat.value == "mean":
-        return math.inf if math.isnan(comparison.mean_abs) else comparison.mean_abs / comparison.atol
-    return error_of(comparison)
 
 
 def _finite(value: float | None) -> float | None:
@@ -275,7 +245,7 @@ def with_samples(model: ModelSettings) -> ModelSettings:
 def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str]) -> ToleranceOptions:
     """The tolerance of a model that is quantized to some types: the user's, else a mean absolute error by ``SHARES``."""
     given = replace(given, precision=Precision.BF16)
-    if not is_default(given):
+    if given.compare_func_script is not None or given.atol or given.rtol or given.check_error_stat:
         return given
     atol, share = {}, max(SHARES[each] for each in bits)
     for name, value in subject.reference.select(subject.network.outputs).items():
@@ -286,12 +256,6 @@ def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str])
     return replace(
         given, atol=atol, rtol=dict.fromkeys(atol, 0.0), check_error_stat=dict.fromkeys(atol, ErrorStat.MEAN)
     )
-
-
-def is_default(given: ToleranceOptions) -> bool:
-    """Return whether the user gives no tolerance and no other comparison."""
-    own = given.compare_func_script is None
-    return own and not (given.atol or given.rtol or given.check_error_stat)
 
 
 def typed_by_graph(subject: Subject, target: TargetSettings) -> TargetSettings:

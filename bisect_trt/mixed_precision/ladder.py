@@ -184,15 +184,7 @@ def _epilogue(network: Network, index: int) -> list[int]:
 def node_rungs(
     network: Network, quantized: Mapping[int, str], low: Collection[int], half: str | None, types: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Every node that computes in floats or quantized types, with its rung, in topological order.
-
-    Args:
-        network: The model without the groups that do not stay quantized.
-        quantized: See :func:`quantized_nodes`.
-        low: The nodes that run in ``half``.
-        half: The rung between; ``None`` if there is none.
-        types: ONNX's element type of each tensor.
-    """
+    """Every node that computes in floats or quantized types, with its rung, in topological order."""
     nodes = []
     for index in network.order:
         node = network.nodes[index]

@@ -38,11 +38,7 @@ _MARK = "bisect-trt.precision"
 
 
 class _ModelLowering(Lowering):
-    """A lowering with an ONNX model as its answer.
-
-    Attributes:
-        precision: The low precision, in words.
-    """
+    """A lowering with an ONNX model as its answer."""
 
     def __init__(self, subject: Subject, units: Sequence[int], precision: str) -> None:
         super().__init__(subject, units)
@@ -251,13 +247,6 @@ def lowerable_units(
 
     The others stay as they are: integers and bools, arithmetic on shapes, scales of Resize and the like, control flow,
     custom operators, what ONNX does not allow in the low precision, and what only makes weights.
-
-    Args:
-        subject: The model.
-        precision: ``fp16`` or ``bf16``.
-        include: If any, only nodes that one of these patterns matches.
-        exclude: No node that one of these matches.
-        left: None of these nodes.
 
     Raises:
         UsageError: The opset is too old, a pattern matches no node, or nothing is left.

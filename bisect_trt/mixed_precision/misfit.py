@@ -44,14 +44,7 @@ _BYTE, _ENOUGH_DB = 255, 44.0
 
 @dataclass(frozen=True)
 class Grid:
-    """The values of a quantized type, before the scale.
-
-    Attributes:
-        low: The least.
-        high: The largest.
-        fraction: Bits of the fraction of a floating-point type; ``None`` for integers.
-        exponent: The least exponent of one.
-    """
+    """The values of a quantized type, before the scale; a floating-point type has bits of a fraction and a least exponent."""
 
     low: float
     high: float
@@ -165,33 +158,43 @@ def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence
     scale, zero = (constant_of(subject, name) for name in (pair.scale, pair.zero_point))
     if scale is None or grid is None or (zero is None and pair.zero_point is not None):
         return Misfit(pair)
-    scale = np.atleast_1d(scale.astype(np.float64))
-    zero = np.zeros_like(scale) if zero is None else np.atleast_1d(zero.astype(np.float64))
+    scale = scale.astype(np.float64).reshape(-1)
+    zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64).reshape(-1)
     invalid = not (np.isfinite(scale).all() and (scale > 0).all())
     problems = (("scale", f"the scale {_short(scale)} is invalid: it has to be above 0"),) if invalid else ()
-    values = list(_values(subject, plain, pair, references))
+    values = [_rows(value, scale.size, pair) for value in _values(subject, plain, pair, references)]
     if pair.kind == "bias" or not values:
         return Misfit(pair, scale, zero, problems=problems)
-    axis = None if scale.size == 1 else pair.axis
-    lows, highs = zip(*(_ranges(value, axis, pair.block) for value in values), strict=True)
-    low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
-    symmetric = grid.low < 0 and not zero.any()
-    fitted, fitted_zero = (each.reshape(scale.shape) for each in grid.fit(low, high, symmetric=symmetric))
-    signal = own = fit = clipped = 0.0
+    low = np.min([value.min(axis=1) for value in values], axis=0)
+    high = np.max([value.max(axis=1) for value in values], axis=0)
+    fitted, fitted_zero = grid.fit(low, high, symmetric=grid.low < 0 and not zero.any())
+    step, signal, own, fit, clipped = np.abs(scale)[:, None], 0.0, 0.0, 0.0, 0.0
+    bottom, top = ((end - zero[:, None]) * step for end in (grid.low, grid.high))
     for value in values:
-        spread = [_along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
-        exact, size = value.astype(np.float64), np.abs(spread[0])
+        exact = value.astype(np.float64)
         signal += float(np.mean(np.square(exact)))
-        own += float(np.mean(np.square(grid.rounded(exact, spread[0], spread[1]) - exact)))
-        fit += float(np.mean(np.square(grid.rounded(exact, spread[2], spread[3]) - exact)))
-        bottom, top = ((end - spread[1]) * size for end in (grid.low, grid.high))
-        slack = size * 0.5000001
+        own += float(np.mean(np.square(grid.rounded(exact, scale[:, None], zero[:, None]) - exact)))
+        fit += float(np.mean(np.square(grid.rounded(exact, fitted[:, None], fitted_zero[:, None]) - exact)))
+        slack = step * 0.5000001
         clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
     own_db, could = _decibels(signal, own), _decibels(signal, fit)
     could = min(could, _ENOUGH_DB) if grid.high - grid.low > _BYTE else could
     lost = 0.0 if not signal else min(max((could - own_db) / _BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
     seen = Misfit(pair, scale, zero, fitted, fitted_zero, float(low.min()), float(high.max()), clipped, lost, problems)
     return seen if invalid else replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
+
+
+def _rows(values: Array, count: int, pair: Pair) -> Array:
+    """The values that share a scale, a row for each of ``count`` scales; the last value fills a block that is not full."""
+    if count == 1 or not values.ndim:
+        return values.reshape(1, -1)
+    axis = pair.axis % values.ndim
+    if pair.block:
+        missing = -values.shape[axis] % pair.block
+        values = np.pad(values, [(0, missing * (place == axis)) for place in range(values.ndim)], mode="edge")
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        return np.moveaxis(values.reshape(*before, -1, pair.block, *after), axis + 1, -1).reshape(count, -1)
+    return np.moveaxis(values, axis, 0).reshape(count, -1)
 
 
 def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[Array]:
@@ -232,30 +235,6 @@ def _bounds(network: Network, pair: Pair) -> tuple[float | None, float | None]:
     return None, None
 
 
-def _along(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
-    """A scale or a zero point, spread over a tensor of a shape: one value, one for each slice, or one for each block."""
-    if values.size == 1 or not shape:
-        return np.asarray(values.reshape(-1)[0])
-    axis %= len(shape)
-    if block:
-        return np.take(values, np.arange(shape[axis]) // block, axis=axis)
-    spread = [1] * len(shape)
-    spread[axis] = values.size
-    return values.reshape(spread)
-
-
-def _ranges(values: Array, axis: int | None, block: int) -> tuple[Array, Array]:
-    """The least and the largest value: of all, of each slice along an axis, or of each block along it."""
-    if axis is None or not values.ndim:
-        return np.asarray(values.min()), np.asarray(values.max())
-    axis %= values.ndim
-    if block:
-        places = np.arange(0, values.shape[axis], block)
-        return np.minimum.reduceat(values, places, axis=axis), np.maximum.reduceat(values, places, axis=axis)
-    others = tuple(place for place in range(values.ndim) if place != axis)
-    return values.min(axis=others), values.max(axis=others)
-
-
 def _decibels(signal: float, noise: float) -> float:
     """Signal to noise; 120 dB where there is none, -60 where it is not a number."""
     if not math.isfinite(noise):
@@ -264,28 +243,23 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _problems(seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array) -> Iterator[Problem]:
-    """The problems of a tensor with a valid scale, the worst first."""
+    """The problem of a tensor with a valid scale, if there is one."""
     room = f"[{float(((grid.low - zero) * scale).min()):.4g}, {float(((grid.high - zero) * scale).max()):.4g}]"
     had = f"[{seen.low:.4g}, {seen.high:.4g}]"
-    worst = int(np.argmax(np.abs(np.log2(scale.reshape(-1) / fitted.reshape(-1)))))
-    ratio = float(scale.reshape(-1)[worst] / fitted.reshape(-1)[worst])
-    where = "" if scale.size == 1 else f" of slice {worst}"
-    which = f"the scale{where} ({scale.reshape(-1)[worst]:.4g})"
+    worst = int(np.argmax(np.abs(np.log2(scale / fitted))))
+    ratio = float(scale[worst] / fitted[worst])
     clips = f"{seen.clipped:.1%} of the values are clipped: there is room for {room}, values are in {had}"
     if seen.bits_lost > 1 and 1 / 2 < ratio < 2 and seen.clipped and (zero != seen.fitted_zero).any():
         assert seen.fitted_zero is not None
         yield "zero point", f"{clips}; instead of the zero point {_short(zero)}, {_short(seen.fitted_zero)} would fit"
     elif seen.bits_lost > 1 and ratio >= 1:
-        used = max(1, round((grid.high - grid.low + 1) / ratio)) if grid.fraction is None else None
-        steps = "" if used is None else f", which leaves about {used} of {int(grid.high - grid.low + 1)} steps"
-        yield "scale too large", f"{which} is {ratio:.3g} times what values in {had} need{steps}"
-    elif seen.bits_lost > 1:
-        yield "clipping", f"{clips}; {which} is {1 / ratio:.3g} times too small"
-    elif seen.clipped > 1e-3:
+        where = "" if scale.size == 1 else f" of slice {worst}"
+        yield "scale too large", f"the scale{where} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need"
+    elif seen.bits_lost > 1 or seen.clipped > 1e-3:
         yield "clipping", clips
 
 
 def _short(values: Array) -> str:
     """A number, or the ends of many."""
-    flat = np.asarray(values, np.float64).reshape(-1)
-    return f"{flat[0]:.4g}" if flat.size == 1 or (flat == flat[0]).all() else f"{flat.min():.4g} to {flat.max():.4g}"
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -18,7 +18,7 @@ from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute, held
-from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, is_quantize, unquantize
+from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, unquantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.worker.protocol import Failed
 
@@ -62,11 +62,6 @@ class Plain:
 def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None) -> Plain:
     """Take out every group.
 
-    Args:
-        subject: The model.
-        groups: The groups that are searched.
-        original: The model before quantization, if given.
-
     Raises:
         UsageError: That has other inputs or outputs.
         UnavailableError: It cannot be read, or ONNX Runtime does not dequantize a weight.
@@ -99,13 +94,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
 
 
 def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> NDArray[Any] | None:
-    """The value of a tensor that depends on no input; ``None`` for another one.
-
-    Args:
-        subject: The quantized model.
-        name: The tensor.
-        network: That model with other tensors in floats, for its value there.
-    """
+    """The value of a tensor that depends on no input, in the quantized model or another network; ``None`` for another one."""
     network = network or subject.network
     maker = network.producer.get(name or "")
     if name is None or (name not in network.initializers and (maker is None or not network.constant[maker])):
@@ -185,21 +174,12 @@ def _original(subject: Subject, path: Path) -> Network:
 
 
 def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
-    """Rename the outputs of a model that are dequantized in the quantized one, which PyTorch names after the last node."""
-    for value in proto.graph.output:
-        name = next((name for name in quantized.outputs if _before(quantized, name) == value.name), value.name)
-        if name != value.name:
-            node = onnx.helper.make_node("Identity", [value.name], [name], name=f"{name}/renamed")
-            proto.graph.node.append(node)
+    """Rename outputs by their order where they are dequantized in the quantized model: PyTorch names them after the last node."""
+    for value, name in zip(proto.graph.output, quantized.outputs, strict=True):
+        maker = quantized.producer.get(name)
+        if name != value.name and maker is not None and is_dequantize(quantized.nodes[maker]):
+            proto.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name], name=f"{name}/renamed"))
             value.name = name
-
-
-def _before(network: Network, name: str) -> str:
-    """The tensor that is quantized and dequantized to make another one; the tensor itself where none is."""
-    maker = network.producer.get(name)
-    if maker is None or not (is_quantize(network.nodes[maker]) or is_dequantize(network.nodes[maker])):
-        return name
-    return _before(network, network.nodes[maker].input[0])
 
 
 def _weight_of(network: Network, source: Network, name: str) -> NDArray[Any] | None:

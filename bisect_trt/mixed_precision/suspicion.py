@@ -41,14 +41,7 @@ Errors = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Suspect:
-    """A unit that may need fp32.
-
-    Attributes:
-        unit: The unit.
-        score: One of the bands above, and up to 1 more within it.
-        rule: The name of the strongest rule that applies.
-        reason: The reason in words.
-    """
+    """A unit that may need fp32."""
 
     unit: int
     score: float
@@ -59,11 +52,7 @@ class Suspect:
 def suspect(subject: Subject, units: Sequence[int], precision: str, errors: Errors | None) -> list[Suspect]:
     """The units that may need fp32, most suspicious first, and in topological order among equals.
 
-    Args:
-        subject: The model, with its reference run.
-        units: The units that may be lowered.
-        precision: The precision of the other units, ``fp16`` or ``bf16``.
-        errors: The error of each unit alone, in units of the tolerance; ``None`` where it is not measured.
+    ``errors`` are of each unit alone, in units of the tolerance; ``None`` where they are not measured.
     """
     ranges = _Ranges(subject, precision, masks=errors is not None) if precision == "fp16" else None
     found, needed = list[Suspect](), frozenset[int]()
@@ -147,14 +136,7 @@ class Sensitivity:
         precision: str,
         allowed: Mapping[str, tuple[float, float]],
     ) -> None:
-        """Build the model, unless it would take too long to run.
-
-        Args:
-            subject: The model.
-            nodes: The nodes to round, by number.
-            precision: ``fp16`` or ``bf16``.
-            allowed: The absolute and the relative tolerance of each float output.
-        """
+        """Build the model, unless it would take too long to run."""
         self._subject, self._count = subject, len(nodes)
         network, low = subject.network, LOW_TYPES[precision]
         shapes = [

@@ -39,12 +39,7 @@ _PASSES_ON = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", 
 
 @dataclass(frozen=True)
 class Round:
-    """Some samples.
-
-    Attributes:
-        files: The files of their inputs and of the reference's outputs.
-        samples: The inputs.
-    """
+    """Some samples."""
 
     files: tuple[SampleFiles, ...] = ()
     samples: tuple[Sample, ...] = ()
@@ -58,23 +53,12 @@ class Round:
 
 
 class Fresh:
-    """Fresh samples: the user's, or drawn with the distribution of those that the search was given.
-
-    Attributes:
-        drawn: How they are made, in words.
-        given: Whether they are the user's.
-    """
+    """Fresh samples: the user's, or drawn with the distribution of those that the search was given."""
 
     def __init__(
         self, subject: Subject, count: int, given: Sequence[str] = (), ways: tuple[str, ...] | None = None
     ) -> None:
         """Read the user's samples, or learn the distribution of the search's samples.
-
-        Args:
-            subject: The model, with the samples of the search.
-            count: The number of samples of a round.
-            given: The user's files and scripts; see :func:`user_samples`.
-            ways: The ways of drawing samples; see :class:`~bisect_trt.tensors.fresh.FreshSamples`.
 
         Raises:
             UsageError: The user's do not fit the model.

@@ -17,9 +17,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, chain, overflowing, read_json, save, script
 
-from bisect_trt.commands.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes, narrow_held
+from bisect_trt.commands.minimal_case import (
+    by_blame,
+    extract_suspect,
+    find_suspects,
+    named_nodes,
+)
 from bisect_trt.commands.reduce import reduce_model
-from bisect_trt.commands.session import Case, Session, unless_lost
+from bisect_trt.commands.session import Session, unless_lost
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
@@ -31,7 +36,7 @@ from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
@@ -154,25 +159,6 @@ def test_the_node_that_a_refusal_names_is_tried_first(needed: tuple[str, ...], p
         assert {name_of(investigation, order[unit]) for unit in case.minimum.units} == set(needed)
         assert case.minimum.proven
         assert len(investigation.prober.ledger.records) <= probes + GUARD
-
-
-@pytest.mark.parametrize(("held", "left"), [(("<2>",), {"<2>"}), (None, {"<1>", "<2>", "<3>"})])
-def test_of_several_the_one_that_fails_held_is_the_answer(
-    held: tuple[str, ...] | None, left: set[str], tmp_path: Path
-) -> None:
-    together = ("<1>", "<2>", "<3>")
-    check = Needs(together, held)
-    with investigating(chain(tmp_path / "m.onnx", 6), lambda _: check) as investigation:
-        subject = investigation.subject
-        investigation.prober.probe_original(subject.original)
-        units = frozenset(
-            u for u in subject.units.searched if name_of(investigation, subject.network.order[u]) in together
-        )
-        case = narrow_held(investigation, TargetSettings("trt", fp16=True), Case(Minimum(units, proven=True)))
-        assert {name_of(investigation, subject.network.order[unit]) for unit in case.minimum.units} == left
-        assert case.held == (held is not None)
-        untold = narrow_held(investigation, TargetSettings(fp16=True), Case(Minimum(units, proven=True)))
-        assert untold.minimum.units == units, "a target that does not choose runs alone what it runs in the whole"
 
 
 @pytest.mark.parametrize(
