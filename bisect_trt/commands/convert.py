@@ -38,7 +38,6 @@ from bisect_trt.options.shared import Data
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import reference_settings
-from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
@@ -103,56 +102,43 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
 def extract_run(call: Call) -> Result:
     """Write a piece of the model, and the values of its inputs if the model's input values are given."""
     own, data = call[Extract], call[Data]
-    values, sized = own.output.with_suffix(".inputs.npz") if data.given else None, bool(data.input_shapes)
-    fixed = sized or values is not None  # else the piece's inputs keep free dimensions
-    call.may_write(own.output, *([values] if values is not None else []), overwrite=own.overwrite)
+    values = [own.output.with_suffix(".inputs.npz")] if data.given else []
+    fixed = bool(data.input_shapes or values)  # else the piece's inputs keep free dimensions
+    call.may_write(own.output, *values, overwrite=own.overwrite)
     call.open()
     call.model = replace(call.model, stays_free=not fixed)
     with call.examined(own.timeout) as session:
-        subject, result = session.subject, session.result
-        network = subject.network if fixed else _as_in_file(subject)
-        infos = network.infos
+        subject, network = session.subject, session.subject.network
+        if subject.has_free_dimensions and not fixed:
+            network = Network(free_inputs(network.proto, subject.declared))
         starts, ends = _tensors(own.inputs, network), _tensors(own.outputs, network)
-        piece, inputs = extract(network, starts, ends, infos)
+        piece, inputs = extract(network, starts, ends, network.infos)
+        known = [info for name in inputs if (info := network.infos.get(name)) is not None and info.shape is not None]
+        free = bool(data.input_shapes) and not all(info.is_static for info in known)
         # The inputs of a valid model have types; a run finds those that shape inference does not.
-        if values is not None or any(_unknown(infos.get(name), sized=sized) for name in inputs):
+        if values or free or len(known) < len(inputs):
             if not fixed:
                 subject.say_sizes()
             piece, inputs = extract(subject.network, starts, ends, subject.infos)
-            unknown = [name for name in inputs if name not in subject.reference.infos]
-            if unknown:
+            if unknown := [name for name in inputs if name not in subject.reference.infos]:
                 raise ModelRefusedError(
                     f"the values of '{unknown[0]}' are unknown, because ONNX Runtime cannot run the nodes before it; start the "
                     "piece elsewhere."
                 )
         save_model(piece, subject.workspace.weights.folder_of(piece), own.output)
-        names = [value.name for value in piece.graph.output]
-        call.console.answer(
-            f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {', '.join(names)}."
-        )
-        if values is not None:
-            save_npz(values, subject.reference.select(inputs))
-            result.artifacts["inputs"] = str(values)
-            call.console.answer(f"{values}: the values of its inputs.")
-        return _written(result, extracted=own.output)
+        names = ", ".join(value.name for value in piece.graph.output)
+        call.console.answer(f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}.")
+        for path in values:
+            save_npz(path, subject.reference.select(inputs))
+            call.result.artifacts["inputs"] = str(path)
+            call.console.answer(f"{path}: the values of its inputs.")
+        return _written(call.result, extracted=own.output)
 
 
 def _written(result: Result, **files: Path) -> Result:
     """Return the result with the files that were written."""
     result.artifacts |= {name: str(path) for name, path in files.items()}
     return result.end()
-
-
-def _as_in_file(subject: Subject) -> Network:
-    """Return the network with the free dimensions of the file."""
-    if not subject.has_free_dimensions:
-        return subject.network
-    return Network(free_inputs(subject.network.proto, subject.declared))
-
-
-def _unknown(info: TensorInfo | None, *, sized: bool) -> bool:
-    """Return whether the type or shape of an input can only be found by a run."""
-    return info is None or info.shape is None or (sized and not info.is_static)
 
 
 def _tensors(names: Sequence[str], network: Network) -> list[str]:
