@@ -36,6 +36,9 @@ Outputs = Mapping[str, Array]
 Labels = Any
 """Labels of one sample: an array, or a mapping of name to array; ``None`` without labels."""
 
+OfSet = Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float]
+"""The number of a whole set, from the candidate's outputs, the reference's, and the labels."""
+
 FUNCTION = "metric"
 PARAMETERS = ("outputs", "reference", "labels")
 """Parameters of a user's function: three lists with an entry a sample."""
@@ -97,7 +100,7 @@ class Metric:
     name: str
     lower_is_better: bool = False
     of_sample: Callable[[Outputs, Outputs, Labels], tuple[float, float]] | None = None
-    of_set: Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float] | None = None
+    of_set: OfSet | None = None
     unit: str = ""
 
     def say(self, value: float) -> str:
@@ -117,18 +120,13 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
     """
     if is_script(asked):
         path, function = split_script(asked, FUNCTION, _KIND)
-        with user_code(path, _KIND):
-            call = script_attribute(path, function, _KIND)
-        score = partial(_call, call, path, _parameters(call, path, function))
-        return Metric(f"{path.name}:{function}", lower_is_better, of_set=score)
+        return Metric(f"{path.name}:{function}", lower_is_better, of_set=_of_script(path, function))
     name, _, output = asked.partition(":")
     name = name.lower()
     if match := _TOP.fullmatch(name):
         metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
     elif name in _SIGNALS:
-        measure, most, unit = _SIGNALS[name]
-        signal = partial(_worst_signal, name, output or None, measure, most)
-        metric = Metric(name, of_sample=signal, unit=unit)
+        metric = Metric(name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][2])
     else:
         raise UnknownNameError(
             f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
@@ -163,11 +161,17 @@ def _top(
             f"--metric {what}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
             "another output, or a smaller K."
         )
-    if labels is None:
-        truth = (ours if rows is None else rows.argmax(axis=1)).reshape(-1).astype(np.int64)
-    else:
-        given = labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels
-        truth = _classes(given, ours.size if rows is None else len(rows))
+    count = ours.size if rows is None else len(rows)
+    given = labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels
+    if given is None:
+        given = ours if rows is None else rows.argmax(axis=1)
+    classes = np.asarray(given)
+    if classes.dtype.kind not in "biuf" or classes.size != count:
+        raise InputValuesError(
+            f"a sample has {classes.size} labels of type {classes.dtype.name}, and {count} rows to be labelled; give a class "
+            "for each row."
+        )
+    truth = classes.reshape(-1).astype(np.int64)
     counted = truth != _IGNORED
     if rows is not None and ((truth[counted] < 0) | (truth[counted] >= rows.shape[1])).any():
         raise ValueRefusedError(
@@ -181,17 +185,6 @@ def _top(
     return float(np.count_nonzero(right & counted)), weight
 
 
-def _classes(labels: object, rows: int) -> NDArray[np.int64]:
-    given = np.asarray(labels)
-    if given.dtype.kind not in "biuf":
-        raise InputValuesError(f"the labels of a sample are of type {given.dtype.name}; give a class for each row.")
-    if given.size != rows:
-        raise InputValuesError(
-            f"a sample has {given.size} labels, and {rows} rows to be labelled; give a class for each row."
-        )
-    return given.reshape(-1).astype(np.int64)
-
-
 def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
     """Return for each row whether its label is among its K largest values."""
     place = np.where(truth != _IGNORED, truth, 0)[:, None]
@@ -201,16 +194,9 @@ def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np
     return np.asarray((ahead < k) & ~np.isnan(rows).any(axis=1))
 
 
-def _worst_signal(
-    what: str,
-    output: str | None,
-    measure: Callable[[Vector, Vector], float],
-    most: float,
-    seen: Outputs,
-    reference: Outputs,
-    _: Labels,
-) -> tuple[float, float]:
+def _worst_signal(what: str, output: str | None, seen: Outputs, reference: Outputs, _: Labels) -> tuple[float, float]:
     """Return the similarity of one output, or the worst of all floating-point outputs; NaN counts as the worst value."""
+    measure, most, _unit = _SIGNALS[what]
     names = [_chosen_output(output, reference, what)]
     if output is None:
         names = [name for name, values in reference.items() if is_floating(values)]
@@ -247,12 +233,15 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
     )
 
 
-def _parameters(function: Callable[..., object], path: Path, name: str) -> list[str]:
-    """Return the parameters that a user's function takes.
+def _of_script(path: Path, name: str) -> OfSet:
+    """Return a user's function as a metric: its number, or the mean of one a sample; NaN where it raises on NaN or Inf.
 
     Raises:
-        UsageError: It takes others, or none.
+        UsageError: There is no such function, or it takes other parameters, or none. The metric raises it where the function
+            raises on finite outputs, or returns something else.
     """
+    with user_code(path, _KIND):
+        function = script_attribute(path, name, _KIND)
     try:
         signature = inspect.signature(function)
         taken = [each for each in PARAMETERS if each in signature.parameters]
@@ -264,36 +253,24 @@ def _parameters(function: Callable[..., object], path: Path, name: str) -> list[
             f"'{name}' of {path} must take lists with an entry a sample, by these names or some of them: "
             f"def {name}({', '.join(PARAMETERS)})."
         )
-    return taken
 
+    def score(seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> float:
+        sides = [NamedOutputs(each, "target") for each in seen], [NamedOutputs(each, "reference") for each in reference]
+        given = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
+        try:
+            with user_code(path, _KIND):
+                made = np.asarray(function(**{each: given[each] for each in taken}))
+        except UsageError:
+            if _all_finite(seen) or not _all_finite(reference):
+                raise
+            return math.nan
+        if made.dtype.kind not in "biuf" or made.shape not in ((), (len(seen),)):
+            raise ScriptError(
+                f"{path} returns {made!s:.60}; a metric must return a number, or one for each of the {len(seen)} samples."
+            )
+        return float(made.mean())
 
-def _call(
-    function: Callable[..., object],
-    path: Path,
-    taken: Sequence[str],
-    seen: Sequence[Outputs],
-    reference: Sequence[Outputs],
-    labels: Sequence[Labels],
-) -> float:
-    """Return the number of a user's function, or the mean of one a sample; NaN where it raises on NaN or Inf of the target.
-
-    Raises:
-        UsageError: It raises, or returns something else.
-    """
-    sides = [NamedOutputs(each, "target") for each in seen], [NamedOutputs(each, "reference") for each in reference]
-    given = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
-    try:
-        with user_code(path, _KIND):
-            made = np.asarray(function(**{name: given[name] for name in taken}))
-    except UsageError:
-        if _all_finite(seen) or not _all_finite(reference):
-            raise
-        return math.nan
-    if made.dtype.kind not in "biuf" or made.shape not in ((), (len(seen),)):
-        raise ScriptError(
-            f"{path} returns {made!s:.60}; a metric must return a number, or one for each of the {len(seen)} samples."
-        )
-    return float(made.mean())
+    return score
 
 
 def _all_finite(samples: Sequence[Outputs]) -> bool:
