@@ -207,6 +207,24 @@ def baseline_of(workers: WorkerPool, what: str | None, target: TargetSettings) -
     return baseline, workers.places[0] if what is not None and workers.places else None
 
 
+def sort_file(file: Path, folder: Path, verdict: Verdict, number: int, *, copy: bool = False) -> Path:
+    """Move a file of a probe, if it exists, to ``good/``, ``bad/`` or ``unresolved/``, a number before its name; return that.
+
+    Raises:
+        UsageError: It cannot be moved.
+    """
+    target = folder / FOLDERS[verdict] / f"{number:04d}_{file.name}"
+    try:
+        if file.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copyfile if copy else shutil.move)(file, target)
+    except OSError as error:
+        raise OutputFileError(
+            f"{file} cannot be moved to {target}: {error.strerror}; make room, or name another folder (--artifacts-dir)."
+        ) from error
+    return target
+
+
 @dataclass(frozen=True)
 class CheckLeavings(Watcher):
     """Sorts the files that a check left by verdict."""
@@ -214,18 +232,9 @@ class CheckLeavings(Watcher):
     options: CheckOptions
 
     def probed(self, record: Record) -> None:
-        """Move each file to ``good/``, ``bad/`` or ``unresolved/``, with the number of the probe before its name.
-
-        Raises:
-            UsageError: A file cannot be moved.
-        """
-        for file in filter(Path.exists, self.options.artifacts):
-            target = self.options.artifacts_dir / FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(file, target)
-            except OSError as error:
-                raise OutputFileError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
+        """Move each file."""
+        for file in self.options.artifacts:
+            sort_file(file, self.options.artifacts_dir, record.verdict, record.number)
 
 
 def make_prober(

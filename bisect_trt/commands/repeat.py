@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any
 
 from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons, plain_choice, tell_choices
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import FOLDERS
+from bisect_trt.commands.checks import FOLDERS, sort_file
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.space import Series
-from bisect_trt.errors import ConflictError, OutputFileError
+from bisect_trt.errors import ConflictError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
@@ -90,29 +89,15 @@ class Repetition:
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
     def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> dict[str, str]:
-        """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; return their paths by kind.
-
-        Raises:
-            UsageError: A file cannot be moved.
-        """
+        """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; return their paths by kind."""
         source = self.session.subject.workspace.files(record.key).folder
-        to, left = self.folder / FOLDERS[record.verdict], {}
-        try:
-            if choices and not (source / RECORD).exists():
-                write_choices(source / RECORD, sorted(choices))
-            for name in _LEFT:
-                file, target = source / name, to / f"{number:04d}_{name}"
-                if file.is_file():
-                    to.mkdir(parents=True, exist_ok=True)
-                    # The choices are read again when the run is resumed.
-                    (shutil.copyfile if name == RECORD else shutil.move)(file, target)
-                if target.is_file():
-                    left[name.partition(".")[0]] = str(target)
-        except OSError as error:
-            raise OutputFileError(
-                f"the files of build {number} cannot be moved to {to}: {error.strerror}; make room, or name another folder "
-                "(--artifacts-dir)."
-            ) from error
+        if choices and not (source / RECORD).exists():
+            write_choices(source / RECORD, sorted(choices))
+        left = {}
+        for name in _LEFT:  # the choices are read again when the run is resumed
+            file = sort_file(source / name, self.folder, record.verdict, number, copy=name == RECORD)
+            if file.is_file():
+                left[Path(name).stem] = str(file)
         return left
 
 
