@@ -247,7 +247,10 @@ def _print(session: Session, detail: dict[str, Any]) -> list[str]:
         return [f"{why[0].upper()}{why[1:]}."]
     answers = list[str]()
     for entry in detail["alternatives"]:
-        sentence, options = describe_alternative(entry), f"s options: {shlex.join(entry['options'])}"
+        where = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
+        seen = f" ({entry['seen']})" if entry["seen"] else ""
+        sentence = f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
+        options = f"s options: {shlex.join(entry['options'])}"
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
         console.answer(f"  a{options}")
         answers.append(f"{sentence} A{options}")
@@ -266,13 +269,6 @@ def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[
     except BisectError as error:
         session.console.say(f"  unknown: {error}")
     return []
-
-
-def describe_alternative(entry: dict[str, Any]) -> str:
-    """Return an answer in a sentence."""
-    where = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
-    seen = f" ({entry['seen']})" if entry["seen"] else ""
-    return f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
 
 
 def run(call: Call) -> Result:

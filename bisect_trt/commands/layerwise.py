@@ -377,26 +377,20 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
         console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
         for line in rest:
             console.say(f"    {line}")
+    alone = sum(not comparison.passed for comparison in layers.own.values())
     notes = {
         f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins) > _SHOWN,
         f"{len(layers.mild)} layer(s) have far smaller errors than the outputs: rounding{IN_JSON}": layers.mild,
         "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
         f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds > 1,
+        f"fed the reference's values, {alone} of {len(layers.own)} tensors mismatch{IN_JSON}": layers.own,
+        f"{len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}": layers.own_unseen,
         f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
     }
     for note in (note for note, applies in notes.items() if applies):
         console.say(f"  {note}")
     for why, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
         console.say(f"    {count} because: {why}")
-    if not layers.own:
-        return
-    alone = [comparison for comparison in layers.own.values() if not comparison.passed]
-    console.say(f"  fed the reference's values, {len(alone)} of {len(layers.own)} tensors mismatch")
-    for comparison in sorted(alone, key=lambda each: -each.severity)[:_SHOWN]:
-        maker = subject.network.describe(subject.network.producer[comparison.name])
-        console.say(f"    '{comparison.name}' of {maker}: {comparison.describe()}")
-    if layers.own_unseen:
-        console.say(f"  {len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}")
 
 
 def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
