@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
@@ -94,6 +95,12 @@ def text_model(
     for node in model.graph.node:
         node.name = node.name or node.output[0]
     return model
+
+
+def save_text(path: Path | str, *parts: Any, **more: Any) -> Path:
+    """The same, written."""
+    onnx.save(text_model(*parts, **more), str(path))
+    return Path(path)
 
 
 def _read(graph: GraphProto) -> set[str]:

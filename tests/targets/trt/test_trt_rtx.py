@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from building import save_proto
+from building import save_proto, save_text
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
@@ -47,11 +47,6 @@ def target(*precisions: str, keep: tuple[str, ...] = (), **own: Any) -> TargetSe
 
 def build(path: Path, settings: TargetSettings, feed: Any = None) -> Any:
     return make_runtime(settings).load(path, feed or X)
-
-
-def kinds(path: Path, settings: TargetSettings, feed: Any = None) -> set[str]:
-    """The types that the layers of a network make."""
-    return {kind for layer in build(path, settings, feed).layers() for kind in layer["precisions"]}
 
 
 def save(
@@ -98,9 +93,8 @@ def quantized(path: Path, kind: str) -> Path:
 
 
 def test_a_shape_input_is_built_in(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "size"], ["r"], name="r"), helper.make_node("Softmax", ["r"], ["y"])]
-    ends = [("x", FLOAT, [2, 6]), ("size", INT64, [2])], [("y", FLOAT, ["a", "b"])]
-    path = save(tmp_path / "m.onnx", nodes, *ends)
+    ends = "(float[2, 6] x, int64[2] size) => (float[a, b] y)"
+    path = save_text(tmp_path / "m.onnx", ends, "r = Reshape(x, size) y = Softmax(r)", opset=17)
     layers = build(path, target(), {**X, "size": np.array([3, 4])}).layers()
     assert {name for layer in layers for name in layer["tensors"]} == {"r", "y"}
 
@@ -131,9 +125,8 @@ def test_a_lowered_model_is_built_and_traced_back(low: str, tmp_path: Path) -> N
     ids=str,
 )
 def test_what_is_asked_for_is_built(own: dict[str, Any], tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.ones((6, 6), np.float32), "w")
-    product = helper.make_node("MatMul", ["x", "w"], ["y"])
-    path = save(tmp_path / "m.onnx", [product], [("x", FLOAT, ["n", 6])], [("y", FLOAT, ["n", 6])], weight)
+    ends = "(float[n, 6] x) => (float[n, 6] y)"
+    path = save_text(tmp_path / "m.onnx", ends, "y = MatMul(x, w)", {"w": np.ones((6, 6))}, opset=17)
     assert build(path, target(**own)).layers()
     engine = tmp_path / "m.engine"
     make_runtime(target(**own, save_engine=str(engine))).load(path, X)
