@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from building import save_text
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,15 +189,8 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
 
 def sum_of_roundings(path: Path) -> None:
     """An overflow that two nodes mend, and roundings that are just within an absolute tolerance on some samples."""
-    nodes = [
-        helper.make_node("Mul", ["x", "big"], ["p"], name="up"),
-        helper.make_node("Mul", ["p", "big"], ["q"], name="over"),
-        helper.make_node("Mul", ["q", "small"], ["r"], name="down"),
-        helper.make_node("Sin", ["r"], ["s"], name="sin"),
-        helper.make_node("Tanh", ["s"], ["y"], name="tanh"),
-    ]
-    weights = {"big": 900.0, "small": 1 / 810000}
-    save(path, nodes, weights, inputs={"x": [4, 64]}, outputs={"y": [4, 64]})
+    body = "p = Mul(x, big) q = Mul(p, big) r = Mul(q, small) s = Sin(r) y = Tanh(s)"
+    save_text(path, "(float[4, 64] x) => (float[4, 64] y)", body, {"big": 900.0, "small": 1 / 810000})
 
 
 def test_a_fix_that_does_not_hold_is_no_proven_answer(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_text, text_model
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,15 +60,9 @@ def fused_past_the_largest(path: Path) -> Path:
 
     ONNX Runtime folds the factor into the weights (ConvMulFusion, in all its releases), which then are Inf.
     """
-    nodes = [
-        helper.make_node("Add", ["x", "far"], ["h"], name="far"),
-        helper.make_node("Mul", ["h", "little"], ["s"], name="little"),
-        helper.make_node("Conv", ["s", "w"], ["c"], name="conv"),
-        helper.make_node("Mul", ["c", "much"], ["m"], name="much"),
-        helper.make_node("Relu", ["m"], ["y"], name="after"),
-    ]
     weights = {"far": 1e4, "little": 1e-6, "much": [[[[1e20]]]], "w": [[[[1e20]], [[-1e20]]]]}
-    return save(path, nodes, weights, inputs={"x": [1, 2, 8, 8]}, outputs={"y": [1, 1, 8, 8]})
+    ends, body = "(float[1, 2, 8, 8] x) => (float[1, 1, 8, 8] y)", "c = Conv(s, w) m = Mul(c, much) y = Relu(m)"
+    return save_text(path, ends, f"h = Add(x, far) s = Mul(h, little) {body}", weights)
 
 
 def test_a_target_that_is_worse_than_rounding_has_a_bug(cli: CommandLine) -> None:
@@ -82,13 +77,8 @@ def tied(path: Path) -> Path:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((64, 1)).astype(np.float32)
     columns = np.repeat(rows, 32, 1) * (1 + TIED * rng.standard_normal((64, 32))).astype(np.float32)
-    nodes = [
-        helper.make_node("Relu", ["x"], ["r"], name="before"),
-        helper.make_node("MatMul", ["r", "w"], ["logits"], name="logits"),
-        helper.make_node("ArgMax", ["logits"], ["index"], name="choice", axis=-1),
-    ]
-    ends: dict[str, Any] = {"outputs": {"index": [16, 1]}, "types": {"index": TensorProto.INT64}}
-    return save(path, nodes, {"w": columns}, inputs={"x": [16, 64]}, **ends)
+    body = "r = Relu(x) logits = MatMul(r, w) choice = ArgMax<axis = -1>(logits)"
+    return save_text(path, "(float[16, 64] x) => (int64[16, 1] choice)", body, {"w": columns})
 
 
 def test_a_choice_among_equals_is_a_tie(cli: CommandLine) -> None:
@@ -103,7 +93,7 @@ RIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 def opinions(**seen: Any) -> Opinions:
     """Opinions on an elementwise node of which ``RIGHT`` is right, unless another value is given."""
-    model = model_of([helper.make_node("Tanh", ["x"], ["y"])], inputs={"x": [3, 4]}, outputs={"y": [3, 4]})
+    model = text_model("(float[3, 4] x) => (float[3, 4] y)", "y = Tanh(x)")
     known = {"reference": RIGHT, "target": RIGHT, "right": RIGHT.astype(np.float64), **seen}
     rows: dict[str, Any] = {
         name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in known.items()
@@ -210,15 +200,8 @@ def test_a_decision_is_a_tie_as_far_as_rounding_turns_it(
 
 
 def test_a_widened_model_computes_in_float64() -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value_float=0.1),
-        helper.make_node("Add", ["x", "w"], ["s"]),
-        helper.make_node("Mul", ["s", "c"], ["m"]),
-        helper.make_node("Cast", ["m"], ["i"], to=TensorProto.INT32),
-        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("Add", ["f", "m"], ["y"]),
-    ]
-    model = model_of(nodes, {"w": [1, 2]}, inputs={"x": [2]}, outputs={"y": [2]})
+    body = "c = Constant<value_float = 0.1>() s = Add(x, w) m = Mul(s, c) i = Cast<to = 6>(m) f = Cast<to = 1>(i) y = Add(f, m)"
+    model = text_model("(float[2] x) => (float[2] y)", body, {"w": [1.0, 2.0]})
     wide = widened(model, Path())
     onnx.checker.check_model(wide, full_check=True)
     x = np.array([1e-9, 1e9])
@@ -237,8 +220,8 @@ ULP = 2.0**-23
 WIDTH = 16
 
 
-def rows(*nodes: onnx.NodeProto, weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
-    return model_of(nodes, weights or {}, inputs={"x": [4, WIDTH]}, outputs={"y": [4, WIDTH]}, opset=17)
+def rows(body: str, **weights: Any) -> onnx.ModelProto:
+    return text_model(f"(float[4, {WIDTH}] x) => (float[4, {WIDTH}] y)", body, weights, opset=17)
 
 
 def run_model(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
@@ -263,14 +246,13 @@ def off(model: onnx.ModelProto, x: np.ndarray) -> float:
 @given(st.floats(2**-10, 2**20, width=32), st.integers(0, 99))
 def test_what_cancels_is_foreseen(shift: float, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((4, WIDTH)).astype(np.float32)
-    there, back = helper.make_node("Add", ["x", "k"], ["a"]), helper.make_node("Sub", ["a", "k"], ["y"])
-    model = rows(there, back, weights={"k": np.array(shift, np.float32)})
+    model = rows("a = Add(x, k) y = Sub(a, k)", k=shift)
     assert off(model, x) <= 4 * movement(model, x) + 1e-6
     assert movement(model, x) <= 4 * ULP * (shift + 10)  # and no more than that is forgiven
 
 
 def test_a_step_is_not_forgiven() -> None:
-    assert not is_continuous(rows(helper.make_node("Floor", ["x"], ["y"])))
+    assert not is_continuous(rows("y = Floor(x)"))
 
 
 @given(st.floats(0.01, 1e3), st.floats(0, 3))
@@ -286,24 +268,18 @@ def test_what_rounding_is_expected_to_make_is_no_bug(size: float, part: float) -
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
-    dropout = helper.make_node("Dropout", ["x", "", "t"], ["y"])
-    flag = np.array(trains)
-    constant = helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(flag))
-    model = rows(dropout, weights={"t": flag}) if stored else rows(constant, dropout)
+    dropout, flag = "y = Dropout(x, , t)", np.array(trains)
+    constant = f"t = Constant<value = bool {{{int(trains)}}}>() {dropout}"
+    model = rows(dropout, t=flag) if stored else rows(constant)
     assert [bool(drawing_nodes(model, {}, unsure=unsure)) for unsure in (True, False)] == [trains, trains]
-    model = rows(dropout, weights={"t": np.array(1.0)})  # of no type that it may have, so it is not known
+    model = rows(dropout, t=1.0)  # of no type that it may have, so it is not known
     assert bool(drawing_nodes(model, {"t": flag}, unsure=not trains)) == trains
     assert drawing_nodes(model, {}, unsure=True)
-    assert not drawing_nodes(rows(helper.make_node("Dropout", ["x"], ["y"])), {}, unsure=True)
+    assert not drawing_nodes(rows("y = Dropout(x)"), {}, unsure=True)
 
 
 def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
-    nodes = [
-        helper.make_node("Relu", ["x"], ["r"], name="before"),
-        helper.make_node("Dropout", ["r", "", "train"], ["d"], name="drop"),
-        helper.make_node("Tanh", ["d"], ["y"], name="after"),
-    ]
-    onnx.save(rows(*nodes, weights={"train": np.array(True)}), "model.onnx")
+    onnx.save(rows("r = Relu(x) drop = Dropout(r, , train) y = Tanh(drop)", train=True), "model.onnx")
     fault = fault_of(cli, "diagnose", Path("model.onnx"))
     result = read_json(Path("r.json"))
     assert result["minimality"] == "1-minimal"  # of few numbers it may draw the same, so it is not shrunk
@@ -314,7 +290,7 @@ def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
 
 
 def test_a_refused_node_that_draws_is_still_a_bug() -> None:
-    noise = rows(helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise"))
+    noise = rows("y = RandomNormalLike(x)")
     case = replace(opinions(target=RIGHT + 1), model=noise)
     assert judged(case).whose == "random"
     assert judged(replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose == "target"

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from building import save_text
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, chain, overflowing, read_json, save, script
+from support import SHAPE, chain, overflowing, read_json, script
 
 from bisect_trt.commands.minimal_case import (
     by_blame,
@@ -177,18 +177,11 @@ def test_a_part_that_breaks_in_the_same_function_leaves_the_answer_unproven(
 
 def tied_and_past_the_largest(path: Path) -> Path:
     """First a comparison of what is rounded in fp16 with its own value: a tie. Then a product that fp16 cannot hold."""
-    nodes = [
-        helper.make_node("Mul", ["x", "third"], ["m"], name="third"),
-        helper.make_node("Greater", ["m", "edge"], ["above"], name="choice"),
-        helper.make_node("Mul", ["x", "large"], ["l"], name="overflow"),
-        helper.make_node("Div", ["l", "large"], ["y"], name="back"),
-    ]
-    value = np.linspace(1, 2, 8, dtype=np.float32)
-    third = np.float32(1 / 3)
-    weights = {"third": third, "edge": value * third * np.float32(1 + 1e-6), "large": 6e4}
+    value, third = np.linspace(1, 2, 8, dtype=np.float32), np.float32(1 / 3)
     np.savez(path.with_suffix(".npz"), x=value)
-    ends: dict[str, Any] = {"outputs": {"above": [8], "y": [8]}, "types": {"above": TensorProto.BOOL}}
-    return save(path, nodes, weights, inputs={"x": [8]}, **ends)
+    body = "m = Mul(x, third) above = Greater(m, edge) overflow = Mul(x, large) y = Div(overflow, large)"
+    weights = {"third": third, "edge": value * third * np.float32(1 + 1e-6), "large": 6e4}
+    return save_text(path, "(float[8] x) => (bool[8] above, float[8] y)", body, weights)
 
 
 def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> None:

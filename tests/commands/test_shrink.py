@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_text
 from conftest import CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from support import arrays, examples, model_of, node_names, save
+from support import arrays, examples, model_of, node_names
 
 import bisect_trt
 from bisect_trt.commands.shapes import Piece, axes_by_size, cut_axes, free, free_symbols, is_sound, keep_outputs
@@ -156,8 +157,7 @@ SIZE = 16
 
 def square(path: Path, op: str, weight: np.ndarray) -> Path:
     """One node on a square input and a square weight."""
-    only, shape = helper.make_node(op, ["x", "w"], ["y"], name="only"), (SIZE, SIZE)
-    return save(path, [only], {"w": weight.astype(np.float32)}, inputs={"x": shape}, outputs={"y": shape})
+    return save_text(path, f"(float[{SIZE}, {SIZE}] x) => (float[{SIZE}, {SIZE}] y)", f"y = {op}(x, w)", {"w": weight})
 
 
 def lonely() -> np.ndarray:
@@ -199,14 +199,12 @@ PROFILE = TargetSettings(
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """x [n, 3, k] to rows [3n, k], to the sum over n, to a slice whose end does not depend on either."""
-    nodes = [
-        helper.make_node("Reshape", ["x", "pair"], ["rows"], name="rows"),
-        helper.make_node("ReduceSum", ["rows", "zero"], ["total"], keepdims=0, name="total"),
-        helper.make_node("Concat", ["x", "x"], ["twice"], axis=0, name="twice"),
-        helper.make_node("Relu", ["twice"], ["y"], name="relu"),
-    ]
-    weights, ends = {"pair": np.array([-1, 4]), "zero": np.array([0])}, {"y": None, "total": None}
-    return save(tmp_path / "model.onnx", nodes, weights, inputs={"x": ["n", 3, 4]}, outputs=ends)
+    body = "rows = Reshape(x, pair) total = ReduceSum<keepdims = 0>(rows, zero) twice = Concat<axis = 0>(x, x) relu = Relu(twice)"
+    ends, weights = (
+        "(float[n, 3, 4] x) => (float[] relu, float[] total)",
+        {"pair": np.array([-1, 4]), "zero": np.array([0])},
+    )
+    return save_text(tmp_path / "model.onnx", ends, body, weights)
 
 
 def test_shapes_and_ranges_are_those_of_reference_runs(model: Path, tmp_path: Path) -> None:
@@ -215,7 +213,7 @@ def test_shapes_and_ranges_are_those_of_reference_runs(model: Path, tmp_path: Pa
         symbols = free_symbols(subject, None)
         assert symbols == {"n": [("x", 0)]}
         freed = free(subject, symbols, None)
-        shapes = {name: shape for name, shape in freed.shapes.items() if name != "y"}
+        shapes = {name: shape for name, shape in freed.shapes.items() if name != "relu"}
         assert shapes["x"] == ("n", 3, 4)
         assert [isinstance(dim, str) for dim in shapes["rows"]] == [True, False]
         assert shapes["rows"][0] != "n" != shapes["twice"][0]

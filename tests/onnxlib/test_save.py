@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import ort_run, proto_of, tensor_info
+from building import ort_run, proto_of, tensor_info, text_model
 from cutting import activations, assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,9 +37,8 @@ ONES = {"x": np.ones((1, 30), np.float32)}
 
 @pytest.fixture
 def model() -> ModelProto:
-    weight = np.random.default_rng(0).normal(size=(30, 30)).astype(np.float32)
-    x, y = (tensor_info(name, TensorProto.FLOAT, [1, 30]) for name in "xy")
-    return proto_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [x], [y], {"w": weight})
+    weight = np.random.default_rng(0).normal(size=(30, 30))
+    return text_model("(float[1, 30] x) => (float[1, 30] y)", "y = MatMul(x, w)", {"w": weight})
 
 
 @pytest.fixture
@@ -73,9 +72,7 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
 ) -> None:
     monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
     rng, element = np.random.default_rng(0), TensorProto.DataType.Value(kind)
-    model = proto_of(
-        [helper.make_node("Identity", ["x"], ["y"])], [tensor_info("x", 1, [1])], [tensor_info("y", 1, [1])], {}
-    )
+    model = text_model("(float[1] x) => (float[1] y)", "y = Identity(x)")
     size = {"INT4": 2000, "INT8": 4000}.get(kind, 8000)
     (tmp_path / "a.bin").write_bytes(rng.bytes(100 + size))
     (tmp_path / "b.bin").write_bytes(rng.bytes(size + 8))
@@ -119,8 +116,7 @@ def test_the_file_of_the_weights_is_not_written_over_either(tmp_path: Path) -> N
 
 def large(folder: Path, size: int) -> ModelProto:
     """A model whose two weights of so many bytes lie in one file, the first at byte 100, the second right behind it."""
-    x, y = (tensor_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    model = proto_of([helper.make_node("Identity", ["x"], ["y"])], [x], [y], {})
+    model = text_model("(float[1] x) => (float[1] y)", "y = Identity(x)")
     (folder / "w.bin").write_bytes(os.urandom(100 + 2 * size))
     for place, name in enumerate("pq"):
         tensor = TensorProto(name=name, data_type=TensorProto.UINT8, dims=[size])
@@ -177,15 +173,9 @@ ELEMENTS = [
 def network() -> ModelProto:
     """Two layers, their weights of more than 1024 bytes each, and a small one."""
     rng = np.random.default_rng(0)
-    weights = {name: rng.normal(size=(SIZE, SIZE)).astype(np.float32) for name in ("w0", "w1")}
-    nodes = [
-        helper.make_node("MatMul", ["x", "w0"], ["a"]),
-        helper.make_node("Add", ["a", "b"], ["c"]),
-        helper.make_node("MatMul", ["c", "w1"], ["y"]),
-    ]
-    x = tensor_info("x", TensorProto.FLOAT, [1, SIZE])
-    y = tensor_info("y", TensorProto.FLOAT, [1, SIZE])
-    return proto_of(nodes, [x], [y], {**weights, "b": np.ones(SIZE, np.float32)})
+    weights = {name: rng.normal(size=(SIZE, SIZE)) for name in ("w0", "w1")} | {"b": np.ones(SIZE)}
+    ends = f"(float[1, {SIZE}] x) => (float[1, {SIZE}] y)"
+    return text_model(ends, "a = MatMul(x, w0) c = Add(a, b) y = MatMul(c, w1)", weights)
 
 
 FEEDS = {"x": np.linspace(-1, 1, SIZE, dtype=np.float32).reshape(1, SIZE)}
