@@ -179,6 +179,7 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
         ("reduce", {"check": str}, "returns a str"),
         ("reduce", {"check": wrong, "target": "onnxrt", "fp16": True}, "target='onnxrt'"),
         ("reduce", {"check": wrong, "mode": "fast"}, "^mode: fast"),
+        ("reduce", {"check": wrong, "reduce_inputs": False, "reduce_outputs": False}, "nothing to reduce"),
         ("reduce", {"check": {"x": np.ones(1)}, "target": "onnxrt"}, "a function, a command"),
         ("reduce", {"check": "onnxrt", "fp16": True}, "target='onnxrt'"),
         ("precision", {"check": wrong, "target": "trt"}, "target='trt'"),

@@ -36,7 +36,7 @@ COMMON = frozenset(
 RARE = frozenset(
     {
         *("calibration_cache", "sensitivity", "archive", "validation_data"),
-        *("fresh_samples", "int4", "ladder", "min_good", "mode"),
+        *("fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }
 )
 """The options of single commands that only ``--help-all`` shows."""

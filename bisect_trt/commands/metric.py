@@ -104,7 +104,7 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
     with saving_best(lambda: session.save_best(reduced.output)):
         console.step(f"Which of {len(subject.units)} units take it there?")
         case = Case(find_minimum(session, reduced.mode))
-        answer = smallest(session, diagnosis.search, case)
+        answer = smallest(session, reduced, diagnosis.search, case)
         console.step(f"Write them to {output}")
         deliver(session, reduced, answer, case.minimum)
     assert check.target is not None

@@ -23,6 +23,7 @@ from bisect_trt.commands.minimal_case import (
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, target_of, tell_dynamic
 from bisect_trt.errors import ConflictError
+from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.save import save_model
@@ -36,7 +37,8 @@ from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
 from bisect_trt.search.confirm import READ_BACK
-from bisect_trt.search.oracle import Minimum, Mode, Subset, Verdict
+from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
+from bisect_trt.search.strategy import minimise, shrink_end
 from bisect_trt.targets.options import Target
 from bisect_trt.tensors.npz import save_npz
 
@@ -56,21 +58,21 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
         raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
     with saving_best(lambda: session.save_best(settings.output)):
         case = session.until_done(lambda: _reduce(session, settings, search))
+    if settings.both_ends:
 
-    def deliver_another(other: Case, number: int) -> dict[str, Any]:
-        own = settings.of_another(number)
-        answer = smallest(session, search, other)
-        minimum, culprits = _write(session, own, answer, other.minimum)
-        failure = session.failure(minimum, culprits, own.output)
-        session.console.answer(
-            f"{own.output}: another failure ({failure['minimality']}): {', '.join(map(named, culprits))}"
-        )
-        return failure
+        def deliver_another(other: Case, number: int) -> dict[str, Any]:
+            own = settings.of_another(number)
+            answer = smallest(session, own, search, other)
+            minimum, culprits = _write(session, own, answer, other.minimum)
+            failure = session.failure(minimum, culprits, own.output)
+            names = ", ".join(f"{each['op']} '{each['name'] or each['outputs'][0]}'" for each in culprits)
+            session.console.answer(f"{own.output}: another failure ({failure['minimality']}): {names}")
+            return failure
 
-    look_for_others(session, case, deliver_another if settings.find_all else None, settings.mode)
-    # The rest of the model may be the largest that passes.
-    answer = session.subject.cut(case.minimum.units, held=case.held)
-    session.result.artifacts["min_good"] = _save_min_good(session, settings.min_good, answer)
+        look_for_others(session, case, deliver_another if settings.find_all else None, settings.mode)
+        # The rest of the model may be the largest that passes.
+        answer = session.subject.cut(case.minimum.units, held=case.held)
+        session.result.artifacts["min_good"] = _save_min_good(session, settings.min_good, answer)
     return session.result
 
 
@@ -88,7 +90,7 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
         case = _find_case(session, settings, search)
     for step in case.minimum.steps:
         session.console.say(f"  {step}")
-    deliver(session, settings, smallest(session, search, case), case.minimum)
+    deliver(session, settings, smallest(session, settings, search, case), case.minimum)
     return case
 
 
@@ -98,7 +100,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     nodes, units, target = len(subject.network.nodes), len(subject.units), target_of(session)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     # Marking all tensors takes one build; bisecting a thousand nodes takes nine or ten.
-    looks = target is not None and target.target.compiles and settings.mode is Mode.AUTO
+    looks = target is not None and target.target.compiles and settings.mode is Mode.AUTO and settings.both_ends
     if search.repeat is not None or looks:
         session.probe_original(search)
     suspects: list[int] = []
@@ -107,21 +109,56 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
         suspects = find_suspects(session, check, lambda _: None)
         if (case := extract_suspect(session, target, suspects)) is not None:
             return case
+    if not settings.both_ends:
+        return _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
     # Else the written model is not, to the byte, the one that was probed: its tensors or the place of its weights differ.
     same = not search.shrink and not has_external_data(subject.network.proto)
     return Case(find_minimum(session, settings.mode, suspects, confirm=same))
 
 
-def smallest(session: Session, search: Search, case: Case) -> Candidate:
+def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk unless the user does not want that."""
     settled = session.settle(case)
     if not getattr(session.prober.runner.check, "compares", True):
         return settled  # the rest of the model could not run on other tensors, and small ones are not slow
     answer = needed_dimensions(session, settled)
-    if not search.shrink:
+    if not (search.shrink and settings.both_ends):
         return answer
     session.console.step("Shrink tensors of the minimal case")
     return shrink(session, answer)
+
+
+def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
+    """Find the fewest ends that fail together with their ancestors; or the fewest starts with their descendants.
+
+    The last unit of the shortest failing prefix is a needed end. It is probed with its ancestors alone, then together with
+    ever shorter prefixes, which end in further needed ends, until the ends with their ancestors fail. Suffixes
+    and their first units are searched in the same way. With the graph's start kept, the outputs are the outputs of
+    the ends.
+    """
+    subject, network, units = session.subject, session.subject.network, session.subject.units
+
+    def build(ends: Subset) -> Candidate:
+        if not start_held:
+            return subject.cut(units.with_weights(units.led_to(ends)))
+        inside = units.to_nodes(units.leading_to(ends))
+        outputs = [name for unit in sorted(ends) for name in given_back(network, network.order[unit], inside)]
+        return subject.cut(units.leading_to(ends), outputs=outputs)
+
+    def algorithm(oracle: Oracle) -> tuple[Minimum, Minimum]:
+        heard = Transcript(oracle)
+        ask = about_units(heard)
+        order = units.searched if start_held else units.searched[::-1]
+        moved = shrink_end(order, ask)
+        # From here on each length was probed that a bisection of these comes to first.
+        ends = minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
+        return moved, session.confirmed(heard, ends, frozenset)
+
+    moved, ends = session.prober.search_from(subject.original, algorithm, build)
+    left = build(ends.units)
+    return Case(
+        replace(ends, units=left.units, why=ends.why or moved.why), outputs=left.outputs if start_held else None
+    )
 
 
 def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:
@@ -205,6 +242,10 @@ def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> st
 def run(call: Call) -> Result:
     """Find the smallest model that still fails."""
     own = call[Reduce]
+    if not (own.reduce_inputs or own.reduce_outputs):
+        raise ConflictError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
+    if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
+        raise ConflictError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
     call.may_write(*filter(None, (own.output, own.inputs, own.golden, own.min_good)), overwrite=own.overwrite)
     check = call.check(call[Target].settings())
     call.open(check)

@@ -63,10 +63,12 @@ class Case:
     Attributes:
         minimum: Its units, and whether they are proven to be minimal.
         held: Whether it fails only if the target must use its low precision; see ``Candidate``.
+        outputs: Its outputs; ``None`` for all tensors that something outside reads.
     """
 
     minimum: Minimum
     held: bool = False
+    outputs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class Session:
 
     def settle(self, case: Case) -> Candidate:
         """Return a case as a candidate, with the values of the input sample on which it fails."""
-        candidate = self.subject.cut(case.minimum.units, held=case.held)
+        candidate = self.subject.cut(case.minimum.units, held=case.held, outputs=case.outputs)
         outcome = self.prober.ledger.outcome(candidate.key)
         if outcome is None or outcome.sample is None:
             return candidate

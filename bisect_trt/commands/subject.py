@@ -319,10 +319,16 @@ class Subject:
         original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
         return original if self.freed is None else self.freed.dress(original)
 
-    def cut(self, units: Subset, *, held: bool = False) -> Candidate:
-        """Return the candidate that consists of some units; ``held`` if the target must use its low precision."""
+    def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
+        """Return the candidate that consists of some units.
+
+        Args:
+            units: The units.
+            held: Whether the target must use its low precision.
+            outputs: Its outputs; by default all tensors that something outside reads.
+        """
         bare = self.units.bare(units)
-        piece = cut(self.network, map(self.network.order.__getitem__, bare), self.infos, self.constants.value)
+        piece = cut(self.network, map(self.network.order.__getitem__, bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
         made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)

@@ -151,6 +151,19 @@ class NetworkUnits:
         """Return the units with the makers of weights that cannot be stored and of inputs that cannot be fed."""
         return _close(units, self._bare)
 
+    def leading_to(self, units: Iterable[int]) -> frozenset[int]:
+        """Return the units with all units that they depend on, makers of weights too."""
+        network = self.network
+        return _close(units, [self._units(network.parents(index)) for index in network.order])
+
+    def led_to(self, starts: Collection[int]) -> frozenset[int]:
+        """Return the units with all units that depend on them."""
+        reached = set(starts)
+        for unit in self.searched:
+            if not reached.isdisjoint(self._units(self.network.parents(self.network.order[unit]))):
+                reached.add(unit)
+        return frozenset(reached)
+
     def to_nodes(self, units: Iterable[int]) -> frozenset[int]:
         """Return the node numbers of units."""
         return frozenset(self.network.order[unit] for unit in units)

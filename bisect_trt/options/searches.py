@@ -80,9 +80,16 @@ class Reduce:
     min_good: Annotated[
         Path | None, option(metavar="FILE", help="Where the largest passing model next to it goes.")
     ] = None
+    reduce_inputs: Annotated[bool, option(help="Keep the start of the graph.")] = True
+    reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
     find_all: FindAll = False
     overwrite: Overwrite = False
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether both ends of the graph may move."""
+        return self.reduce_inputs and self.reduce_outputs
 
     @property
     def inputs(self) -> Path:

@@ -312,3 +312,14 @@ def minimise(
     minimum = make_minimal(failing, tally, inseparable)
     steps.append(f"proof of 1-minimality: {tally.asked - before} questions")
     return replace(minimum, steps=tuple(steps))
+
+
+def shrink_end(units: Sequence[int], ask: Ask) -> Minimum:
+    """The earliest end at which the failure shows: the shortest failing prefix of units that fail together.
+
+    Of units in reverse order that is the latest start.
+    """
+    failing = frozenset(units[: shortest_failing_prefix(units, frozenset(), ask)])
+    return Minimum(
+        failing, proven=True, why="only one end of the graph could move, and one unit further it was seen not to fail"
+    )

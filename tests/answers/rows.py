@@ -96,6 +96,8 @@ def _rows() -> list[Row]:
         Row("reduce-linear", _chain("a b c d e f"), (f"{reduce} --mode linear --check CHECK d=1",)),
         Row("reduce-bisect", _chain("a b c d e f"), (f"{reduce} --mode bisect --check CHECK d=1",)),
         Row("reduce-ddmin", _chain("a b c d e f"), (f"{reduce} --mode ddmin --check CHECK b+e=1",)),
+        Row("reduce-keep-inputs", _chain("a b c d e f"), (f"{reduce} --no-reduce-inputs --check CHECK c=1",)),
+        Row("reduce-keep-outputs", _chain("a b c d e f"), (f"{reduce} --no-reduce-outputs --check CHECK c=1",)),
         Row("reduce-min-good", _chain("a b c d e f"), (f"{reduce} --min-good g.onnx --check CHECK c=1",)),
         Row(
             "reduce-branches", partial(models.branches, left="a b c", right="d e f"), (f"{reduce} --check CHECK b+e=1",)

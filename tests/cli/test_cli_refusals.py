@@ -121,6 +121,8 @@ REFUSALS = """
 1001 --workers | reduce m.onnx -o o.onnx T --workers 0
 1002 --confidence | reduce m.onnx -o o.onnx T --confidence 1
 1001 --mode | reduce m.onnx -o o.onnx T --mode quick
+1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --no-reduce-inputs --no-reduce-outputs
+1003 --no-reduce-inputs | reduce m.onnx -o o.onnx T --all --no-reduce-inputs
 1003 --repeat | sweep free.onnx T --repeat 5 --shapes x:[1..4,8]
 1003 --repeat | samples m.onnx T --repeat 5 --iterations 2
 1002 --fail-regex | reduce m.onnx -o o.onnx --fail-regex ( --check false
@@ -142,7 +144,7 @@ REFUSALS = """
 1003 `diagnose` | diagnose m.onnx T --compare-func-script c.py
 
 # names of tensors, nodes and samples
-1005 't22' 't2' | extract chain.onnx -o o.onnx --inputs t22
+1005 't22' | extract chain.onnx -o o.onnx --inputs t22
 1005 '<2>' 't2' | extract chain.onnx -o o.onnx --outputs <2>
 1005 'nobody' inspect | extract chain.onnx -o o.onnx --inputs nobody
 1005 t0:auto:float32 | extract chain.onnx -o o.onnx --inputs t0:auto:float32

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.oracle import Mode, Subset, Units, Verdict
-from bisect_trt.search.strategy import minimise
+from bisect_trt.search.strategy import minimise, shrink_end
 
 pytestmark = pytest.mark.any_version
 Predicate = Callable[[Subset], Verdict]
@@ -132,6 +132,13 @@ def test_inseparable_units_stay_together(case: tuple[int, frozenset[int]]) -> No
     minimum = minimise(range(count), Oracle(lambda s: needs(*culprits)(pairs(s))), inseparable=pairs)
     assert culprits <= pairs(minimum.units)
     assert pairs(minimum.units) == pairs(culprits)
+
+
+@given(culprits_among(3))
+def test_one_end_at_a_time_stops_at_the_last_and_the_first_culprit(case: tuple[int, frozenset[int]]) -> None:
+    count, culprits = case
+    assert shrink_end(range(count), Oracle(needs(*culprits))).units == frozenset(range(max(culprits) + 1))
+    assert shrink_end(range(count)[::-1], Oracle(needs(*culprits))).units == frozenset(range(min(culprits), count))
 
 
 @given(culprits_among(), st.data())
