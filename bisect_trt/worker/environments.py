@@ -36,7 +36,7 @@ _SECONDS = 1800.0
 _ALONE = "--no-deps"
 _PYTHON = re.compile(r"python==?(3(?:\.\d+){0,2}|/.*)")
 _FOR_NUMPY_1 = re.compile(r"onnxruntime(?:-gpu)?==1\.(?:\d|1[0-8])(?:\.\S+)?")
-"""Releases that were built for NumPy 1, and do not say so in their metadata."""
+"""Releases that were built for NumPy 1 and do not declare that."""
 _NO_SUCH = re.compile(r"No solution found|No matching distribution|no wheels? with a matching")
 """Messages of uv and pip for a release that does not exist for an interpreter."""
 _UNREACHED = re.compile(r"Retrying|Could not fetch|Max retries|ConnectionError|SSLError|error sending request")

@@ -150,7 +150,7 @@ class Worker:
         self._ready = ready
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, RuntimeSession] | None = None
-        self._beside: dict[Place, Connection] = {}
+        self._beside: dict[Place | None, Connection | None] = {}
         self._idle: dict[object, tuple[float, ...]] = {}
         self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
             About: lambda request: self._runtime(request.target).facts.get("lowers_by", "cast"),
@@ -191,15 +191,12 @@ class Worker:
             traceback.print_exc()
             name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
-        if self._place is None:
-            gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-            return Answered(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
-        sys.stdout.write(self._place.printed)
-        sys.stdout.flush()
-        self._place.printed = ""
-        memory, own = self._place.memory, status_bytes("VmHWM:")
-        peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
-        return Answered(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
+        host, peak, gpu = self._memory()
+        if self._place is not None:
+            print(self._place.printed, end="", flush=True)
+            self._place.printed = ""
+            peak = status_bytes("VmHWM:") + (peak if self._place.place.local else 0)
+        return Answered(reply, host, gpu, peak)
 
     def close(self) -> None:
         """Leave the places."""
@@ -211,15 +208,8 @@ class Worker:
         if settings not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
                 self._runtimes.clear()
-            self._runtimes[settings] = self._make(settings)
+            self._runtimes[settings] = _runtime_in(self._place, settings)
         return self._runtimes[settings]
-
-    def _make(self, settings: TargetSettings) -> Runtime:
-        if self._place is None:
-            return make_runtime(settings)
-        from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
-
-        return Runtime(settings, RemoteRunner(settings, self._place))
 
     def _build(self, request: BuildEngine) -> None:
         self._runtime(request.target).load(request.model, load_npz(request.inputs))
@@ -295,12 +285,12 @@ class Worker:
 
     def _measure(self, request: Measure) -> Measured:
         feed, runtime = load_npz(request.inputs), self._runtime(request.target)
-        before, _, device = self._memory(runtime)
+        before, _, device = self._memory()
         build_s, session = _timed_load(runtime, request.model, feed)
-        peaks = {"build": self._memory(runtime)[1]}
+        peaks = {"build": self._memory()[1]}
         if not request.target.build_only:
             run(session, feed)
-        _, peaks["run"], loaded = self._memory(runtime)
+        _, peaks["run"], loaded = self._memory()
         for _ in range(_BUILDS - 1):
             if request.build_limit_s is not None and build_s > request.build_limit_s:
                 build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
@@ -326,19 +316,16 @@ class Worker:
 
     def _baseline(self, settings: TargetSettings, place: Place | None) -> Runtime:
         """The runtime of a baseline, in a connection of its own where it runs in a place."""
-        if place is None:
-            return make_runtime(settings)
-        from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
+        if place not in self._beside:
+            self._beside[place] = _connect(place)
+        return _runtime_in(self._beside[place], settings)
 
-        if place not in self._beside and (connection := _connect(place)) is not None:
-            self._beside[place] = connection
-        return Runtime(settings, RemoteRunner(settings, self._beside[place]))
-
-    def _memory(self, runtime: Runtime) -> tuple[int, int, int]:
+    def _memory(self) -> tuple[int, int, int]:
         """Bytes of the process that runs models: now, at the peak since this was last asked, and of the GPU in use."""
         if self._place is not None:
             return tuple(self._place.memory.get(name, 0) for name in ("host", "peak", "gpu"))  # type: ignore[return-value]  # three
-        seen = status_bytes("VmRSS:"), status_bytes("VmHWM:"), runtime.gpu_memory()
+        gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
+        seen = status_bytes("VmRSS:"), status_bytes("VmHWM:"), gpu
         forget_peak()
         return seen
 
@@ -401,6 +388,14 @@ def _print_to(log: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
+
+
+def _runtime_in(place: Connection | None, settings: TargetSettings) -> Runtime:
+    if place is None:
+        return make_runtime(settings)
+    from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
+
+    return Runtime(settings, RemoteRunner(settings, place))
 
 
 def _connect(place: Place | None) -> Connection | None:
