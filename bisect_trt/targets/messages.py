@@ -1,4 +1,4 @@
-"""Shared code of every ``runner.py``: the failures of a runtime, the signatures by which two compare equal, options from text.
+"""Shared code of every ``runner.py``: its package, the failures of a runtime, the signatures by which two compare equal, options.
 
 It needs the standard library and the errors alone, because its source is sent to remote workers and joined into
 ``reproduce.py``.
@@ -6,19 +6,23 @@ It needs the standard library and the errors alone, because its source is sent t
 
 from __future__ import annotations
 
+import importlib
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-from bisect_trt.errors import UnknownNameError, ValueRefusedError
+from bisect_trt.errors import RuntimeMissingError, UnknownNameError, ValueRefusedError
 
 TINY_MODEL = (
     b'\x08\x07:<\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x04tinyZ\x10\n\x01x\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01n'
     b"b\x10\n\x01y\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\r"
 )
 """An ONNX model with one Identity node. A runtime that refuses it refuses its settings."""
+
 _ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", re.DOTALL)
 """Its codes, and the file that it was given, which is mostly one of ours."""
 # A file and line of its source, mostly followed by the C++ signature of the function there.
@@ -52,6 +56,18 @@ _LIST = re.compile(r"(['\"]?)#\1(?:, ?\1#\1)+")
 _MOST_PASSES = 8
 OUT_OF_MEMORY = "out of memory"
 """The signature of a model that does not fit, whatever the runtime's words."""
+
+
+def load_package(module: str, title: str, install: str) -> ModuleType:
+    """Import the package of a runtime.
+
+    Raises:
+        UnavailableError: It is not installed, or cannot be loaded.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        raise RuntimeMissingError(f"{title} cannot be loaded by {sys.executable}: {error!r}; {install}.") from error
 
 
 def clean_message(message: str) -> str:

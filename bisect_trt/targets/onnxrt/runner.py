@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from bisect_trt.targets.messages import (
     RunError,
     clean_message,
     layer_times,
+    load_package,
     profiled,
     set_option,
 )
@@ -160,19 +160,9 @@ def _unusable(providers: Sequence[str]) -> UnavailableError:
 
 
 def load_onnxruntime() -> Any:
-    """Import ONNX Runtime.
-
-    Raises:
-        UnavailableError: It is not installed, or cannot be loaded.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise RuntimeMissingError(
-            f"ONNX Runtime cannot be loaded by {sys.executable}: {error!r}; install it there: "
-            "pip install onnxruntime, or onnxruntime-gpu where there is an NVIDIA GPU."
-        ) from error
-    return onnxruntime
+    """Import ONNX Runtime; see :func:`load_package`."""
+    install = "install it there: pip install onnxruntime, or onnxruntime-gpu where there is an NVIDIA GPU"
+    return load_package("onnxruntime", "ONNX Runtime", install)
 
 
 class OrtSession:

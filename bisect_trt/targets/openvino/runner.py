@@ -7,14 +7,21 @@ import contextlib
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableError, ValueRefusedError
-from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message, layer_times, profiled
+from bisect_trt.targets.messages import (
+    TINY_MODEL,
+    BuildError,
+    RunError,
+    clean_message,
+    layer_times,
+    load_package,
+    profiled,
+)
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 HINT = "INFERENCE_PRECISION_HINT"
@@ -145,18 +152,8 @@ make = OpenVinoRunner
 
 
 def require_openvino() -> Any:
-    """Import the package.
-
-    Raises:
-        UnavailableError: It is not installed, or cannot be loaded.
-    """
-    try:
-        import openvino
-    except ImportError as error:
-        raise RuntimeMissingError(
-            f"OpenVINO cannot be loaded by {sys.executable}: {error!r}; install it there (pip install openvino)."
-        ) from error
-    return openvino
+    """Import OpenVINO; see :func:`load_package`."""
+    return load_package("openvino", "OpenVINO", "install it there (pip install openvino)")
 
 
 class OpenVinoSession:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import os
 import pathlib
 import re
@@ -27,6 +26,7 @@ from bisect_trt.targets.messages import (
     RuntimeFailure,
     clean_message,
     is_out_of_memory,
+    load_package,
     mask_names,
     mask_values,
 )
@@ -309,24 +309,18 @@ def _libraries() -> Iterator[str]:
     yield from sorted(map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*")), reverse=True)
 
 
-def load_package(api: Api) -> Any:
+def load_tensorrt(api: Api) -> Any:
     """Import TensorRT or TensorRT-RTX.
 
     Raises:
         UnavailableError: It is not installed, or too old, or one of its libraries is missing.
     """
-    try:
-        trt = importlib.import_module(api.module)
-    except (ImportError, OSError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == api.module:
-            raise RuntimeMissingError(
-                f"{api.title} is not installed for {sys.executable}; install it there ({api.install}), or on a Jetson use a "
-                "Python that sees the system's packages."
-            ) from error
-        raise RuntimeMissingError(
-            f"{api.title} is installed and cannot be loaded: {error}. Install that library ({api.install} brings its own), or "
-            "add its folder to LD_LIBRARY_PATH."
-        ) from error
+    trt = load_package(
+        api.module,
+        api.title,
+        f"install it there ({api.install}), on a Jetson use a Python that sees the system's packages, and add the folder of a "
+        "library that is missing to LD_LIBRARY_PATH",
+    )
     if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
         oldest = ".".join(map(str, api.oldest[:2]))
         raise RuntimeMissingError(f"{describe(trt)} is too old; install {oldest} or later.")
@@ -360,7 +354,7 @@ def tensorrt(name: str = "trt") -> TensorRt:
     Raises:
         UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.
     """
-    trt = load_package(api := APIS[name])
+    trt = load_tensorrt(api := APIS[name])
     # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
     # CUDA C++ Programming Guide, "Lazy Loading".
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
