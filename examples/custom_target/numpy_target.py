@@ -73,10 +73,6 @@ class NumpySession:
         self._weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
         self.inputs, self.skipped = input_infos(Network(proto)), dict[str, str]()
 
-    def layers(self) -> list[dict[str, Any]]:
-        """Return nothing: every node is a layer."""
-        return []
-
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all outputs by name, or raise ``RunError``."""
         import numpy as np  # noqa: PLC0415 - workers alone need it

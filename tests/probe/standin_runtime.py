@@ -173,8 +173,5 @@ class StandInSession:
     inputs = ()
     skipped: Mapping[str, str] = {}
 
-    def layers(self) -> list[Any]:
-        return []
-
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
         return {"process": np.array(os.getpid())}
