@@ -50,7 +50,6 @@ class Repetition:
         confidence: The confidence of the interval of the rate.
         same_engine: Whether one build runs repeatedly.
         engine: That build, where the target makes engines.
-        known: The choices of all builds seen.
     """
 
     session: Session
@@ -60,7 +59,6 @@ class Repetition:
     confidence: float
     same_engine: bool = False
     engine: Path | None = None
-    known: tuple[Choice, ...] = ()
 
     @property
     def what(self) -> str:
@@ -83,7 +81,7 @@ class Repetition:
     def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
         """Return the verdict and the choices of a build with pinned and forbidden choices."""
         assert self.target is not None, "something was built"
-        pinned = self.target.target.pinned(self.target, held.pins, held.bans, self.known)
+        pinned = self.target.target.pinned(self.target, held.pins, held.bans)
         original, units = self.session.subject.original, held.units or frozenset({0})
         candidate = replace(original, title=held.title, target=pinned, units=units, repetition=held.repetition)
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
@@ -214,7 +212,6 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
         console.answer(f"Not proven: {why}.")
         return why
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden")
-    story = replace(story, known=tuple(choice for build in builds for choice in sorted(build.choices)))
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
     reasons = find_reasons(story.build, builds, tries)
     extra["choices"] = compare_builds(builds, frozenset().union(*(each.choices for each in reasons if each.proven)))

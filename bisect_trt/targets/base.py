@@ -298,22 +298,10 @@ class Target(ABC):
         """
         return settings
 
-    def pinned(
-        self,
-        settings: TargetSettings,
-        pins: Sequence[Choice],
-        bans: Sequence[Choice] = (),
-        known: Sequence[Choice] = (),
-    ) -> TargetSettings:
+    def pinned(self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()) -> TargetSettings:
         """Hold builds to some choices and keep them from others; for a target that ``pins``.
 
-        A build that does not take one of them is refused, with the signature ``build: pin``.
-
-        Args:
-            settings: Its settings.
-            pins: What a build has to choose, for layers that exist.
-            bans: What it must not choose.
-            known: What it may choose instead, as far as that was seen.
+        A build that does not take one of them for a layer that exists is refused, with the signature ``build: pin``.
         """
         return settings
 

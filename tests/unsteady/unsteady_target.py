@@ -52,7 +52,6 @@ class UnsteadyTarget(Target):
         settings: TargetSettings,
         pins: Sequence[Choice],
         bans: Sequence[Choice] = (),
-        known: Sequence[Choice] = (),  # noqa: ARG002 - it knows its kernels
     ) -> TargetSettings:
         """By names of kernels."""
         own = settings.of(UnsteadySettings)

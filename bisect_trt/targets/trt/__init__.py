@@ -117,14 +117,8 @@ class TensorRtTarget(Target):
         """Leave tactics, layers and timings."""
         return settings.with_own(record=str(folder.absolute()))
 
-    def pinned(
-        self,
-        settings: TargetSettings,
-        pins: Sequence[Choice],
-        bans: Sequence[Choice] = (),
-        known: Sequence[Choice] = (),
-    ) -> TargetSettings:
-        """By the algorithm selector, or the timing cache that is edited where there is none (TensorRT 11)."""
+    def pinned(self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()) -> TargetSettings:
+        """By the algorithm selector."""
         own = settings.of(TrtSettings)
         wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
         return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
