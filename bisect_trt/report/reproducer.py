@@ -30,7 +30,7 @@ from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.report.page import templates
 from bisect_trt.report.result import environment
 from bisect_trt.report.text import block, code, prose, table
-from bisect_trt.targets.base import Minimal, Script
+from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
@@ -174,10 +174,13 @@ class Reproducer:
     def script(self) -> Script:
         """The settings and modules that run the model on the target."""
         graph = self.model.graph
-        inputs, outputs = (tuple(value.name for value in ends) for ends in (graph.input, graph.output))
-        nodes = tuple((node.name, tuple(node.output)) for node in graph.node)
-        minimal = Minimal(self.target_model, self.lowered, inputs, outputs, nodes)
-        return self.target.target.script(self.target, minimal)
+        hints = {
+            "inputs": [value.name for value in graph.input],
+            "outputs": [value.name for value in graph.output],
+            "lowered": self.lowered,
+            "nodes": [[node.name, list(node.output)] for node in graph.node],
+        }
+        return self.target.target.script(self.target, hints)
 
     def source(self) -> str:
         """Return ``reproduce.py``."""

@@ -34,7 +34,6 @@ __all__ = [
     "ELSEWHERE",
     "Arrays",
     "Lowering",
-    "Minimal",
     "OwnSettings",
     "Package",
     "Runtime",
@@ -79,23 +78,6 @@ class Script:
     modules: tuple[str, ...]
     settings: Mapping[str, Any]
     hints: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Minimal:
-    """The model of a reproducer.
-
-    Attributes:
-        file: The file that the target runs.
-        lowered: Whether the low precision is in that file already.
-        nodes: The name and the outputs of each of its nodes.
-    """
-
-    file: str
-    lowered: bool = False
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,17 +243,17 @@ class Target(ABC):
         names = [entry.name for entry in fields(own)]
         return [(name, getattr(own, name)) for name in names if getattr(own, name) != getattr(defaults, name)]
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:
-        """Return how ``reproduce.py`` runs a model: by the target's runner, or by bisect-trt where it has none."""
+    def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
+        """Return how ``reproduce.py`` runs a model: by the target's runner, or by bisect-trt where it has none.
+
+        The hints are the names of its ``inputs`` and ``outputs``, the name and the outputs of each of its ``nodes``, and whether
+        the low precision is in its file already (``lowered``).
+        """
         if not self.sent:
             needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
             return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
-        hints = {
-            "inputs": list(model.inputs),
-            "outputs": list(model.outputs),
-            "lowered": model.lowered,
-            "nodes": [[name, list(outputs)] for name, outputs in model.nodes] if settings.keep or settings.held else [],
-        }
+        if not (settings.keep or settings.held):
+            hints = {**hints, "nodes": []}
         kept = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
         own = replace(settings, own=self.own(**kept))
         return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)

@@ -21,7 +21,7 @@ from support import examples, model_of
 
 from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
-from bisect_trt.targets.base import Minimal, make_runtime
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
@@ -34,9 +34,12 @@ PIECES = [
 names = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=6).map("".join).filter(str.strip)
 
 
+HINTS: dict[str, Any] = {"inputs": [], "outputs": [], "lowered": False, "nodes": []}
+
+
 def rendered(runtime: str, name: str, failure: str = "build: no kernel") -> str:
     settings = TargetSettings(runtime, fp16=True, keep=(name,), held=True)
-    how = settings.target.script(settings, Minimal("m.onnx", nodes=((name, (name, "out")),)))
+    how = settings.target.script(settings, {**HINTS, "nodes": [[name, [name, "out"]]]})
     seen = [TensorComparison(name, False, ComparisonKind.MISMATCH, atol=1e-3, rtol=float("inf"))]
     return render_script(how, "m.onnx", [name], seen, answer=name, described=name, failure=f"{failure} {name}")
 
@@ -111,7 +114,7 @@ def doubled(folder: Path, node: onnx.NodeProto | None = None, *, weight: float =
 
 def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: float | None = None) -> tuple[int, str]:
     settings = TargetSettings(runtime)
-    how = settings.target.script(settings, Minimal("model.onnx"))
+    how = settings.target.script(settings, HINTS)
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
     source = render_script(
         how,

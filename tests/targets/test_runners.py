@@ -12,7 +12,6 @@ import pytest
 
 from bisect_trt.report.reproducer import _SHARED, render_script
 from bisect_trt.targets import find, names
-from bisect_trt.targets.base import Minimal
 from bisect_trt.targets.settings import TargetSettings
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +77,7 @@ def test_joined_modules_import_names_of_each_other_and_no_modules(target: str) -
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_script_defines_every_name_that_it_uses(target: str) -> None:
     settings = TargetSettings(target)
-    how = settings.target.script(settings, Minimal("m.onnx"))
+    how = settings.target.script(settings, {"inputs": [], "outputs": [], "lowered": False, "nodes": []})
     made, used = {*dir(builtins), "__file__"}, set[str]()
     for node in ast.walk(ast.parse(render_script(how, "m.onnx", [], [], answer="", described="", failure="inf"))):
         if isinstance(node, ast.Name):

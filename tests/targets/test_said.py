@@ -13,7 +13,7 @@ from bisect_trt.cli.parser import parse
 from bisect_trt.options.spec import entries, make_group
 from bisect_trt.report.reproducer import render_script
 from bisect_trt.targets import find, names
-from bisect_trt.targets.base import Minimal, Target
+from bisect_trt.targets.base import Target
 from bisect_trt.targets.options import Target as Options
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
@@ -63,7 +63,7 @@ UNSAID = {
 }
 """Settings that no option of all targets says, or that conflict with others."""
 FILE = str(Path(__file__).resolve())
-MODEL = Minimal("model.onnx", inputs=("x",), nodes=(("a", ("a_out",)), ("b", ("b_out",))))
+HINTS = {"inputs": ["x"], "outputs": [], "lowered": False, "nodes": [["a", ["a_out"]], ["b", ["b_out"]]]}
 
 
 def own_settings() -> Iterator[Any]:
@@ -79,9 +79,9 @@ def shared_settings() -> Iterator[Any]:
     yield {"fp16": True, "held": True}
 
 
-def script(settings: TargetSettings, model: Minimal = MODEL) -> str:
-    how = settings.target.script(settings, model)
-    return render_script(how, model.file, [], [], answer="", described="", failure="inf")
+def script(settings: TargetSettings) -> str:
+    how = settings.target.script(settings, HINTS)
+    return render_script(how, "model.onnx", [], [], answer="", described="", failure="inf")
 
 
 @pytest.mark.parametrize(("target", "name"), list(own_settings()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import once, pair
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Minimal, OwnSettings, Package, Script, Target
+from bisect_trt.targets.base import OwnSettings, Package, Script, Target
 from bisect_trt.targets.settings import (
     LIKELY,
     Looked,
@@ -116,10 +116,10 @@ class OpenVinoTarget(Target):
         """On the CPU, where it computes in fp32 what a graph has in bf16."""
         return settings.of(OpenVinoSettings).device == CPU
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:
+    def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
         """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""
-        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False) if model.lowered else {}
-        return super().script(replace(settings, **full), model)
+        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False) if hints["lowered"] else {}
+        return super().script(replace(settings, **full), hints)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return properties that are given, each left out; those that the device takes, each set; precisions."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import Minimal, OwnSettings, Script, Target
+from bisect_trt.targets.base import OwnSettings, Script, Target
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class ThroughTarget(Target):
             "outputs": [value.name for value in model.graph.output],
         }
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:
+    def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
         """Return how ``reproduce.py`` runs a model: with the tool, then ONNX Runtime."""
-        script, own = super().script(settings, model), settings.of(ThroughSettings)
+        script, own = super().script(settings, hints), settings.of(ThroughSettings)
         tool = Path(shlex.split(own.through)[0]).name if own.through else self.title
         return Script(f"{tool}, {script.needs}", script.modules, script.settings, script.hints)

@@ -19,7 +19,7 @@ from trt_standin import OLD, STRONG, VERSIONS, WEAK, World, plain, trt_target
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.report.reproducer import render_script
-from bisect_trt.targets.base import Minimal, make_runtime
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, read_choices
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
@@ -259,7 +259,8 @@ def rendered(asked: TargetSettings, folder: Path, failure: str) -> str:
     """``reproduce.py`` of a model that doubles, beside it."""
     doubling(folder / "m.onnx")
     np.savez(folder / "inputs.npz", x=X)
-    how = asked.target.script(asked, Minimal("m.onnx", False, ("x",), ("y",), (("double", ("y",)),)))
+    hints = {"inputs": ["x"], "outputs": ["y"], "lowered": False, "nodes": [["double", ["y"]]]}
+    how = asked.target.script(asked, hints)
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
     return render_script(how, "m.onnx", ["x", "y", "double"], seen, answer="", described="TensorRT", failure=failure)
 
