@@ -60,7 +60,7 @@ class OpenVinoRunner:
             UnavailableError: It is not there, or has no such device.
             UsageError: The device has no such property, or the property no such value.
         """
-        openvino = require_openvino()
+        openvino = load_package("openvino", "OpenVINO", "install it there (pip install openvino)")
         self._settings, self._core = settings, openvino.Core()
         self._try(openvino.__version__)
         capabilities = self._capabilities()
@@ -149,11 +149,6 @@ class OpenVinoRunner:
 
 
 make = OpenVinoRunner
-
-
-def require_openvino() -> Any:
-    """Import OpenVINO; see :func:`load_package`."""
-    return load_package("openvino", "OpenVINO", "install it there (pip install openvino)")
 
 
 class OpenVinoSession:

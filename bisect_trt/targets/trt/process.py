@@ -309,24 +309,6 @@ def _libraries() -> Iterator[str]:
     yield from sorted(map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*")), reverse=True)
 
 
-def load_tensorrt(api: Api) -> Any:
-    """Import TensorRT or TensorRT-RTX.
-
-    Raises:
-        UnavailableError: It is not installed, or too old, or one of its libraries is missing.
-    """
-    trt = load_package(
-        api.module,
-        api.title,
-        f"install it there ({api.install}), on a Jetson use a Python that sees the system's packages, and add the folder of a "
-        "library that is missing to LD_LIBRARY_PATH",
-    )
-    if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
-        oldest = ".".join(map(str, api.oldest[:2]))
-        raise RuntimeMissingError(f"{describe(trt)} is too old; install {oldest} or later.")
-    return trt
-
-
 @dataclass
 class TensorRt:
     """The objects of TensorRT that a process makes once and keeps: 8 seconds of start-up, then nothing.
@@ -354,7 +336,16 @@ def tensorrt(name: str = "trt") -> TensorRt:
     Raises:
         UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.
     """
-    trt = load_tensorrt(api := APIS[name])
+    api = APIS[name]
+    trt = load_package(
+        api.module,
+        api.title,
+        f"install it there ({api.install}), on a Jetson use a Python that sees the system's packages, and add the folder of a "
+        "library that is missing to LD_LIBRARY_PATH",
+    )
+    if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
+        oldest = ".".join(map(str, api.oldest[:2]))
+        raise RuntimeMissingError(f"{describe(trt)} is too old; install {oldest} or later.")
     # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
     # CUDA C++ Programming Guide, "Lazy Loading".
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")

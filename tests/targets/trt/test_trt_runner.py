@@ -277,7 +277,7 @@ def judged(world: World, source: str, folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "path", list(sys.path))
     exec(compile(source, "reproduce.py", "exec"), module.__dict__)
     found = vars(module)
-    monkeypatch.setattr(module, "load_cuda", lambda: found["Cuda"](world.cudart, "the host"))
+    monkeypatch.setattr(module, "load_cuda", lambda: found["Cuda"](world.cudart))
     status: int = found["_judge"](found["CASE"], found["make"])
     return status
 
