@@ -6,22 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from building import save_text
 from installed import bisect_trt, python
-from onnx import helper
-from support import read_json, save
+from support import read_json
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder with a model that only a right Relu computes right."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], name="project"),
-        helper.make_node("Neg", ["h"], ["n"], name="turn"),
-        helper.make_node("Relu", ["n"], ["r"], name="clip"),
-        helper.make_node("Add", ["r", "x"], ["y"], name="skip"),
-    ]
-    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
-    save(tmp_path / "model.onnx", nodes, {"w": weight}, inputs={"x": [4, 8]}, outputs={"y": [4, 8]})
+    weight = np.random.default_rng(0).standard_normal((8, 8))
+    body = "h = MatMul(x, w) n = Neg(h) clip = Relu(n) y = Add(clip, x)"
+    save_text(tmp_path / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", body, {"w": weight})
     return tmp_path
 
 
@@ -30,7 +25,7 @@ def test_diagnose_its_report_and_its_reproducer(work: Path) -> None:
     bisect_trt(work, "diagnose", "model.onnx", *words).ended(0)
     result = read_json(work / "r.json")
     assert [culprit["name"] for culprit in result["culprits"]] == ["clip"]
-    assert result["first_mismatch"]["tensor"] == "r"
+    assert result["first_mismatch"]["tensor"] == "clip"
     assert "NumPy (leak 0.5)" in (work / "r.html").read_text()
     folder = work / "model-reproducer"
     issue = (folder / "ISSUE.md").read_text()

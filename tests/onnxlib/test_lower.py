@@ -132,6 +132,16 @@ def test_bodies_of_control_flow_capture_outer_tensors(lower: Lowering, flag: boo
         np.testing.assert_allclose(got, full, rtol=8 * HALF_EPSILON)
 
 
+@both
+def test_functions_of_the_model_and_sequences_are_taken_as_a_whole(lower: Lowering) -> None:
+    sequence = "parts = SplitToSequence<axis = 0>(t) whole = ConcatFromSequence<axis = 0>(parts)"
+    twice = '<domain: "own", opset_import: ["" : 13]> Twice (a) => (b) { b = Add(a, a) }'
+    body = f"e = Exp(x) t = own.Twice(e) {sequence} y = Sqrt(whole)"
+    source = text_model("(float[2, 3] x) => (float[2, 3] y)", body, functions=twice)
+    got = ort_run(checked(lower, source), {"x": np.ones((2, 3), np.float32)})["y"]
+    np.testing.assert_allclose(got, np.sqrt(2 * np.e), rtol=3 * HALF_EPSILON)
+
+
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_models(name: str) -> None:
     source = onnx.load(light_model(name))
@@ -152,14 +162,9 @@ def test_light_models(name: str) -> None:
 @both
 def test_a_kept_node_sees_and_writes_full_precision(lower: Lowering) -> None:
     """900 squared, times 1e-3 and a weight of 1 + 2**-20, all kept; only the last node is lowered."""
-    exact = np.float32(1 + 2**-20)
-    nodes = [
-        helper.make_node("Pow", ["x", "two"], ["squared"]),
-        helper.make_node("Mul", ["squared", "w"], ["scaled"]),
-        helper.make_node("Mul", ["scaled", "tiny"], ["small"]),
-        helper.make_node("Mul", ["small", "w"], ["y"]),
-    ]
-    source = model(nodes, ["small", "y"], [weight("two", 2.0), weight("w", exact), weight("tiny", 1e-3)])
+    body = "squared = Pow(x, two) scaled = Mul(squared, w) small = Mul(scaled, tiny) y = Mul(small, w)"
+    ends = "(float[2, 3] x) => (float[2, 3] small, float[2, 3] y)"
+    source = text_model(ends, body, {"two": 2.0, "w": 1 + 2**-20, "tiny": 1e-3})
     kept = ["squared", "scaled", "small"]
     lowered = checked(lower, source, keep=kept)
     got, full = run_as_lowered(lower, lowered, X900), run_as_lowered(lower, source, X900)
@@ -174,26 +179,19 @@ def test_a_kept_node_sees_and_writes_full_precision(lower: Lowering) -> None:
 
 def test_casts_are_shared_and_only_where_needed() -> None:
     """Three readers of one input, one Cast."""
-    nodes = [helper.make_node("Relu", ["x"], [name]) for name in "abc"]
-    nodes.append(helper.make_node("Sum", ["a", "b", "c"], ["y"]))
-    for name in "xa":  # these read any type
-        nodes.append(helper.make_node("Shape", [name], [f"{name}_shape"]))
-        nodes.append(helper.make_node("Size", [name], [f"{name}_size"]))
-    lowered = checked(lower_fp16, model(nodes, ["y", "x_shape", "a_shape", "x_size", "a_size"]))
+    body = "a = Relu(x) b = Relu(x) c = Relu(x) y = Sum(a, b, c) s = Shape(x) t = Size(x) u = Shape(a) v = Size(a)"
+    ends = "(float[2, 3] x) => (float[2, 3] y, int64[2] s, int64 t, int64[2] u, int64 v)"  # these read any type
+    lowered = checked(lower_fp16, text_model(ends, body))
     assert ops(lowered)["Cast"] == 2  # x going in, y coming out
 
 
 @both
 def test_weights_and_constants_are_rounded_in_place(lower: Lowering) -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value=weight("c", [[1e5], [1 / 3]])),
-        helper.make_node("Constant", [], ["s"], value_float=1e-9),
-        helper.make_node("ConstantOfShape", ["shape"], ["fill"], value=weight("f", [0.1])),
-        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
-        helper.make_node("Sum", ["x", "w", "c", "fill", "zeros", "s"], ["y"]),
-    ]
-    shape = numpy_helper.from_array(np.array([2, 3]), "shape")
-    source = model(nodes, ["y"], [weight("w", np.full((2, 3), 1 / 7)), shape])
+    body = f"""c = Constant<value = float[2, 1] {{100000.0, {1 / 3}}}>() s = Constant<value_float = 1e-9>()
+        fill = ConstantOfShape<value = float[1] {{0.1}}>(shape) zeros = ConstantOfShape(shape)
+        y = Sum(x, w, c, fill, zeros, s)"""
+    weights = {"w": np.full((2, 3), 1 / 7), "shape": np.array([2, 3])}
+    source = text_model("(float[2, 3] x) => (float[2, 3] y)", body, weights)
     lowered = checked(lower, source)
     assert lower is lower_roundtrip or ops(lowered)["Cast"] == 2
     assert (ops(lowered)["Constant"], ops(lowered)["ConstantOfShape"]) == (2, 2)

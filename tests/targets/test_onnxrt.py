@@ -9,11 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import overflowed, save_proto
+from building import overflowed, save_proto, save_text, text_model
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-from support import save
 
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import RunError
@@ -31,7 +30,7 @@ def load(path: Path, settings: TargetSettings | None = None) -> RuntimeSession:
 
 
 def square_root_of_square(path: Path) -> Path:
-    return save(path, [helper.make_node("Pow", ["x", "two"], ["p"]), helper.make_node("Sqrt", ["p"], ["y"])], [TWO])
+    return save_text(path, "(float[2, 3] x) => (float[2, 3] y)", "p = Pow(x, two) y = Sqrt(p)", {"two": 2.0})
 
 
 def of(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], domain: str = "com.microsoft") -> Path:
@@ -84,9 +83,7 @@ def test_external_data(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    inner = onnx.load(
-        save(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], [numpy_helper.from_array(X / 3, "w")])
-    )
+    inner = text_model("(float[2, 3] x) => (float[2, 3] y)", "y = Add(x, w)", {"w": X / 3})
     path = folder / "m.onnx"
     onnx.save(inner, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     before = sorted(folder.iterdir())
@@ -117,13 +114,8 @@ def test_types_behind_a_contributed_operator_are_found(tmp_path: Path) -> None:
 
 
 def reshape(path: Path, columns: int) -> Path:
-    shape = numpy_helper.from_array(np.array([columns, columns]), "shape")
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["y"], name="resh")]
-    model = onnx.load(save(path, nodes, [shape]))
-    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, ("a", "b")))
-    model.graph.output[0].CopyFrom(onnx.ValueInfoProto(name="y"))
-    path.write_bytes(model.SerializeToString())
-    return path
+    weights = {"shape": np.array([columns, columns])}
+    return save_text(path, "(float[a, b] x) => (float[] resh)", "r = Relu(x) resh = Reshape(r, shape)", weights)
 
 
 def test_a_failure_while_running_says_where_and_is_the_same_for_other_sizes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_proto
+from building import save_proto, save_text
 from conftest import CommandLine
 from onnx import TensorProto, helper
 
@@ -24,17 +24,8 @@ X = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
 
 def model(path: Path) -> Path:
     """A Transpose into a Gemm, which GemmTransposeFusion makes one node of, and a Relu, which extended ones fuse too."""
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
-        helper.make_node("Gemm", ["t", "w"], ["g"]),
-        helper.make_node("Relu", ["g"], ["y"]),
-    ]
-    return save(path, nodes, {"w": np.eye(3, dtype=np.float32)})
-
-
-def save(path: Path, nodes: list[onnx.NodeProto], weights: dict[str, Any], *domains: str) -> Path:
-    x, y = ((name, TensorProto.FLOAT, (3, 3)) for name in "xy")
-    return save_proto(path, nodes, [x], [y], weights, domains=domains)
+    body = "t = Transpose<perm = [1, 0]>(x) g = Gemm(t, w) y = Relu(g)"
+    return save_text(path, "(float[3, 3] x) => (float[3, 3] y)", body, {"w": np.eye(3)}, opset=17)
 
 
 def runs(path: Path, **own: Any) -> list[str]:
@@ -109,7 +100,8 @@ def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
         helper.make_node("Exp", ["i"], ["e"], name="big"),
         helper.make_node("Log", ["e"], ["y"]),
     ]
-    path = save(Path("m.onnx"), nodes, {}, "ai.onnx.contrib")
+    x, y = ((name, TensorProto.FLOAT, (3, 3)) for name in "xy")
+    path = save_proto("m.onnx", nodes, [x], [y], domains=["ai.onnx.contrib"])
     np.savez("x.npz", x=np.diag([0.05, 0.5, 0.5]).astype(np.float32))  # exp(20) is past fp16's range
     words = ("--onnxrt", "--fp16", "--load-inputs", "x.npz")
     assert "Inverse(-1) is not a registered function/op" in cli("diagnose", path, *words).err
