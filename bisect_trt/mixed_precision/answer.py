@@ -13,11 +13,11 @@ import onnx
 from bisect_trt.commands.checks import CheckSettings, make_check
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.mixed_precision.curve import ENDED, Fix, row_of
+from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, marked, with_metadata
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import Low, PrecisionSettings, Task
-from bisect_trt.mixed_precision.suspicion import BREAKS
+from bisect_trt.mixed_precision.suspicion import INSIDE
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
@@ -34,6 +34,7 @@ from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.worker.process import workers_within
 
@@ -57,6 +58,7 @@ def write_answer(fix: Fix) -> Minimum:
         problem = None  # the original is refused too
     fill_in(fix, task.outcome(record), record)
     task.score_whole(written)
+    _add_sampling_error(task)
     why = None
     if record.verdict is not Verdict.PASS:
         why = f"the final re-check disagreed: {record.reason}"
@@ -65,6 +67,14 @@ def write_answer(fix: Fix) -> Minimum:
     elif point is not None and not point.holds:
         why = f"the fix does not hold: {row_of(point.to_json())}"
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
+
+
+def _add_sampling_error(task: Task) -> None:
+    """Add half the 95% interval of an accuracy to the metric of the result: other samples may score lower by as much."""
+    metric = task.result.extra.get("metric")
+    if task.settings.most is None and metric and metric["name"].startswith("top-"):
+        low, high = rate_interval(round(metric["candidate"] * metric["of"]), metric["of"], CONFIDENCE)
+        metric["sampling_error"] = (high - low) / 2
 
 
 def deliver(fix: Fix) -> Result:
@@ -117,7 +127,7 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[dict[str, An
         broken = task.breaks(minimum.units - {unit}) if minimal else None
         if broken is not None:  # the model is not run, so there is no number that is wrong
             rule, reason = "not run", f"without it: {broken}"
-        elif entry is not None and (entry.score >= BREAKS or minimal):
+        elif entry is not None and (entry.score >= INSIDE or minimal):
             rule, reason = entry.rule, entry.reason
         elif minimal:
             proven = "needed: without it the check fails"
@@ -156,6 +166,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         "validation": next((point for point in curve if point["recommended"]), None),
         "not_validated": fix.why,
         "curve": curve,
+        "rounding": _rounding(fix) if fix.everywhere else None,
         "precision": settings.low,
         "lowered": len(task.lowering.units) - len(fix.kept),
         "measured_on": measured_on(task),
@@ -171,6 +182,23 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         extra["latency_ms"] = latency if any(value is not None for value in latency.values()) else None
         if settings.by_layer:
             task.result.artifacts["engine"] = str(engine_path(settings.output))
+
+
+def _rounding(fix: Fix) -> str:
+    """Sentences, where most of the model has to stay in floats."""
+    low, space = fix.task.settings.low, fix.task.space
+    reason = f"Most of the model has to stay in {space.high}."
+    if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
+        reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
+    for what, passes in fix.forms.items():
+        passed = f"passes{': try --bf16' if what == 'in bf16' else f' in {low}'}"
+        reason += f" {what.capitalize()} the whole model {passed if passes else 'fails as well'}."
+    small = [point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2]
+    if not small:
+        return reason
+    point = min(small, key=lambda each: len(each.units))
+    held = f"all {len(point.errors)} fresh samples have errors up to {in_tolerances(max(point.errors))}"
+    return f"{reason} With {space.count(len(point.units))} in {space.high} {held}."
 
 
 @dataclass(frozen=True)

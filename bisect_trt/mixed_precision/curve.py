@@ -8,19 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.lowering import CastLowering
 from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep
 from bisect_trt.mixed_precision.validation import Fresh, Round, run_on
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import SEVERE, BuiltinCheck
+from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.keep import grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
+from bisect_trt.search.strategy import make_minimal
 from bisect_trt.tensors.inputs import Sample
 
 CONFIDENCE = 0.95
@@ -34,6 +37,8 @@ _MARGIN = 0.6
 """The share of the tolerance that failing samples may use afterwards, so that samples like them hold too."""
 _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
+_MANY = 7
+"""Other forms of the model are tried where more nodes, and more than half of all, stay in fp32."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ class Fix(Watcher):
         written: The units of the set in the output file; ``None`` where nothing is written.
         curve: The sets that were run on fresh samples.
         why: Why none was, if so.
+        everywhere: Whether most units, and not a few, have to stay in floats.
+        forms: Other forms of the whole lowered model, and whether each passes on the given samples; where ``everywhere``.
     """
 
     def __init__(self, task: Task) -> None:
@@ -142,6 +149,8 @@ class Fix(Watcher):
         self.written: Subset | None = None
         self.curve: list[Point] = []
         self.why: str | None = ENDED
+        self.everywhere = False
+        self.forms: dict[str, bool] = {}
         self._fresh = Fresh.of(task)
         self._start: Subset = frozenset()  # part of each set that is recommended
         self._failing, self._worst = Round(), list[Sample]()
@@ -202,10 +211,39 @@ class Fix(Watcher):
         self.minimum = nothing or search_keep(task)
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
+        self._widen_margin()
         task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
         self.keep(self.minimum.units)
         task.space.measure(task)
         self._run_rounds()
+        self._try_forms()
+
+    def _widen_margin(self) -> None:
+        """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
+
+        The sets that passed in the search are compared, and one more: the units that the space ranks first.
+        """
+        task, minimum, size = self.task, self.minimum, len(self.minimum.units)
+        check, prober = task.prober.runner.check, task.prober
+        if not isinstance(check, MetricCheck) or not (minimum.proven and size) or task.settings.most is not None:
+            return
+
+        def shows(units: Subset) -> Verdict:
+            return prober.probe(task.lowering.candidate(units)).verdict.opposite
+
+        def score(units: Subset) -> float:
+            outcome = task.outcome_of(units)
+            if outcome is None or outcome.ending is not Ending.PASSED or outcome.metric is None:
+                return -math.inf
+            value = float(outcome.metric["candidate"])
+            return -value if check.scale.metric.lower_is_better else value
+
+        first = frozenset(task.space.order(task.subject.samples)[:size])
+        shows(first)
+        equal = [first, *(each.units for each in prober.ledger.passed if len(each.units) == size)]
+        best = max(equal, key=score)
+        if score(best) > score(minimum.units):
+            self.minimum = replace(make_minimal(best, shows), steps=minimum.steps)
 
     def _why_none(self) -> str | None:
         """Why no set is run on fresh samples, if so."""
@@ -242,6 +280,14 @@ class Fix(Watcher):
                 break
             units, point = grown, self._run_on(grown, samples)
         self._keep_best()
+
+    def _try_forms(self) -> None:
+        """Probe the whole model in bf16 and rewritten, where most of it must stay in floats."""
+        task, lowering = self.task, self.task.lowering
+        self.everywhere = len(self.kept) > max(len(task.everything) / 2, _MANY)
+        if self.everywhere and task.cheap and isinstance(lowering, CastLowering):
+            for what, candidate in lowering.forms():
+                self.forms[what] = task.prober.probe(candidate).verdict is Verdict.PASS
 
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""

@@ -6,16 +6,18 @@ A lowering makes the candidate of each set of units to keep, writes the answer, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto
 
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameError, UnsuitableModelError
+from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameError, UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.search import Lowering, PrecisionSettings
 from bisect_trt.onnxlib.emulation import emulate
 from bisect_trt.onnxlib.load import load_model
@@ -23,6 +25,7 @@ from bisect_trt.onnxlib.lower import LOW_TYPES, check_opset, lower_fp16, plan_sl
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import Group, Stored, unquantize
+from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import element_type, take_input_shapes
 from bisect_trt.probe.candidate import Candidate
@@ -63,6 +66,7 @@ class CastLowering(_ModelLowering):
     def __init__(self, subject: Subject, units: Sequence[int], settings: PrecisionSettings) -> None:
         """``units`` may be lowered; ``settings`` has the precision and the target."""
         super().__init__(subject, units, settings.precision)
+        self._settings = settings
         self._low = LOW_TYPES[settings.precision]
         self._emulated = settings.emulated
         self._types = known_types(subject)
@@ -70,6 +74,20 @@ class CastLowering(_ModelLowering):
         self._proto = _sorted(network.proto, network)
         lowered = {network.order[unit] for unit in units}
         self._fixed = {first_output(node) for index, node in enumerate(network.nodes) if index not in lowered}
+
+    def forms(self) -> Iterator[tuple[str, Candidate]]:
+        """Return other forms of the lowered model, and what they are: in bf16 if it is in fp16, and rewritten."""
+        if self._settings.precision == "fp16":
+            with suppress(UsageError):  # the opset is too old
+                check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
+                bf16 = CastLowering(self._subject, self.units, replace(self._settings, precision="bf16"))
+                yield "in bf16", bf16.candidate(frozenset())
+        view = NetworkView(self._subject.network)
+        apart = disjoint({name: matches(view, name) for name in RULES})
+        if apart:
+            what = f"with {' and '.join(apart)} rewritten"
+            model = self._lower(splice_in(view, chain(*apart.values())), frozenset())
+            yield what, self._made(model, frozenset(), f"the model {what}")
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""

@@ -21,7 +21,7 @@ from bisect_trt.mixed_precision.lowering import (
     refuse_lowered,
 )
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Low, Lowering, PrecisionSettings, PrecisionSpace
-from bisect_trt.mixed_precision.suspicion import BREAKS, Errors, Sensitivity, suspect
+from bisect_trt.mixed_precision.suspicion import INSIDE, Errors, Sensitivity, suspect
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
@@ -58,8 +58,8 @@ class NodeSpace(PrecisionSpace):
 
     @property
     def certain(self) -> Subset:
-        """The nodes that break the outputs alone."""
-        return frozenset(each.unit for each in self.suspects if each.score >= BREAKS)
+        """The nodes that break the outputs alone, or would if they read twice as large values."""
+        return frozenset(each.unit for each in self.suspects if each.score >= INSIDE)
 
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.

@@ -3,7 +3,7 @@
 ``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with a Loop: the body is the model
 again, and iteration ``i`` rounds what node ``i`` reads and makes. That costs about as much as to run the model once for each
 node; a candidate for each node would have to be built and loaded too. Suspects are the nodes with errors that add up past the
-tolerance.
+tolerance, and those that read twice as large values past 65504.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from bisect_trt.worker.protocol import Failed
 
 BREAKS = 3.0
 """The score of a node that breaks the tolerance alone."""
+INSIDE = 2.0
+"""The score of a node that overflows where it reads values twice as large."""
 MAY = 1.0
 """The largest score of a node that uses a part of the tolerance."""
 FP16_MAX = 65504.0
@@ -54,29 +56,36 @@ def suspect(subject: Subject, units: Sequence[int], precision: str, errors: Erro
 
     ``errors`` are of each unit alone, in units of the tolerance; ``None`` where they are not measured.
     """
-    ranges = _Ranges(subject, precision, masks=errors is not None) if precision == "fp16" else None
+    ranges = _Ranges(subject, precision, masks=errors is not None)
     found, needed = list[Suspect](), frozenset[int]()
     if errors is not None:
         order = np.argsort(-errors, kind="stable")
-        squares = np.square(np.minimum(errors[order], 2.0))  # of independent roundings squares add up
-        needed = frozenset(order[np.cumsum(squares[::-1])[::-1] > 1].tolist())
+        rest = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[
+            ::-1
+        ]  # of independent roundings squares add up
+        needed = frozenset(order[rest > 1].tolist())
     for place, unit in enumerate(units):
         index = subject.network.order[unit]
-        overflow, score, alone = "" if ranges is None else ranges.overflow(index), 0.0, "NaN or Inf"
+        overflow, headroom = ranges.overflow(index) if precision == "fp16" else ("", "")
         if errors is None:
             score = BREAKS if overflow else 0.0
-        elif errors[place] > 1:
-            score = BREAKS + min(math.log10(errors[place]) / 50, 0.9)
-        elif place in needed:
+        else:
+            score = BREAKS + min(math.log10(max(errors[place], 1.0)) / 50, 0.9) if errors[place] > 1 else 0.0
+        rule, reason = ("overflow", overflow) if overflow else ("own error", "")
+        if not score and headroom:
+            score, rule, reason = INSIDE, "headroom", headroom
+        elif not score and place in needed and errors is not None:
             score = MAY * float(errors[place])
-        if errors is not None and np.isfinite(errors[place]):
-            alone = f"{errors[place]:.3g} times the tolerance"
         if score:
-            rule, reason = (
-                ("overflow" if overflow else "own error"),
-                f"alone in {precision} changes the outputs by {alone}",
+            op = subject.network.nodes[index].op_type
+            alone = (
+                "NaN or Inf"
+                if errors is None or not np.isfinite(errors[place])
+                else f"{errors[place]:.3g} times the tolerance"
             )
-            found.append(Suspect(unit, score, rule, f"{subject.network.nodes[index].op_type} {overflow or reason}"))
+            found.append(
+                Suspect(unit, score, rule, f"{op} {reason or f'alone in {precision} changes the outputs by {alone}'}")
+            )
     return sorted(found, key=lambda entry: (-entry.score, entry.unit))
 
 
@@ -91,15 +100,19 @@ class _Ranges:
         self._folder = subject.workspace.weights.folder_of(self._network.proto)
         self._known: dict[str, tuple[float, float]] = {}
 
-    def overflow(self, index: int) -> str:
-        """A sentence if a node has a tensor past fp16's range, else empty."""
+    def overflow(self, index: int) -> tuple[str, str]:
+        """Two sentences, empty where untrue: a node has a tensor past fp16's range; it would if it read values twice as large."""
         node, slots = self._network.nodes[index], self._slots[index]
-        reads = [node.input[place] for place in sorted(slots.inputs)]
-        for verb, names in (("reads", reads), ("makes", [node.output[place] for place in sorted(slots.outputs)])):
+        made = [node.output[place] for place in sorted(slots.outputs)]
+        for verb, names in (("reads", [node.input[place] for place in sorted(slots.inputs)]), ("makes", made)):
             for low, high in map(self._range, names):
                 if max(-low, high) > FP16_MAX:
-                    return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}"
-        return ""
+                    return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}", ""
+        peak = max((max(-low, high) for low, high in map(self._range, made)), default=0.0)
+        squares = node.op_type == "Mul" and node.input[0] == node.input[1]
+        doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(node.op_type, 4 * peak if squares else 0.0)
+        near = f"makes values up to {peak:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
+        return "", near if doubled > FP16_MAX else ""
 
     def _range(self, name: str) -> tuple[float, float]:
         """The range of a float tensor; zeros where it is not known."""

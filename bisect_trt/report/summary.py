@@ -233,8 +233,10 @@ def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
     yield "Fix", f"{used}: {low}, with {count} {units}{of}"
     seen = result.get("validation")
     yield "", _sentence(seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}")
-    if result["command"] == "precision" and (metric := result.get("metric") or {}).get("candidate") is not None:
-        yield "", f"{metric['name']} {metric['candidate']:.4g} on {metric['of']} samples"
+    metric = result.get("metric") or {}
+    if "sampling_error" in metric:
+        error = f"sampling error {metric['sampling_error']:.2g}, 95% confidence"
+        yield "", f"{metric['name']} {metric['candidate']:.4g} on {metric['of']} samples ({error})"
     minimal, proven = result.get("minimal") or (), result.get("minimal_proven")
     if len(minimal) < len(kept):
         proof = "1-minimal" if proven else "unproven"
@@ -245,6 +247,8 @@ def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
         yield "", f"Other sets: {', '.join(sets)}"
     if not proven and result["command"] != "precision":
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
+    if result.get("rounding"):
+        yield "", result["rounding"]
     times = {name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None}
     if times:
         yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"

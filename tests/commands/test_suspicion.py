@@ -19,7 +19,7 @@ from layered import Sketch
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.mixed_precision.nodes import make_nodes
 from bisect_trt.mixed_precision.search import Low, PrecisionSettings
-from bisect_trt.mixed_precision.suspicion import BREAKS, Sensitivity, Suspect, finite_range
+from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, Sensitivity, Suspect, finite_range
 from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Data
@@ -55,6 +55,8 @@ def odd_nodes() -> onnx.ModelProto:
     g.op("norm of x", "LayerNormalization", "x", ones, epsilon=1e-12)
     g.op("length", "ReduceL2", g.op("hundreds", "Mul", "x", 100.0), axes=[1])
     g.op("mean", "ReduceMean", g.op("ten thousands", "Mul", "x", 1e4), axes=[1])
+    g.op("exp near overflow", "Exp", g.op("up to 8", "Mul", "x", 4.0))
+    g.op("square near overflow", "Mul", "hundreds", "hundreds")
     g.op("far exp", "Exp", "x")
     g.op("cancels", "Sub", g.op("thousand", "Add", "x", 1000.0), 1000.0)
     g.op("after", "Mul", "cancels", 3.0)
@@ -100,21 +102,23 @@ def found(odd: Subject) -> dict[str, Suspect]:
 
 
 @pytest.mark.parametrize(
-    ("node", "rule"),
+    ("node", "band", "rule"),
     [
-        ("makes big", "overflow"),
-        ("reads big", "overflow"),
-        ("big weight", "overflow"),
-        ("divides by tiny", "overflow"),
-        ("root", "own error"),
-        ("cancels", "own error"),
-        ("thousand", "own error"),
-        ("times mask", "overflow"),
+        ("makes big", BREAKS, "overflow"),
+        ("reads big", BREAKS, "overflow"),
+        ("big weight", BREAKS, "overflow"),
+        ("divides by tiny", BREAKS, "overflow"),
+        ("root", BREAKS, "own error"),
+        ("exp near overflow", INSIDE, "headroom"),
+        ("square near overflow", INSIDE, "headroom"),
+        ("cancels", BREAKS, "own error"),
+        ("thousand", BREAKS, "own error"),
+        ("times mask", BREAKS, "overflow"),
     ],
 )
-def test_each_rule_finds_its_node(found: dict[str, Suspect], node: str, rule: str) -> None:
+def test_each_rule_finds_its_node(found: dict[str, Suspect], node: str, band: float, rule: str) -> None:
     assert found[node].rule == rule
-    assert BREAKS <= found[node].score < BREAKS + 1
+    assert band <= found[node].score < band + 1
 
 
 def test_harmless_nodes_are_no_suspects(found: dict[str, Suspect]) -> None:
