@@ -125,7 +125,7 @@ def extract_run(call: Call) -> Result:
                     f"the values of '{unknown[0]}' are unknown, because ONNX Runtime cannot run the nodes before it; start the "
                     "piece elsewhere."
                 )
-        save_model(piece, subject.workspace.weights.folder_of(piece), own.output)
+        subject.workspace.save(piece, own.output)
         names = ", ".join(value.name for value in piece.graph.output)
         call.console.answer(f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}.")
         for path in values:
@@ -177,7 +177,7 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     for line in said or ["nothing to change"]:
         console.say(f"  {line}")
     doubt = _compare(model, subject)
-    save_model(model, subject.workspace.weights.folder_of(model), options.output)
+    subject.workspace.save(model, options.output)
     nodes = [before, len(model.graph.node)]
     result.extra["changes"] = {"nodes": nodes, "shaped_inputs": shaped, "sorted": ordered, **changes}
     compared = "not compared with the original" if doubt else "the same results as the original"

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.minimal_case import (
     HELD,
@@ -26,7 +24,6 @@ from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import in_module
-from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
@@ -202,12 +199,10 @@ def _write(
     Returns:
         The minimum, unproven if the model that was read back does not fail; and the nodes, the most guilty first.
     """
-    console, prober, weights = session.console, session.prober, session.subject.workspace.weights
-    save_model(answer.proto, weights.folder_of(answer.proto), settings.output)
+    console, prober, workspace = session.console, session.prober, session.subject.workspace
+    workspace.save(answer.proto, settings.output)
     console.step("Write the model, read it back: does it still fail?")
-    written = onnx.load(str(settings.output), load_external_data=False)
-    weights.take_in(written, settings.output.parent)
-    again = replace(answer, made=written, title=READ_BACK, again=True)
+    again = replace(answer, made=workspace.read_back(settings.output), title=READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  the same bytes were probed once more just now")
     record = prober.probe(again)
@@ -235,7 +230,7 @@ def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> st
     if path is None or not near:
         return None
     good = subject.cut(max(near, key=lambda units: (subject.units.count(units), sorted(units))))
-    save_model(good.proto, subject.workspace.weights.folder_of(good.proto), path)
+    subject.workspace.save(good.proto, path)
     return str(path)
 
 

@@ -20,7 +20,6 @@ from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.load import load_all_inside
 from bisect_trt.onnxlib.nodes import first_output
-from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
@@ -173,10 +172,8 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
 def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
     """Write a model to the folder, read it back, and probe that."""
     workspace = session.subject.workspace
-    save_model(candidate.proto, workspace.weights.folder_of(candidate.proto), folder / MODEL)
-    proto = onnx.load(str(folder / MODEL), load_external_data=False)
-    workspace.weights.take_in(proto, folder)
-    candidate = replace(candidate, made=proto)
+    workspace.save(candidate.proto, folder / MODEL)
+    candidate = replace(candidate, made=workspace.read_back(folder / MODEL))
     return candidate, session.prober.probe(candidate, again=True)
 
 

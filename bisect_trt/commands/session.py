@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ModelRefusedError
-from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
@@ -329,7 +328,7 @@ class Session:
         if best is None:
             return
         proto = subject.cut(best.units).proto
-        save_model(proto, subject.workspace.weights.folder_of(proto), path)
+        subject.workspace.save(proto, path)
         self.result.artifacts["reduced"] = str(path)
         self.result.culprits = subject.describe_searched(best.units)
         self.console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")

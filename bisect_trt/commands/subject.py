@@ -231,8 +231,7 @@ class Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
         made = copy.copy(self)
         made.settings = replace(self.settings, path=path, data=replace(self.settings.data, external_data_dir=None))
-        proto = load_model(path)
-        self.workspace.weights.take_in(proto, path.parent)
+        proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)
         made.network = Network(proto)
         for name in _MADE:

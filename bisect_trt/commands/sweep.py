@@ -29,7 +29,6 @@ from bisect_trt.errors import (
     first_few,
 )
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
@@ -138,7 +137,7 @@ class Sized:
         if not self._unlike_file:
             return subject.settings.path
         path = subject.workspace.folder / "free.onnx"
-        save_model(self._fed.proto, subject.workspace.weights.folder_of(self._fed.proto), path)
+        subject.workspace.save(self._fed.proto, path)
         return path
 
     def inputs(self, point: Point) -> Values:

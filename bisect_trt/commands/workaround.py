@@ -22,7 +22,6 @@ from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
-from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import (
     RULES,
@@ -142,8 +141,7 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
     """
     subject = session.subject
     save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
-    proto = load_model(output)
-    subject.workspace.weights.take_in(proto, output.parent)
+    proto = subject.workspace.read_back(output)
     shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
     if subject.freed is not None:  # it fails only with free dimensions
         proto = free_inputs(proto, shapes, forget=False)

@@ -20,7 +20,6 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameError, UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.search import Lowering, PrecisionSettings
 from bisect_trt.onnxlib.emulation import emulate
-from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.lower import LOW_TYPES, check_opset, lower_fp16, plan_slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
@@ -49,8 +48,7 @@ class _ModelLowering(Lowering):
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """The model that was written."""
-        proto = load_model(path)
-        self._subject.workspace.weights.take_in(proto, path.parent)
+        proto = self._subject.workspace.read_back(path)
         take_input_shapes(proto, self._subject.network)
         return self._made(proto, keep, f"{path.name}, read back")
 

@@ -17,7 +17,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import attribute, held
+from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, unquantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.worker.protocol import Failed
@@ -109,9 +109,7 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
 
 def stored_value(network: Network, name: str, folder: Path = Path()) -> NDArray[Any] | None:
     """The value of an initializer or of a Constant node; ``None`` for another tensor."""
-    tensor, maker = network.initializers.get(name), network.producer.get(name)
-    if tensor is None and maker is not None:
-        tensor = held(network.nodes[maker])
+    tensor = network.stored(name)
     return None if tensor is None else read_weight(tensor, folder)
 
 

@@ -17,7 +17,7 @@ import onnx
 
 from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.load import has_external_data
-from bisect_trt.onnxlib.nodes import captured_names, describe_module, drawing_nodes, label, module_of, reads
+from bisect_trt.onnxlib.nodes import captured_names, describe_module, drawing_nodes, held, label, module_of, reads
 from bisect_trt.onnxlib.shapes import Declarations, infer
 from bisect_trt.tensors.info import Infos
 
@@ -236,6 +236,12 @@ class Network:
     def has_external_data(self) -> bool:
         """Whether any weight is external."""
         return has_external_data(self.proto)
+
+    def stored(self, name: str) -> onnx.TensorProto | None:
+        """Return the tensor of an initializer or of a Constant; ``None`` for another tensor."""
+        if name in self.initializers:
+            return self.initializers[name]
+        return held(self.nodes[self.producer[name]]) if name in self.producer else None
 
     def is_weight(self, name: str) -> bool:
         """Return whether a tensor is an initializer or made by a constant node."""

@@ -18,7 +18,6 @@ from bisect_trt.onnxlib.nodes import (
     attribute,
     bodies,
     clone,
-    held,
     inner_nodes,
     keep_only,
     label,
@@ -231,14 +230,8 @@ def _pair(network: Network, nodes: Sequence[int]) -> Pair:
 
 
 def _type_of(network: Network, name: str | None) -> int:
-    if name is None:
-        return 0
-    if name in network.initializers:
-        return int(network.initializers[name].data_type)
-    maker = network.producer.get(name)
-    if maker is not None and (tensor := held(network.nodes[maker])) is not None:
-        return int(tensor.data_type)
-    return network.element_types.get(name, 0)
+    tensor = None if name is None else network.stored(name)
+    return network.element_types.get(name or "", 0) if tensor is None else int(tensor.data_type)
 
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")

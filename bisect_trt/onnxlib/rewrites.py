@@ -27,7 +27,6 @@ from bisect_trt.onnxlib.nodes import (
     attribute,
     clone,
     free_name,
-    held,
     keep_only,
     rename_reads,
 )
@@ -111,19 +110,14 @@ class NetworkView:
 
     def value(self, name: str) -> Array | None:
         """Return the value of a small constant."""
-        tensor = self.network.initializers.get(name)
-        if tensor is None:
-            index = self.makes(name, "Constant", "Identity", "Cast")
-            if index is None:
-                return None
+        tensor = self.network.stored(name)
+        if tensor is None and (index := self.makes(name, "Identity", "Cast")) is not None:
             node = self.network.nodes[index]
-            if node.op_type != "Constant":
-                value = self.value(node.input[0])
-                if value is None or node.op_type == "Identity":
-                    return value
-                to = attribute(node, "to")
-                return value.astype(helper.tensor_dtype_to_np_dtype(to)) if to not in LOW_TYPES.values() else None
-            tensor = held(node)
+            value = self.value(node.input[0])
+            if value is None or node.op_type == "Identity":
+                return value
+            to = attribute(node, "to")
+            return value.astype(helper.tensor_dtype_to_np_dtype(to)) if to not in LOW_TYPES.values() else None
         if tensor is None or tensor.external_data or tensor.ByteSize() > _SMALL_BYTES:
             return None
         return np.asarray(numpy_helper.to_array(tensor))

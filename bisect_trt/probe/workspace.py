@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import OutputFileError, UsageError
-from bisect_trt.onnxlib.load import external_files, folder_with, model_tensors, place_of
-from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, share_weights
+from bisect_trt.onnxlib.load import external_files, folder_with, load_model, model_tensors, place_of
+from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, save_model, share_weights
 from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
 from bisect_trt.tensors.npz import replacing, save_npz
@@ -221,6 +221,16 @@ class Workspace:
             file.writelines((candidate.content(), mark.SerializeToString()))
         path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
         temporary.replace(path)
+
+    def save(self, model: onnx.ModelProto, path: Path) -> None:
+        """Write a candidate's model with its weights; see :func:`~bisect_trt.onnxlib.save.save_model`."""
+        save_model(model, self.weights.folder_of(model), path)
+
+    def read_back(self, path: Path) -> onnx.ModelProto:
+        """Return a model that was written, to probe that; its weights are found where they were written."""
+        model = load_model(path)
+        self.weights.take_in(model, path.parent)
+        return model
 
     def close(self) -> None:
         """Remove the files of this session, also the one at the fixed path and the weights beside it."""
