@@ -41,9 +41,8 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import to_plain
-from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.worker.protocol import Collect, Failed
+from bisect_trt.worker.protocol import Failed
 
 Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
 _EVALUATOR = TargetSettings("onnx")
@@ -404,14 +403,11 @@ def _attempt(compute: Callable[[], Computed]) -> Computed:
 
 def _run(subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettings | None = None) -> Computed:
     """Return the outputs of a model on a target; on the reference without one."""
-    models, made = subject.models, subject.workspace.scratch("fault.made.npz")
-    settings = models.reference if on is None else on
-    request = Collect(settings, models.write("fault", model), (models.feed("fault.in", fed),), (made,))
     try:
-        reply = models.workers.ask(request, _EVALUATOR_SECONDS if on == _EVALUATOR else None, here=on is None)
+        made = subject.models.run("fault", model, fed, on, _EVALUATOR_SECONDS if on == _EVALUATOR else None)
     except BisectError as error:
         return str(error)
-    return reply.message if isinstance(reply, Failed) else load_npz(made)
+    return made.message if isinstance(made, Failed) else made
 
 
 def _ignored(node: onnx.NodeProto) -> str:

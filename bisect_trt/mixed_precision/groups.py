@@ -285,12 +285,11 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     plugin, models = target.target, subject.models
     if not plugin.emulates_low(target):
         return target, None
-    path, inputs = models.write("quantized", subject.network.proto), models.feed("quantized-in", subject.samples[0])
-    made = subject.workspace.scratch("quantized.made.npz")
-    failed = models.collect(path, inputs, made, target)
-    if failed is not None and isinstance(target.of(plugin.own), OnnxRuntimeSettings):
+    proto, sample = subject.network.proto, subject.samples[0]
+    failed = models.run("quantized", proto, sample, target)
+    if isinstance(failed, Failed) and isinstance(target.of(plugin.own), OnnxRuntimeSettings):
         other = target.with_own(graph_optimization_level=OFF)
-        if models.collect(path, inputs, made, other) is None:
+        if not isinstance(models.run("quantized", proto, sample, other), Failed):
             return other, (
                 f"{target.describe()} does not run the quantized model ({failed.message}), so it is emulated there: "
                 "with graph optimisations off, where Q/DQ is computed in floats"

@@ -57,11 +57,16 @@ class Models:
         return path
 
     def run(
-        self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]
+        self,
+        name: str,
+        model: onnx.ModelProto,
+        values: Mapping[str, NDArray[Any]],
+        target: TargetSettings | None = None,
+        timeout: float | None = None,
     ) -> dict[str, NDArray[Any]] | Failed:
         """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files."""
         made = self._scratch(f"{name}.made.npz")
-        failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made)
+        failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made, target, timeout)
         return load_npz(made) if failed is None else failed
 
     def collect(
@@ -70,6 +75,7 @@ class Models:
         inputs: Path,
         to: Path,
         target: TargetSettings | None = None,
+        timeout: float | None = None,
         *,
         append: bool = False,
     ) -> Failed | None:
@@ -80,7 +86,7 @@ class Models:
         """
         settings = self.reference if target is None else target
         asked = self._reference_once if target is None else target
-        reply = self.workers.ask(Collect(asked, model, (inputs,), (to,), append), here=target is None)
+        reply = self.workers.ask(Collect(asked, model, (inputs,), (to,), append), timeout, here=target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise ModelRefusedError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":
