@@ -31,6 +31,7 @@ from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
+from bisect_trt.worker.protocol import Sample
 
 Group = TypeVar("Group")
 SHAPE = (2, 3)
@@ -295,7 +296,7 @@ def read(path):
 def run_check(folder: Path, body: str, **options: Any) -> Outcome:
     """How a check of these words of the shell ends on some candidate."""
     check = CommandCheck((script(folder / "check", body), "{model}"), **options)
-    return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
+    return check.run(CandidateFiles(folder, folder / "m", (Sample(folder / "i", folder / "g"),), folder / "log"))
 
 
 def pids(folder: Path) -> list[int]:

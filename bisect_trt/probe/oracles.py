@@ -104,10 +104,10 @@ class BuiltinCheck:
         request = Compare(
             self.built(files),
             files.model,
-            tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
+            files.samples,
             self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
-            every=bool(files.more) and not strict,
+            every=len(files.samples) > 1 and not strict,
             layers=self.timed or self.layers,
             timed=self.timed,
             same=self.same,

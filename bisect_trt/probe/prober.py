@@ -127,16 +127,13 @@ class Runner:
         """The files of a candidate, written where they are not there."""
         if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
             self.workspace.weights.bring(candidate.proto)
-        own = candidate.values
+        own, inputs, outputs = candidate.values, candidate.inputs, candidate.outputs
         if own is not None:
-            fed, made = ({n: own[n] for n in names if n in own} for names in (candidate.inputs, candidate.outputs))
-            return self.workspace.write(candidate, fed, made)
+            fed, made = ({name: own[name] for name in names if name in own} for names in (inputs, outputs))
+            return self.workspace.write(candidate, [(fed, made)])
         assert self.activations is not None, "the candidate has no values"
-        first, *more = (
-            (activations.select(candidate.inputs), activations.select(candidate.outputs))
-            for activations in (self.activations, *self.activations.more)
-        )
-        return self.workspace.write(candidate, *first, more)
+        samples = (self.activations, *self.activations.more)
+        return self.workspace.write(candidate, [(each.select(inputs), each.select(outputs)) for each in samples])
 
 
 def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:

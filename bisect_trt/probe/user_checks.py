@@ -44,7 +44,7 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
         The first failure; else the first that neither failed nor passed; else the last pass.
     """
     seconds, found = 0.0, None
-    for each in files.samples():
+    for each in files.each_sample():
         outcome = check(each)
         if each.sample is None:
             return outcome
@@ -321,9 +321,9 @@ class PromptCheck:
             KeyboardInterrupt: The user quits, or closes the input.
         """
         began = time.monotonic()
-        if files.more:
-            print(f"It is bad if it is bad on any of the {len(files.more) + 1} input samples in {files.folder}.")
-            second = shlex.quote(str(files.more[0][0]))
+        if (number := len(files.samples)) > 1:
+            print(f"It is bad if it is bad on any of the {number} input samples in {files.folder}.")
+            second = shlex.quote(str(files.samples[1].inputs))
             print(f"To look at one: bisect-trt inspect data {second} --show values")
         while True:
             try:

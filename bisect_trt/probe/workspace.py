@@ -25,6 +25,7 @@ from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, r
 from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
 from bisect_trt.tensors.npz import replacing, save_npz
+from bisect_trt.worker.protocol import Sample
 
 Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
@@ -45,12 +46,10 @@ class CandidateFiles(Setup):
     Attributes:
         folder: Its own folder.
         model: The model.
-        inputs: Its inputs, ``.npz``.
-        golden: The reference's values of its outputs, ``.npz``.
+        samples: Its inputs and the reference's values of its outputs, ``.npz``, of each input sample.
         log: What the check printed.
         kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written to.
-        more: Inputs and reference values of the input samples after the first.
-        sample: The number of the input sample, from 1, where there are several.
+        sample: The number of the only input sample, from 1, if there are several.
         python: The interpreter that has its packages, where there is one.
         weights: The folder with its weights, where that is not the model's own.
         shapes: The shapes of its inputs, a text for each input sample.
@@ -59,25 +58,30 @@ class CandidateFiles(Setup):
 
     folder: Path
     model: Path
-    inputs: Path
-    golden: Path
+    samples: tuple[Sample, ...]
     log: Path
     kept: Path | None = None
-    more: tuple[tuple[Path, Path], ...] = ()
     sample: int | None = None
     python: Path | None = None
     weights: Path | None = None
     shapes: tuple[str, ...] = ()
     renew: Callable[[], object] = field(default=bool, compare=False, repr=False)
 
-    def samples(self) -> Iterator[CandidateFiles]:
-        """Yield copies with the values of each input sample in turn."""
-        if not self.more:
-            yield self
-            return
-        for number, (inputs, golden) in enumerate(((self.inputs, self.golden), *self.more), 1):
-            shapes = self.shapes[number - 1 : number]
-            yield replace(self, inputs=inputs, golden=golden, more=(), sample=number, shapes=shapes)
+    @property
+    def inputs(self) -> Path:
+        """The inputs of the first sample."""
+        return self.samples[0].inputs
+
+    @property
+    def golden(self) -> Path:
+        """The reference's values for the first sample."""
+        return self.samples[0].golden
+
+    def each_sample(self) -> Iterator[CandidateFiles]:
+        """Yield copies with one input sample each."""
+        for number, sample in enumerate(self.samples, 1):
+            shapes, of_several = self.shapes[number - 1 : number], number if len(self.samples) > 1 else None
+            yield replace(self, samples=(sample,), sample=of_several, shapes=shapes)
 
     def note(self, reason: str) -> None:
         """Append the outcome's reason to the log."""
@@ -149,16 +153,10 @@ class Workspace:
         """The files of the candidate with this key."""
         folder = self.candidates / key[:KEY_LENGTH]
         model = folder.with_suffix(".onnx") if shared_weights else folder / "model.onnx"
-        return CandidateFiles(folder, model, folder / "inputs.npz", folder / "golden.npz", folder / "output.log")
+        return CandidateFiles(folder, model, (), folder / "output.log")
 
-    def write(
-        self,
-        candidate: Candidate,
-        inputs: Values,
-        golden: Values,
-        more: Sequence[tuple[Values, Values]] = (),
-    ) -> CandidateFiles:
-        """Write a candidate, with the inputs and the reference's outputs of the first and of ``more`` samples.
+    def write(self, candidate: Candidate, values: Sequence[tuple[Values, Values]]) -> CandidateFiles:
+        """Write a candidate, with the inputs and the reference's outputs of each sample.
 
         Raises:
             UsageError: The disk is full or the folder is gone.
@@ -166,19 +164,16 @@ class Workspace:
         shared = candidate.has_external_data
         files = self.files(candidate.key, shared_weights=shared)
         folder, path = files.folder, files.model
-        others = [
-            (folder / f"inputs-{number}.npz", folder / f"golden-{number}.npz") for number, _ in enumerate(more, 2)
-        ]
-        values = {files.inputs: inputs, files.golden: golden}
-        for paths, sample in zip(others, more, strict=True):
-            values |= zip(paths, sample, strict=True)
+        ends = ("", *(f"-{number}" for number in range(2, len(values) + 1)))
+        samples = tuple(Sample(folder / f"inputs{end}.npz", folder / f"golden{end}.npz") for end in ends)
 
         def write() -> None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(candidate.content())
-                for file, value in values.items():
-                    save_npz(file, value)
+                for sample, (fed, made) in zip(samples, values, strict=True):
+                    save_npz(sample.inputs, fed)
+                    save_npz(sample.golden, made)
                 if self.fixed_path is not None:
                     self._write_fixed(candidate, self.fixed_path)
             except OSError as error:
@@ -191,10 +186,10 @@ class Workspace:
             files,
             model=self.fixed_path or path,
             kept=None if self.fixed_path is None else path,
-            more=tuple(others),
+            samples=samples,
             **{each.name: getattr(candidate, each.name) for each in fields(Setup)},
             weights=self.weights.away(candidate.proto) if shared else None,
-            shapes=tuple(_said_shapes(fed) for fed in (inputs, *(fed for fed, _ in more))),
+            shapes=tuple(_said_shapes(fed) for fed, _ in values),
             renew=write,
         )
 

@@ -24,7 +24,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
+from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, Sample
 
 IN_FOLDER = settings(
     max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -39,7 +39,9 @@ PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclud
 def files(tmp_path: Path) -> CandidateFiles:
     folder = tmp_path / "a candidate's folder"
     folder.mkdir()
-    return CandidateFiles(folder, folder / "m.onnx", folder / "i.npz", folder / "g.npz", folder / "output.log")
+    return CandidateFiles(
+        folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "output.log"
+    )
 
 
 @given(st.lists(PRINTABLE, max_size=4))
@@ -162,7 +164,9 @@ class Builder(WorkerPool):
 def engine_files(here: Path) -> CandidateFiles:
     folder = here / "candidate"
     folder.mkdir()
-    made = CandidateFiles(folder, folder / "m.onnx", folder / "i.npz", folder / "g.npz", folder / "output.log")
+    made = CandidateFiles(
+        folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "output.log"
+    )
     return replace(made, keep=("a", "b"))
 
 

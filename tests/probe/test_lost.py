@@ -74,7 +74,9 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_ans
     ask.pool.memory_limit = 400 << 20
     assert ask("fine") is None
     assert ask("hold").kind == "memory"
-    files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
+    files = CandidateFiles(
+        tmp_path, tmp_path / "m.model", (Sample(tmp_path / "in.npz", tmp_path / "in.npz"),), tmp_path / "log"
+    )
     outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(files)
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
     assert outcome.reason == "it took more memory than --memory-limit"
@@ -86,7 +88,9 @@ def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path
     assert (reply.kind, name in reply.message) == ("lost", True)
     assert len(processes(tmp_path)) == 3
     assert all(map(gone, processes(tmp_path)))
-    files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
+    files = CandidateFiles(
+        tmp_path, tmp_path / "m.model", (Sample(tmp_path / "in.npz", tmp_path / "in.npz"),), tmp_path / "log"
+    )
     (tmp_path / "m.times").unlink()
     outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(files)
     assert (outcome.ending, outcome.signature) == (Ending.SKIPPED, LOST)
