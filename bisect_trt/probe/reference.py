@@ -25,7 +25,7 @@ from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.info import TensorInfo, common, is_extension
 from bisect_trt.tensors.npz import load_npz, save_npz
-from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
+from bisect_trt.tensors.store import ActivationStore, swap_limit, write_store
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower
 
@@ -286,7 +286,7 @@ class Reference:
             nodes = _without(self._network, nodes, {broken, *alike})
             problem = self._try(nodes)
         self.lost = frozenset(self._network.order).difference(nodes)
-        return ActivationStore.open(self.store)
+        return ActivationStore(self.store)
 
     def _first_broken(self, nodes: list[int], problem: Failed) -> tuple[int, Failed]:
         """The last node of the shortest prefix that does not run, and its message; ``problem`` belongs to all nodes."""
@@ -315,8 +315,8 @@ class Reference:
         """Run some nodes, with all that they depend on, and keep all they make; what is wrong if that fails."""
         network = self._network
         if not nodes:
-            with StoreWriter(self.store):
-                return None
+            write_store(self.store, {})
+            return None
         slices = plan_slices(network, nodes, self._limit)
         if len(slices) > 1:
             return self._collect_slices(slices)
@@ -336,7 +336,7 @@ class Reference:
         units = NetworkUnits(network, [n for n, info in network.infos.items() if not is_extension(info.dtype)], {})
         for place, part in enumerate(slices):
             if place:
-                infos = ChainMap(fed, cast("Any", ActivationStore.open(self.store).infos))
+                infos = ChainMap(fed, cast("Any", ActivationStore(self.store).infos))
             made = [name for index in part for name in network.made(index)]
             if part is slices[-1]:  # the weights too that the graph returns
                 made += [name for name in network.outputs if name in network.producer and network.is_weight(name)]

@@ -6,15 +6,13 @@ Activations can be larger than memory, and each probe needs only some of them.
 from __future__ import annotations
 
 import json
-import math
 import os
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,167 +46,128 @@ _COPIED = 1 << 20
 """Bytes up to which values are copied: pages of a mapped file stay in memory."""
 
 
-class StoreWriter:
-    """Writes an :class:`ActivationStore`, or adds to a finished one (``append``), as a context manager.
+def write_store(folder: Path, values: Mapping[str, object], *, append: bool = False) -> None:
+    """Write an :class:`ActivationStore`, or add to the one in the folder; anything but numbers and bools is skipped.
 
-    The index is written last, after a block without an error: a folder without one is not a store. An older store in the
-    folder is deleted at the start; a process that has it open keeps reading its data.
+    The index is written last, when all went well: a folder without one is not a store. An older store in the folder is
+    deleted at the start; a process that has it open keeps reading its data.
 
     Raises:
-        UsageError: From any method, if the folder cannot be written or the disk is full.
+        UsageError: The folder cannot be written or the disk is full.
     """
+    data, index = folder / _DATA, _read(folder) if append else dict[str, Any]()
+    types = {(dtype, tuple(dims)): kind for kind, (dtype, dims) in enumerate(index.get("types", ()))}
+    names, kinds, places = (index.get(field, list[Any]()) for field in ("names", "kinds", "places"))
+    skipped: dict[str, str] = index.get("skipped", {})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _INDEX).unlink(missing_ok=True)
+        if not append:
+            data.unlink(missing_ok=True)
+        with data.open("ab") as file:
+            for name, array in values.items():
+                if not isinstance(array, np.ndarray):
+                    skipped[name] = f"it is a {type(array).__name__}, not a tensor"
+                elif array.dtype.kind not in "biufc" and not is_extension(array.dtype):
+                    skipped[name] = f"it is of type {array.dtype.name}, not of numbers"
+                else:
+                    names.append(name)
+                    kinds.append(types.setdefault((array.dtype.name, array.shape), len(types)))
+                    places.append(_append(file, array))
+            size = file.tell()
+    except OSError as err:
+        raise cannot_write(data, err) from err
+    known = {"types": list(types), "names": names, "kinds": kinds, "places": places, "skipped": skipped}
+    with replacing(folder / _INDEX) as file:
+        file.write(json.dumps({"schema": _SCHEMA, "bytes": size, **known}).encode())
 
-    def __init__(self, folder: Path, *, append: bool = False) -> None:
-        self._folder = folder
-        self._types: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._rows: dict[str, int] = {}
-        self._kinds, self._places = array("L"), array("Q")
-        self._skipped: dict[str, str] = {}
-        if append:
-            before = ActivationStore.open(folder)
-            self._types = {known: kind for kind, known in enumerate(before.types)}
-            self._rows, self._kinds, self._places, self._skipped = (
-                before.rows,
-                before.kinds,
-                before.places,
-                before.skipped,
+
+def _append(file: IO[bytes], given: NDArray[Any]) -> int:
+    """Write the values of an array, and return the place of the first byte."""
+    stored = storage_dtype(given.dtype)
+    values = given.view(stored) if is_extension(given.dtype) else given.astype(stored, copy=False)
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+    place = file.tell()
+    if values.size:
+        file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return place
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return the index of a store.
+
+    Raises:
+        UnavailableError: The folder holds no finished store, one of another version, or a damaged one.
+    """
+    try:
+        index: dict[str, Any] = json.loads((folder / _INDEX).read_bytes())
+        if index["schema"] != _SCHEMA:
+            raise RunFolderError(
+                f"The activations in {folder} were written by another version of bisect-trt; delete the folder"
             )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / _INDEX).unlink(missing_ok=True)
-            if not append:
-                (folder / _DATA).unlink(missing_ok=True)
-            self._file: BinaryIO = (folder / _DATA).open("ab")
-            self._offset = self._file.tell()
-        except OSError as err:
-            raise cannot_write(folder, err) from err
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()
-        except OSError as err:
-            if error is None:
-                raise cannot_write(self._folder / _DATA, err) from err
-        if error is None:
-            index = {"schema": _SCHEMA, "bytes": self._offset, "types": list(self._types), "names": list(self._rows)}
-            index |= {"kinds": list(self._kinds), "places": list(self._places), "skipped": self._skipped}
-            with replacing(self._folder / _INDEX) as file:
-                file.write(json.dumps(index).encode())
-
-    def add(self, name: str, array: object) -> None:
-        """Store one tensor, of any shape; anything but numbers and bools is recorded as skipped.
-
-        Raises:
-            ValueError: There is a tensor of this name already.
-        """
-        if name in self._rows or name in self._skipped:
-            raise ValueError(f"tensor '{name}' is in the store already")
-        if not isinstance(array, np.ndarray):
-            self._skipped[name] = f"it is a {type(array).__name__}, not a tensor"
-        elif array.dtype.kind in "biufc" or is_extension(array.dtype):
-            self._write(name, array)
-        else:
-            self._skipped[name] = f"it is of type {array.dtype.name}, not of numbers"
-
-    def _write(self, name: str, given: NDArray[Any]) -> None:
-        stored = storage_dtype(given.dtype)
-        values = given.view(stored) if is_extension(given.dtype) else given.astype(stored, copy=False)
-        padding = -self._offset % _ALIGNMENT
-        try:
-            self._file.write(bytes(padding))
-            if values.size:
-                self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        except OSError as err:
-            raise cannot_write(self._folder / _DATA, err) from err
-        self._rows[name] = len(self._rows)
-        self._kinds.append(self._types.setdefault((given.dtype.name, given.shape), len(self._types)))
-        self._places.append(self._offset + padding)
-        self._offset += padding + values.nbytes
+        if (size := (folder / _DATA).stat().st_size) != index["bytes"]:
+            raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
+    except OSError as err:
+        raise RunFolderError(
+            f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
+        ) from err
+    except (ValueError, KeyError, TypeError) as err:
+        raise RunFolderError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
+    return index
 
 
 class ActivationStore(Mapping[str, NDArray[Any]]):
-    """Tensors by name in the order they were added, each read from the disk on access.
+    """Tensors of :func:`write_store` by name in the order they were added, each read from the disk on access.
 
-    Values are read-only: views of the file, up to 1 MiB copies. Open a store with :meth:`open`.
+    Values are read-only: views of the file, up to 1 MiB copies.
 
     Attributes:
-        types: Every type and shape that tensors have.
-        rows: The number of each tensor, by name.
-        kinds: The place in ``types`` of each tensor, by number.
-        places: The first byte of each tensor in the file, by number.
+        infos: The type and shape of each tensor.
         skipped: Tensors that could not be stored, with the reason.
+
+    Raises:
+        UnavailableError: The folder holds no finished store, one of another version, or a damaged one.
     """
 
-    def __init__(self, folder: Path, index: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         """Map the file by its index."""
-        self.folder = folder
-        self.types: list[tuple[str, tuple[int, ...]]] = [(dtype, tuple(dims)) for dtype, dims in index["types"]]
-        self.rows: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
-        self.kinds, self.places = array("L", index["kinds"]), array("Q", index["places"])
+        index = _read(folder)
+        self._folder = folder
+        types = [TensorInfo("", dtype_from_name(dtype), tuple(dims)) for dtype, dims in index["types"]]
+        kinds = array("L", index["kinds"])
+        self._rows: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
+        self._places = array("Q", index["places"])
         self.skipped: dict[str, str] = index["skipped"]
-        known = [TensorInfo("", dtype_from_name(dtype), shape) for dtype, shape in self.types]
-        kinds = self.kinds  # with self in it, the function would keep the file open
-        self.infos = Infos(self.rows, lambda row: known[kinds[row]])
+        self.infos = Infos(self._rows, lambda row: types[kinds[row]])  # with self in it, it would keep the file open
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
         self._file = os.open(folder / _DATA, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
-    @classmethod
-    def open(cls, folder: Path) -> ActivationStore:
-        """Open a store of :class:`StoreWriter`.
-
-        Raises:
-            UnavailableError: The folder holds no finished store, one of another version, or a damaged one.
-        """
-        try:
-            index = json.loads((folder / _INDEX).read_bytes())
-            if index["schema"] != _SCHEMA:
-                raise RunFolderError(
-                    f"The activations in {folder} were written by another version of bisect-trt; delete the folder"
-                )
-            size = (folder / _DATA).stat().st_size
-            if size != index["bytes"]:
-                raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
-            return cls(folder, index)
-        except OSError as err:
-            raise RunFolderError(
-                f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
-            ) from err
-        except (ValueError, KeyError, TypeError) as err:
-            raise RunFolderError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.rows
+        return name in self._rows
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
-        row = self.rows[name]
-        place, (_, shape) = self.places[row], self.types[self.kinds[row]]
-        size = info.dtype.itemsize * math.prod(shape)
+        place, size = self._places[self._rows[name]], info.nbytes or 0
         content = self._data[place : place + size]
         if 0 < size <= _COPIED:
             content = np.frombuffer(os.pread(self._file, size, place), np.uint8)
             if content.size < size:
                 raise RunFolderError(
-                    f"The activations in {self.folder} were truncated while they were in use; start again"
+                    f"The activations in {self._folder} were truncated while they were in use; start again"
                 )
-        return content.view(info.dtype).reshape(shape)
+        return content.view(info.dtype).reshape(cast("Any", info.shape))
 
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""
-        if name not in self.rows:
-            raise KeyError(f"no tensor '{name}' in {self.folder}: {self.skipped.get(name, 'never stored')}")
+        if name not in self._rows:
+            raise KeyError(f"no tensor '{name}' in {self._folder}: {self.skipped.get(name, 'never stored')}")
         return self.infos[name]

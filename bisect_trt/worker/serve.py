@@ -28,7 +28,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.kernel import forget_peak, status_bytes
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
-from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.channel import Closed, ConnectionLost, ProcessDied, receive, send
 from bisect_trt.worker.place import Seen
@@ -78,7 +78,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
     """The values of a file; and activations of the reference, by the inputs that are ``fed`` them."""
     feed: Feed = load_npz(sample.inputs)
     if request.fed:
-        reference = ActivationStore.open(sample.golden)
+        reference = ActivationStore(sample.golden)
         feed |= {name: reference.get(tensor) for name, tensor in request.fed.items()}
     return feed
 
@@ -86,7 +86,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
 def run(session: RuntimeSession, feed: Mapping[str, Any], feeds: Path | None = None) -> Feed:
     """Run a model on values, possibly more than its inputs, and on values of a store where one is named."""
     if feeds is not None:
-        store = ActivationStore.open(feeds)
+        store = ActivationStore(feeds)
         feed = {**feed, **{info.name: store[info.name] for info in session.inputs if info.name in store}}
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
@@ -120,7 +120,7 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
     outputs = run(session, feed)
     if request.save_outputs:
         save_npz(request.save_outputs[number - 1], outputs)
-    reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
+    reference = ActivationStore(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
     # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
     wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
     known = [name for name in wanted if name in reference and name not in session.skipped]
@@ -237,10 +237,8 @@ class Worker:
             outputs = run(session, load_npz(inputs), to if request.append else None)
             if to.suffix == ".npz":
                 save_npz(to, outputs)
-                continue
-            with StoreWriter(to, append=request.append) as writer:
-                for name, value in outputs.items():
-                    writer.add(name, value)
+            else:
+                write_store(to, outputs, append=request.append)
 
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)

@@ -155,7 +155,7 @@ def test_slices_compute_what_the_whole_computes(
         workspace = Workspace(tmp_path_factory.mktemp("run"))
         reference = Reference(Network(model), feeds(), workspace, Models(workspace, pool), limit=bytes_at_once)
         assert not reference.missing
-        stores.append(ActivationStore.open(reference.store))
+        stores.append(ActivationStore(reference.store))
     whole, sliced = stores
     assert sorted(whole) == sorted(sliced)
     assert whole.skipped.keys() == sliced.skipped.keys()

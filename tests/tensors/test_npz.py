@@ -23,9 +23,9 @@ from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.tensors.info import tensor_stats
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import load_runs
-from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.store import ActivationStore, write_store
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["file", "/a/b", "a/b:0", "", " ", ".npy", "x", "x.npy", "../up", "allow_pickle", "args"]
@@ -118,7 +118,7 @@ def test_a_failed_write_keeps_the_file_that_was_there_and_leaves_no_store(tmp_pa
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert load_npz(path)["x"].tolist() == [0, 1, 2]
     with pytest.raises(UnavailableError):
-        ActivationStore.open(tmp_path / "store")
+        ActivationStore(tmp_path / "store")
 
 
 def _zip(entries: dict[str, bytes]) -> bytes:
@@ -238,10 +238,8 @@ NUMBERS = hnp.arrays(
 
 
 def write(folder: Path, arrays: dict[str, Any]) -> ActivationStore:
-    with StoreWriter(folder) as writer:
-        for name, values in arrays.items():
-            writer.add(name, values)
-    return ActivationStore.open(folder)
+    write_store(folder, arrays)
+    return ActivationStore(folder)
 
 
 @given(st.dictionaries(st.text(), NUMBERS, max_size=4))
@@ -323,11 +321,13 @@ def test_stats_take_in_every_block_of_a_large_tensor() -> None:
 
 def test_an_unfinished_store_is_none(tmp_path: Path) -> None:
     write(tmp_path, {"old": np.zeros(3)})
-    writer = StoreWriter(tmp_path)
-    writer.add("new", np.zeros(1000))
-    writer.__exit__(RuntimeError, RuntimeError("stopped"), None)
+    save_npz(tmp_path / "values.npz", {"new": np.zeros(1000)})
+    values = NpzFile(tmp_path / "values.npz")
+    (tmp_path / "values.npz").unlink()
+    with pytest.raises(UsageError):
+        write_store(tmp_path, values)
     with pytest.raises(UnavailableError, match="no finished activations"):
-        ActivationStore.open(tmp_path)
+        ActivationStore(tmp_path)
 
 
 def test_who_has_the_old_store_open_keeps_reading_it(tmp_path: Path) -> None:
@@ -355,4 +355,4 @@ def test_damage_is_told(damage: str, tmp_path: Path) -> None:
         case "other schema":
             index.write_text(json.dumps({"schema": 0}))
     with pytest.raises(UnavailableError, match=str(tmp_path)):
-        ActivationStore.open(tmp_path / "none" if damage == "no folder" else tmp_path)
+        ActivationStore(tmp_path / "none" if damage == "no folder" else tmp_path)
