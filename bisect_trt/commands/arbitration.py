@@ -154,7 +154,7 @@ class Opinions:
     @cached_property
     def drawing(self) -> onnx.NodeProto | None:
         """The first node that draws random numbers."""
-        found = drawing_nodes(self.model, {**self.reference, **self.inputs}, unsure=False)
+        found = drawing_nodes(self.model)
         return self.model.graph.node[found[0]] if found else None
 
     @property

@@ -76,7 +76,7 @@ def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[Tensor
     # A runtime may keep a second copy of each weight, laid out for its kernels.
     large = 2 * sum(map(tensor_bytes, proto.graph.initializer)) > _MOST_BYTES
     finite = all(math.isfinite(each.severity) for each in failed.values())
-    if large or not finite or subject.reference.lost or drawing_nodes(proto, subject.samples[0], unsure=True):
+    if large or not finite or subject.reference.lost or drawing_nodes(proto):
         return None
     golden, fed = subject.values(original, list(failed)), subject.values(original, original.inputs)
 

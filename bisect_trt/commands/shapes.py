@@ -365,7 +365,7 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
     if has_external_data(answer.proto) or not known:
         console.say("  its weights or inputs cannot be changed, so it stays as it is")
         return answer
-    if drawing_nodes(answer.proto, {}, unsure=True):
+    if drawing_nodes(answer.proto):
         console.say("  it draws random numbers, and a few of them may match by chance, so it stays as it is")
         return answer
     shrinker = _Shrinker(session, answer)

@@ -168,7 +168,7 @@ class Network:
                 )
 
     def _find_constants(self) -> list[bool]:
-        random = frozenset(drawing_nodes(self.proto, {}, unsure=True))  # these are no constants
+        random = frozenset(drawing_nodes(self.proto))  # these are no constants
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -184,13 +183,13 @@ _TRAINING_MODE = 2
 """The input of Dropout that enables it, from opset 12 on; it is disabled by default."""
 
 
-def drawing_nodes(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *, unsure: bool) -> list[int]:
+def drawing_nodes(model: onnx.ModelProto) -> list[int]:
     """Return the nodes that draw random numbers, by number, those that do in a body or a function too.
 
-    ``values`` has known values, beside the model's own constants; ``unsure`` is for a Dropout of unknown training mode.
+    A Dropout does unless its training mode is known to be off.
     """
     drawing: set[tuple[str, str]] = set()
-    flags = cache(partial(_flags, model))  # few models have a Dropout
+    switched_off = cache(partial(_false_constants, model))  # few models have a Dropout
 
     def draws(node: onnx.NodeProto) -> bool:
         return any(
@@ -199,24 +198,19 @@ def drawing_nodes(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *,
         )
 
     def drops(node: onnx.NodeProto) -> bool:
-        if node.op_type != "Dropout" or len(node.input) <= _TRAINING_MODE or not node.input[_TRAINING_MODE]:
-            return False
-        name = node.input[_TRAINING_MODE]
-        flag = values.get(name, flags().get(name))
-        return unsure if flag is None or flag.size != 1 else bool(flag.reshape(-1)[0])
+        flags = node.input[_TRAINING_MODE:] if node.op_type == "Dropout" else ()
+        return any(name and name not in switched_off() for name in flags)
 
     while more := {(each.domain, each.name) for each in model.functions if any(map(draws, each.node))} - drawing:
         drawing |= more
     return [index for index, node in enumerate(model.graph.node) if draws(node)]
 
 
-def _flags(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
-    """Return the constants of type bool that the model holds, by name."""
-    stored = {tensor.name: tensor for tensor in model.graph.initializer if not tensor.external_data}
-    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
-        if (tensor := held(node)) is not None:
-            stored |= dict.fromkeys(node.output, tensor)
-    return {n: numpy_helper.to_array(tensor) for n, tensor in stored.items() if tensor.data_type == TensorProto.BOOL}
+def _false_constants(model: onnx.ModelProto) -> set[str]:
+    made = ((node.output[0], tensor) for node in all_nodes(model) if (tensor := held(node)) is not None)
+    stored = [*((tensor.name, tensor) for tensor in model.graph.initializer if not tensor.external_data), *made]
+    flags = {name: tensor for name, tensor in stored if tensor.data_type == TensorProto.BOOL}
+    return {name for name, tensor in flags.items() if not numpy_helper.to_array(tensor).any()}
 
 
 PACKAGE = "pkg.torch.onnx."

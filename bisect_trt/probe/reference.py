@@ -25,7 +25,7 @@ from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.info import TensorInfo, common, is_extension
 from bisect_trt.tensors.npz import load_npz, save_npz
-from bisect_trt.tensors.store import ActivationStore, swap_limit, write_store
+from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower
 
@@ -219,12 +219,12 @@ class Reference:
         inputs: Mapping[str, NDArray[Any]],
         workspace: Workspace,
         models: Models,
-        number: int = 1,
-        limit: int | None = None,
+        number: int,
+        limit: int,
     ) -> None:
         """Run the model on the input sample of a number.
 
-        Past ``limit`` bytes of weights and tensors it is run in slices; see ``tensors.store.swap_limit`` for ``None``.
+        Past ``limit`` bytes of weights and tensors it is run in slices.
 
         Raises:
             UsageError: The run's folder cannot be written.
@@ -234,7 +234,7 @@ class Reference:
         self.lost: frozenset[int] = frozenset()
         self.refused: str | None = None
         self.more: tuple[Reference, ...] = ()
-        self._limit = swap_limit() if limit is None else limit
+        self._limit = limit
         self._network = network
         self._models = models
         suffix = "" if number == 1 else f"-{number}"

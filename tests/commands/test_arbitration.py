@@ -271,11 +271,9 @@ def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
     dropout, flag = "y = Dropout(x, , t)", np.array(trains)
     constant = f"t = Constant<value = bool {{{int(trains)}}}>() {dropout}"
     model = rows(dropout, t=flag) if stored else rows(constant)
-    assert [bool(drawing_nodes(model, {}, unsure=unsure)) for unsure in (True, False)] == [trains, trains]
-    model = rows(dropout, t=1.0)  # of no type that it may have, so it is not known
-    assert bool(drawing_nodes(model, {"t": flag}, unsure=not trains)) == trains
-    assert drawing_nodes(model, {}, unsure=True)
-    assert not drawing_nodes(rows("y = Dropout(x)"), {}, unsure=True)
+    assert bool(drawing_nodes(model)) == trains
+    assert drawing_nodes(rows(dropout, t=1.0))  # of no type that it may have, so it is not known
+    assert not drawing_nodes(rows("y = Dropout(x)"))
 
 
 def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:

@@ -153,7 +153,7 @@ def test_slices_compute_what_the_whole_computes(
     stores = []
     for bytes_at_once in (1 << 40, limit):
         workspace = Workspace(tmp_path_factory.mktemp("run"))
-        reference = Reference(Network(model), feeds(), workspace, Models(workspace, pool), limit=bytes_at_once)
+        reference = Reference(Network(model), feeds(), workspace, Models(workspace, pool), 1, bytes_at_once)
         assert not reference.missing
         stores.append(ActivationStore(reference.store))
     whole, sliced = stores

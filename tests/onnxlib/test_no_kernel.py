@@ -162,7 +162,7 @@ def pool(tmp_path: Path) -> Iterator[CountingPool]:
 def reference(model: ModelProto, folder: Path, pool: WorkerPool) -> Reference:
     workspace = Workspace(folder / "run")
     values = {"x": np.ones((2, 3), np.float32)}
-    return Reference(Network(model), values, workspace, Models(workspace, pool))
+    return Reference(Network(model), values, workspace, Models(workspace, pool), 1, 1 << 30)
 
 
 def test_the_first_plugin_of_a_kind_tells_of_all(tmp_path: Path, pool: CountingPool) -> None:
