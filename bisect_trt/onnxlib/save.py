@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -76,26 +77,20 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
         tensor.external_data.add(key=key, value=value)
 
 
-def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
-    """Copy a large model's weights into ``folder`` once, and make ``model`` refer to them there, in place.
+def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path) -> None:
+    """Write a large model's weights into a file in ``folder``, and make ``model`` refer to them there, in place.
 
-    Small weights stay inside. ``weights`` is the folder with the external files, if not the one with the model's file ``source``.
+    Small weights stay inside. ``weights`` is the folder with the external files, ``source`` the model's file.
 
     Raises:
         UsageError: The weights cannot be copied.
     """
+    moved = list(filter(uses_external_data, model_tensors(model)))
+    inside = [tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES]
+    moved += inside if sum(map(inner_bytes, inside)) > EMBED_LIMIT_BYTES else []
     try:
-        taken = external_files(model)
-        for location in taken:
-            copy_file((weights or source.parent) / location, folder / location)
-        embedded = [tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES]
-        if sum(map(inner_bytes, embedded)) > EMBED_LIMIT_BYTES:
-            name = WEIGHTS_FILE
-            while name in taken:
-                name = f"_{name}"
-            with (folder / name).open("wb") as file:
-                for tensor in embedded:
-                    _move_out(tensor, file, name)
+        if moved:
+            _write_weights(moved, weights, folder / WEIGHTS_FILE)
     except OSError as error:
         raise OutputFileError(
             f"the weights of {source} cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
@@ -204,7 +199,7 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
     try:
         if sum(map(_bytes, model_tensors(model))) > SINGLE_FILE_LIMIT_BYTES:
             if not stay:
-                _write_weights(model, weights, data_file(path))
+                _write_weights(model_tensors(model), weights, data_file(path))
         elif has_external_data(model):
             load_all_inside(model, weights)
         form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
@@ -228,15 +223,15 @@ def _bytes(tensor: TensorProto) -> int:
     return place_of(tensor).length if uses_external_data(tensor) else inner_bytes(tensor)
 
 
-def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
-    """Write a model's weights into one file, and make the model refer to them there.
+def _write_weights(tensors: Iterable[TensorProto], weights: Path, data: Path) -> None:
+    """Write a model's weights into one file, and make them refer to it.
 
     External weights are copied in chunks; a range that two of them share is copied once. Small weights go into the model, where
     parsers read shapes.
     """
     written: dict[WeightPlace, int] = {}
     with written_whole(data) as writer:
-        for tensor in model_tensors(model):
+        for tensor in tensors:
             outside = uses_external_data(tensor)
             if _bytes(tensor) < SHARED_TENSOR_BYTES:
                 if outside:
