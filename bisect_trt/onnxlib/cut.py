@@ -314,7 +314,7 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Mappin
     renamed = {name: free_name(f"{name}_reference", network.names) for name in read if name not in given}
     ends = {renamed.get(name, name): name for name in read}
     inputs = [end for end, name in ends.items() if name not in frozen]
-    makers = sorted(network.leading_to(chosen, constants=True).difference(chosen), key=network.rank.__getitem__)
+    makers = sorted(network.leading_to(chosen, network.is_weight).difference(chosen), key=network.rank.__getitem__)
     apart = {index: rename_reads(network.nodes[index], renamed) for index in chosen}
     known = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
     model = splice(

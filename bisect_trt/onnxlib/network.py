@@ -189,12 +189,13 @@ class Network:
         """Return the tensors that a node makes."""
         return self._made[index]
 
-    def leading_to(self, nodes: Iterable[int], *, constants: bool = False) -> set[int]:
-        """Return these nodes and all nodes that they depend on; with ``constants``, only makers of weights among those."""
+    def leading_to(self, nodes: Iterable[int], through: Callable[[str], bool] = bool) -> set[int]:
+        """Return these nodes and all nodes that they depend on, ``through`` tensors for which that holds."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
-            more = {each for each in self.parents(waiting.pop()) if self.constant[each] or not constants} - found
+            names = self.reads[waiting.pop()]
+            more = {self.producer[name] for name in names if name in self.producer and through(name)} - found
             found |= more
             waiting += more
         return found

@@ -332,16 +332,19 @@ class Reference:
         network = self._network
         fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
         infos: Mapping[str, TensorInfo] = fed
-        # What cannot be fed is made again by each slice that reads it.
-        units = NetworkUnits(network, [n for n, info in network.infos.items() if not is_extension(info.dtype)], {})
+
+        def made_again(name: str) -> bool:
+            """Whether a tensor cannot be fed: each slice that reads it makes it again."""
+            return network.is_weight(name) or name not in network.infos or is_extension(network.infos[name].dtype)
+
         for place, part in enumerate(slices):
             if place:
                 infos = ChainMap(fed, cast("Any", ActivationStore(self.store).infos))
             made = [name for index in part for name in network.made(index)]
             if part is slices[-1]:  # the weights too that the graph returns
                 made += [name for name in network.outputs if name in network.producer and network.is_weight(name)]
-            needed = units.with_weights(network.rank[network.producer[name]] for name in made)
-            piece = cut(network, units.to_nodes(needed), infos, nothing_stored, list(dict.fromkeys(made)))
+            nodes = network.leading_to({network.producer[name] for name in made}, made_again)
+            piece = cut(network, nodes, infos, nothing_stored, list(dict.fromkeys(made)))
             problem = self._collect(piece.proto, append=place > 0)
             if problem is not None:
                 return problem
