@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -26,7 +26,6 @@ from bisect_trt.tensors.info import dtype_from_name, is_extension
 from bisect_trt.tensors.npz import NpzFile, read_npy, replacing, save_npz, viewed
 
 Sample = dict[str, NDArray[Any]]
-Runs = list[tuple[str, list[Sample]]]
 _SUFFIXES = (".json", ".npz")
 
 Values = Mapping[str, NDArray[Any]]
@@ -56,9 +55,7 @@ def load_runs(path: Path) -> list[SavedRun]:
         sides = zip(*parts, strict=False)
         return [SavedRun(str(path), [sample for run in side for sample in run.samples]) for side in sides]
     if path.suffix == ".json":
-        runs = read_json(path)
-        several = len(runs) > 1
-        return [SavedRun(f"{path} ({name})" if several else str(path), samples) for name, samples in runs]
+        return read_json(path)
     return [SavedRun(str(path), [NpzFile(file) for file in numbered(path)])]
 
 
@@ -120,10 +117,13 @@ def save_samples(path: Path, samples: Sequence[Values], runner: str | None = Non
 _CLASS = "polygraphy_class"
 
 
-def read_json(path: Path) -> Runs:
-    """Return the runs in a file, each a name and its samples; a file of inputs holds one, without a name."""
+def read_json(path: Path) -> list[SavedRun]:
+    """Return the runs in a file; a file of inputs holds one, and one sample may stand alone."""
     try:
-        runs = _runs(path, json.loads(path.read_bytes(), object_hook=_decode))
+        content = json.loads(path.read_bytes(), object_hook=_decode)
+        runs = content if isinstance(content, tuple) else (("", content if isinstance(content, list) else [content]),)
+        names = [f"{path} ({name})" if len(runs) > 1 else str(path) for name, _ in runs]
+        found = [[_sample(path, sample) for sample in samples] for _, samples in runs]
     except OSError as error:
         raise InputValuesError(f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves") from error
     except BisectError:
@@ -132,15 +132,9 @@ def read_json(path: Path) -> Runs:
         raise InputValuesError(
             f"Cannot read {path}: it is not JSON as polygraphy run saves it, or it is damaged ({error!r:.80}); save it again"
         ) from error
-    if not runs or not all(samples for _, samples in runs):
+    if not all(found) or not found:
         raise InputValuesError(f"{path} holds no values; save it again")
-    return runs
-
-
-def _runs(path: Path, content: object) -> Runs:
-    if isinstance(content, _Runs):
-        return [(name, [_sample(path, sample) for sample in samples]) for name, samples in content.runs]
-    return [("", [_sample(path, sample) for sample in (content if isinstance(content, list) else [content])])]
+    return [SavedRun(name, samples) for name, samples in zip(names, found, strict=True)]
 
 
 def _encode(values: NDArray[Any]) -> dict[str, str]:
@@ -151,12 +145,8 @@ def _encode(values: NDArray[Any]) -> dict[str, str]:
     return {"array": base64.b64encode(stream.getvalue()).decode(), **extension, _CLASS: "ndarray"}
 
 
-class _Runs(NamedTuple):
-    runs: list[tuple[str, list[Any]]]
-
-
 def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return the value that an object of JSON encodes."""
+    """Return the value that an object of JSON encodes; a tuple for runs."""
     kind = entry.get(_CLASS)
     if kind == "ndarray":
         values = read_npy(io.BytesIO(base64.b64decode(entry["array"])))
@@ -168,7 +158,7 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
     if kind == "IterationResult":
         return entry["outputs"]
     if kind == "RunResults":
-        return _Runs([(str(name), samples) for name, samples in entry["lst"]])
+        return tuple((str(name), samples) for name, samples in entry["lst"])
     if kind == "Tensor":
         raise ValueError("it holds PyTorch tensors, not NumPy arrays")
     return entry
