@@ -33,7 +33,7 @@ def test_diagnose_its_report_and_its_reproducer(work: Path) -> None:
     assert "bisect-trt-numpy-target" in issue
     assert "'leak': 0.5" in (folder / "reproduce.py").read_text()
     again = python(work, str(folder / "reproduce.py"))
-    assert (again.status, "MISMATCH r" in again.out) == (1, True)
+    assert (again.status, "MISMATCH clip" in again.out) == (1, True)
 
 
 def test_its_options_are_settings(work: Path) -> None:
