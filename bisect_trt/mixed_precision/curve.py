@@ -20,7 +20,7 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import SEVERE, BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.search.keep import grow_and_shrink
+from bisect_trt.search.keep import find_keep, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.search.strategy import make_minimal
@@ -221,15 +221,15 @@ class Fix(Watcher):
     def _widen_margin(self) -> None:
         """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
 
-        The sets that passed in the search are compared, and one more: the units that the space ranks first.
+        The sets that passed in the search are compared, and where a probe is cheap a minimal set without these units.
         """
         task, minimum, size = self.task, self.minimum, len(self.minimum.units)
         check, prober = task.prober.runner.check, task.prober
         if not isinstance(check, MetricCheck) or not (minimum.proven and size) or task.settings.most is not None:
             return
 
-        def shows(units: Subset) -> Verdict:
-            return prober.probe(task.lowering.candidate(units)).verdict.opposite
+        def ask(units: Subset) -> Verdict:
+            return prober.probe(task.lowering.candidate(units)).verdict
 
         def score(units: Subset) -> float:
             outcome = task.outcome_of(units)
@@ -238,12 +238,13 @@ class Fix(Watcher):
             value = float(outcome.metric["candidate"])
             return -value if check.scale.metric.lower_is_better else value
 
-        first = frozenset(task.space.order(task.subject.samples)[:size])
-        shows(first)
-        equal = [first, *(each.units for each in prober.ledger.passed if len(each.units) == size)]
-        best = max(equal, key=score)
+        others = task.everything - minimum.units
+        if task.cheap and ask(others) is Verdict.PASS:
+            find_keep(sorted(others), ask, suspects=[each.unit for each in task.space.suspects])
+        equal = [each.units for each in prober.ledger.passed if len(each.units) == size]
+        best = max(equal, key=score, default=minimum.units)
         if score(best) > score(minimum.units):
-            self.minimum = replace(make_minimal(best, shows), steps=minimum.steps)
+            self.minimum = replace(make_minimal(best, lambda units: ask(units).opposite), steps=minimum.steps)
 
     def _why_none(self) -> str | None:
         """Why no set is run on fresh samples, if so."""

@@ -175,6 +175,7 @@ def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(
     assert held["drawn"] == "from own, more.py:some"
 
 
+@pytest.mark.parametrize("form", ["in bf16", "with layer-norm rewritten"])
 def test_other_forms_are_tried_where_most_has_to_stay(cli: CommandLine, here: Path, form: str) -> None:
     """Values of 1e6 in a whole chain, which bf16 has; or norms of values whose squares fp16 does not have."""
     chained = (
