@@ -5,7 +5,7 @@ A switch of a runtime is one change of its settings that may make a failure disa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -194,11 +194,18 @@ def adding(name: str, *values: object) -> Turn:
     return changing(name, lambda known: (*known, *values))
 
 
-def dropping(name: str, key: str) -> Turn:
-    """Return a function that leaves a value, or the pair of a name, out of such a setting."""
-    return changing(
-        name, lambda known: tuple(each for each in known if key != (each if isinstance(each, str) else each[0]))
-    )
+def left_out(
+    own: OwnSettings, field: str, kind: str = "option", how: str = "left out", weight: float = LIKELY
+) -> Iterator[Switch]:
+    """Yield each value, or pair by its name, of such a setting, left out."""
+    for each in getattr(own, field):
+
+        def without(known: tuple[Any, ...], dropped: object = each) -> tuple[Any, ...]:
+            return tuple(value for value in known if value != dropped)
+
+        yield Switch(
+            f"{kind}:{each if isinstance(each, str) else each[0]}", changing(field, without), weight=weight, how=how
+        )
 
 
 def precision_switches(settings: TargetSettings) -> list[Switch]:

@@ -24,7 +24,7 @@ from bisect_trt.targets.settings import (
     TargetSettings,
     Tier,
     adding,
-    dropping,
+    left_out,
     precision_switches,
     setting,
 )
@@ -301,15 +301,12 @@ def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
 def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Options that are given, each left out; then those that are not, each turned."""
     given = dict(own.session_options)
-    for name in own.disabled_optimizers:
-        yield Switch(f"{OPTIMIZER}:{name}", dropping("disabled_optimizers", name), weight=LIKELY, how="enabled again")
+    yield from left_out(own, "disabled_optimizers", OPTIMIZER, "enabled again")
     if own.graph_optimization_level != ALL:
         turn = setting(graph_optimization_level=ALL)
         yield Switch("option:graph_optimization_level=all", turn, weight=LIKELY)
-    for name in given:
-        yield Switch(f"option:{name}", dropping("session_options", name), weight=LIKELY, how="left out")
-    for name, _ in own.provider_options:
-        yield Switch(f"provider-option:{name}", dropping("provider_options", name), weight=LIKELY, how="left out")
+    yield from left_out(own, "session_options")
+    yield from left_out(own, "provider_options", "provider-option")
     for tier, pairs, within in ((Tier.OPTION, _OPTIONS, None), (Tier.WHOLE, _KINDS, OPTIMIZER)):
         for name, value in pairs:
             if name not in given:

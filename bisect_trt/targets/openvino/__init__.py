@@ -24,7 +24,7 @@ from bisect_trt.targets.settings import (
     TargetSettings,
     Tier,
     adding,
-    dropping,
+    left_out,
     precision_switches,
 )
 
@@ -125,9 +125,7 @@ class OpenVinoTarget(Target):
         """Return properties that are given, each left out; those that the device takes, each set; precisions."""
         own, takes = settings.of(OpenVinoSettings), (looked.trace or {}).get("takes", {})
         given = dict(own.properties)
-        found = [
-            Switch(f"option:{name}", dropping("properties", name), weight=LIKELY, how="left out") for name in given
-        ]
+        found = list(left_out(own, "properties"))
         for name, value in takes.items():
             if name in given:
                 continue

@@ -18,7 +18,7 @@ from bisect_trt.targets.settings import (
     Tier,
     adding,
     changing,
-    dropping,
+    left_out,
     precision_switches,
     setting,
 )
@@ -224,10 +224,8 @@ def _tactics(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
 
 def _given(own: TrtSettings) -> Iterator[Switch]:
     """Yield what is given and differs from the default, each left out."""
-    for flag in own.builder_flags:
-        yield Switch(f"option:{flag}", dropping("builder_flags", flag), how="left out")
-    for attribute, _ in own.builder_settings:
-        yield Switch(f"option:{attribute}", dropping("builder_settings", attribute), how="left out")
+    for field in ("builder_flags", "builder_settings"):
+        yield from left_out(own, field, weight=1.0)
     for name in _GIVEN:
         default = getattr(TrtSettings(), name)
         if getattr(own, name) != default:
