@@ -135,8 +135,7 @@ class Target(ABC):
         compiles: Whether it compiles a model before it runs it: a probe may take minutes, depends on the shapes that are fed,
             chooses or lowers the precision of layers (see ``facts`` of runners), and takes after earlier builds of its process.
         engines: Whether it writes what it compiles into files, and builds can be restricted to choices (:meth:`pinned`); its
-            settings
-            then have ``load_engine``, ``save_engine``, ``calibration_cache`` and ``calibration_data``.
+            settings then have ``load_engine``, ``save_engine``, ``calibration_cache`` and ``calibration_data``.
         needs: The packages that it needs, in words.
         emulator: What computes emulated precisions (see :meth:`emulates_low`), in words.
         packages: The packages that it is released in.

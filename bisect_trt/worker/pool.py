@@ -145,6 +145,7 @@ class WorkerPool:
                     outside = death.outside is not None
                     lost, damaged = lost + outside, damaged + (not outside)
                     if outside:
+                        self._lost[worker.place] += 1
                         self._make_room(worker)
                     again = lost < MOST_LOST if outside else damaged < 2 and (used or confirm)
                     if death.end.limit is not None or not again:
@@ -160,10 +161,7 @@ class WorkerPool:
         try:
             limits = ProcessLimits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
             return worker.ask(order, limits).reply
-        except WorkerDied as death:
-            self._lost[worker.place] += death.outside is not None
-            raise
-        except BisectError:
+        except (WorkerDied, BisectError):
             raise
         except BaseException:  # Ctrl-C: its answer is not needed
             worker.close()

@@ -171,8 +171,11 @@ def run_to_end(
             left_out += _shorten(log)
     finally:
         if process.poll() is None:  # the last output of a probe that is not needed any more is not waited for
-            end_group(process, 0 if limits.past == "cancelled" else GRACE_SECONDS)
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0 if limits.past == "cancelled" else GRACE_SECONDS)
         kill_group(process.pid)
+        process.wait()
         guard.release(process.pid)
         left_out += _shorten(log)
         if left_out:
@@ -228,20 +231,14 @@ def _wait(process: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
         select.select(watched, [], [], limits.seconds_left(_POLL_SECONDS))
 
 
-def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
-    """End a process and its group: SIGTERM, and SIGKILL for what has not gone after ``grace`` seconds."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(grace)
-    kill_group(process.pid)
-    process.wait()
-
-
 def kill_group(group: int) -> None:
     """Kill the rest of a process group."""
+    _signal_group(group, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
 
 
 class MemoryGate:
