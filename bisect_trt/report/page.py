@@ -38,17 +38,13 @@ _SIZE_VERDICTS = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNRESO
 
 def _badge(result: Json) -> tuple[str, str]:
     """Return how a run ended, in a word or two, and the CSS class."""
-    words, style = _BADGES.get(result["status"], (result["status"], "neutral"))
-    match, mismatch = ("All match", "good"), ("Mismatch", "bad")
-    if result["status"] == "found" and (result["command"] == "extract" or result.get("latency")):
-        return "Done", style
-    if result["command"] == "run":
-        return {"found": match, "not_reproduced": mismatch}.get(result["status"], (words, style))
-    if result["command"] == "layerwise":
-        return {"found": mismatch, "not_reproduced": match}.get(result["status"], (words, style))
-    if result["status"] == "found" and result["minimality"] != "1-minimal":
-        return "Unproven", "doubt"
-    return words, style
+    command, status = result["command"], result["status"]
+    if status == "found" and (command == "extract" or result.get("latency")):
+        return "Done", "good"
+    if command in ("run", "layerwise") and status in ("found", "not_reproduced"):
+        return ("All match", "good") if (status == "found") == (command == "run") else ("Mismatch", "bad")
+    unproven = status == "found" and result["minimality"] != "1-minimal"
+    return _BADGES.get("inconclusive" if unproven else status, (status, "neutral"))
 
 
 def _script_data(value: object) -> Markup:

@@ -263,14 +263,10 @@ def _files(result: Json) -> Iterator[Row]:
     artifacts: dict[str, Any] = result["artifacts"]
     folder = artifacts.get("reproducer")
     inside = [f"{folder}/"] if folder else []
-    paths = [path for key, path in artifacts.items() if path and key not in ("run", "report", "archive", "reproducer")]
+    paths = [path for key, path in artifacts.items() if path and key not in ("run", "report", "reproducer")]
     others = [path for path in paths if not (folder and Path(path).is_relative_to(folder))]
     if written := [*inside, *dict.fromkeys(others)]:
         yield "Wrote", ", ".join(written)
-    if archive := artifacts.get("archive"):
-        whose = (result.get("fault") or {}).get("whose")
-        use = "attach it to the bug report" if whose in (None, "target", "unknown") else "not a bug in the target"
-        yield "Wrote", f"{archive} ({use})"
     if report := artifacts.get("report"):
         path, run = Path(report), result["probes"]["run"]
         yield "Report", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

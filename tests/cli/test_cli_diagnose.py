@@ -170,7 +170,7 @@ def reproduced() -> int:
 def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: CommandLine) -> None:
     model = spoken(Path(f"{SECRET}.onnx"))
     ran = cli("diagnose", model, "--onnxrt", "--fp16", "--zip", "-o", "out", "--json", "r.json").ended(0)
-    assert re.search(r"^Wrote +out\.zip \(", ran.out, re.MULTILINE)
+    assert re.search(r"^Wrote +out/, out\.zip$", ran.out, re.MULTILINE)
     probes = read_json(Path("r.json"))["probes"]["run"]
     assert re.findall(r"probe (\d+) ", ran.out)[-1] == str(probes)
     issue, readme = (Path("out", page).read_text() for page in ("ISSUE.md", "README.md"))
