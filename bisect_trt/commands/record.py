@@ -39,7 +39,7 @@ _MOST_ELEMENTS = 1 << 23
 _SHOWN_INPUTS = 64
 """Inputs of a node that are listed."""
 _LENGTH = 120
-"""Of an attribute."""
+"""Characters of an attribute that are shown."""
 
 
 def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
@@ -115,7 +115,7 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
             **vars(record),
             "verdict": record.verdict.value,
             "reason": record.reason[:_REASON_LENGTH],
-            "step": console.transcript.why(record.number),
+            "step": console.step_of(record.number),
         }
         for record in chosen
     ]
@@ -138,7 +138,7 @@ def leave_record(
     known = result.extra.setdefault("report", {})
     known |= {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "story": console.transcript.to_json(),
+        "story": console.story(),
         "commands": _commands(result, folder, argv),
         "environment": {
             **{f"on {seen['place']}": seen["said"] for seen in result.extra.get("places", ())},

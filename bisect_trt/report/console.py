@@ -14,7 +14,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -42,43 +41,6 @@ _TITLE_LENGTH = 36
 """Length of a step's title in the live line, so that 80 columns also hold the probes."""
 _REFRESHES = 4
 """Updates of the live line per second."""
-
-
-@dataclass
-class Story:
-    """Steps and answers of a command, for the report.
-
-    Attributes:
-        steps: ``title``, number of ``probes`` before it, and ``lines``, in order; the title is empty before the first step.
-        answers: The lines of the answer.
-    """
-
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
-    probes: int = 0
-
-    def step(self, title: str) -> None:
-        """Begin a step."""
-        self.steps.append({"title": title, "probes": self.probes, "lines": []})
-
-    def say(self, text: str) -> None:
-        """Add a line to the current step."""
-        if sum(len(step["lines"]) for step in self.steps) < _MOST_LINES:
-            if not self.steps:
-                self.step("")
-            self.steps[-1]["lines"].append(text.removeprefix("  ").rstrip())
-
-    def answer(self, text: str) -> None:
-        """Add a line to the answer; an indented line belongs to the line before."""
-        self.answers.append(text.rstrip() if self.answers else text.strip())
-
-    def why(self, number: int) -> str:
-        """Return the title of the step that a probe was made in."""
-        return next((step["title"] for step in reversed(self.steps) if step["probes"] < number), "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"steps": self.steps, "answers": self.answers}
 
 
 def open_screen(*, stderr: bool = False) -> RichConsole:
@@ -189,7 +151,8 @@ class Console(Watcher):
 
     Attributes:
         verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1 no progress.
-        transcript: The lines of the run, printed or not.
+        steps: The steps for the report: ``title``, the number of ``probes`` before it, and ``lines``, printed or not.
+        answers: The lines of the answer.
         progress: The live line.
     """
 
@@ -201,7 +164,9 @@ class Console(Watcher):
             live: Whether to show progress, and to keep the answer for :meth:`conclude`; call :meth:`close` then.
         """
         self.verbosity = verbosity
-        self.transcript = Story()
+        self.steps: list[dict[str, Any]] = []
+        self.answers: list[str] = []
+        self._probes = 0
         self._kinds: set[str] = set()
         self._live = live
         self.progress = ProgressLine(enabled=live and verbosity == 0 and sys.stderr is not None)
@@ -231,18 +196,21 @@ class Console(Watcher):
 
     def step(self, text: str) -> None:
         """Begin a step."""
-        self.transcript.step(text)
+        self.steps.append({"title": text, "probes": self._probes, "lines": []})
         self.progress.step(text)
         self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
         """Report a decision with its reason."""
-        self.transcript.say(text)
+        if sum(len(step["lines"]) for step in self.steps) < _MOST_LINES:
+            if not self.steps:  # nothing has begun
+                self.steps.append({"title": "", "probes": 0, "lines": []})
+            self.steps[-1]["lines"].append(text.removeprefix("  ").rstrip())
         self._tell(text, self.verbosity > 0)
 
     def answer(self, text: str) -> None:
-        """Report a line of the answer."""
-        self.transcript.answer(text)
+        """Report a line of the answer; an indented line belongs to the line before."""
+        self.answers.append(text.rstrip() if self.answers else text.strip())
         self._tell(text, self.verbosity > 0 or not self._live)
 
     def _tell(self, text: str, shown: bool, style: str = "") -> None:
@@ -250,13 +218,21 @@ class Console(Watcher):
         if shown:
             self._print((plain(text), style))
 
+    def story(self) -> dict[str, Any]:
+        """Return the steps and the answer as plain values."""
+        return {"steps": self.steps, "answers": self.answers}
+
+    def step_of(self, number: int) -> str:
+        """Return the title of the step that a probe was made in."""
+        return next((step["title"] for step in reversed(self.steps) if step["probes"] < number), "")
+
     def conclude(self, result: Json) -> None:
         """Print the summary of a result."""
         self.close()
         if self.verbosity > 0:
             self._print("")
         if "report" not in result:  # it has no folder
-            result = {**result, "report": {"story": self.transcript.to_json()}}
+            result = {**result, "report": {"story": self.story()}}
         for label, text in summary_lines(result):
             self._print((label, "bold"), plain(text))
 
@@ -285,7 +261,7 @@ class Console(Watcher):
 
     def probed(self, record: Record) -> None:
         """Count a probe; print it with ``-v``."""
-        self.transcript.probes = record.number
+        self._probes = record.number
         self.progress.probed(record)
         first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
         self._kinds.add(record.signature)
