@@ -138,7 +138,6 @@ class Result:
             return ExitStatus.OK if self.minimality == "1-minimal" else ExitStatus.UNPROVEN
         return {
             "not_reproduced": ExitStatus.NOT_REPRODUCED,
-            "inconclusive": ExitStatus.UNPROVEN,
             "interrupted": ExitStatus.INTERRUPTED,
         }.get(self.status, ExitStatus.UNPROVEN)
 
