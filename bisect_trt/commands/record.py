@@ -38,8 +38,7 @@ _MOST_ELEMENTS = 1 << 23
 """Elements of tensors that are read for their ranges: a few hundredths of a second."""
 _SHOWN_INPUTS = 64
 """Inputs of a node that are listed."""
-_LENGTH = 120
-"""Characters of an attribute that are shown."""
+_ATTRIBUTE_LENGTH, _SHOWN_VALUES = 120, 32
 
 
 def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
@@ -253,6 +252,23 @@ def _error(comparison: dict[str, Any]) -> dict[str, Any]:
 
 
 def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
-    """Return a node's attributes in short, by name, as ONNX prints them."""
-    texts = {each.name: str(onnx.helper.printable_attribute(each)).partition(" = ")[2] for each in node.attribute}
-    return {name: text if len(text) <= _LENGTH else f"{text[:_LENGTH]}..." for name, text in texts.items()}
+    """Return a node's attributes in short, by name: of tensors and graphs only their kind."""
+
+    def cut(text: str) -> str:
+        return text if len(text) <= _ATTRIBUTE_LENGTH else f"{text[:_ATTRIBUTE_LENGTH]}..."
+
+    def word(value: object) -> str:
+        if isinstance(value, bytes):  # plug-ins keep megabytes of state in one
+            return value[: _ATTRIBUTE_LENGTH + 1].decode("utf-8", errors="replace")
+        return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+    def text(attribute: onnx.AttributeProto) -> str:
+        kind = onnx.AttributeProto.AttributeType.Name(attribute.type).lower().replace("_", " ")
+        if kind.rstrip("s") in ("tensor", "graph", "sparse tensor", "type proto"):
+            return f"<{kind}>"
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, (bytes, int, float)):
+            return cut(word(value))
+        return f"[{cut(', '.join([*map(word, value[:_SHOWN_VALUES]), *['...'] * (len(value) > _SHOWN_VALUES)]))}]"
+
+    return {attribute.name: text(attribute) for attribute in node.attribute}
