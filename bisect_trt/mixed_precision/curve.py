@@ -105,7 +105,6 @@ class Point:
             "sentence": self.describe(),
             "nodes": len(self.units),
             "holds": self.holds,
-            "keep": sorted(self.units),
         }
 
 

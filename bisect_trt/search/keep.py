@@ -20,10 +20,12 @@ from bisect_trt.search.groups import Kept
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
 from bisect_trt.search.strategy import find_culprits, make_minimal, reduce_by_counters, worth_counting
 
-_SHORT, _SMALL = 1 / 2, 8
-"""A list of suspects of up to this share of all units, or of so many, is tried as a whole."""
+_SHORT = 1 / 2
+"""A list of suspects of up to this share of all units is tried as a whole."""
 _TIER = 1 / 20
 """The share of a longer ranking that is tried."""
+_FEW = 8
+"""The number of units of which all are met as suspects are."""
 
 
 def find_keep(
@@ -54,7 +56,7 @@ def find_keep(
 def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
     kept = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
-    few = ranking if len(ranking) <= max(_SHORT * len(units), _SMALL) else ranking[: max(round(_TIER * len(units)), 1)]
+    few = ranking if len(ranking) <= _SHORT * len(units) else ranking[: max(round(_TIER * len(units)), 1)]
     tier, ranked = frozenset(few), frozenset(ranking)
     order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]  # the least suspicious first
     inside, outside = [unit for unit in order if unit in tier], [unit for unit in order if unit not in tier]
@@ -66,7 +68,8 @@ def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
         # Strong suspects are not met as others are: most groups would have to be kept, and the questions be wasted.
         kept.lower(inside, Density(HOT, neighbours=False), dirty=True)
     else:
-        density = Density(cold(len(units)), units=len(units))
+        hot = few and len(units) <= _FEW
+        density = Density(HOT, neighbours=False) if hot else Density(cold(len(units)), units=len(units))
         if few:
             density.suspects_after(len(outside))
         kept.lower([*outside, *inside], density, dirty=len(outside) if few else True)
