@@ -161,7 +161,7 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     model = subject.settings.load()
     before, renamed = len(model.graph.node), _tell_apart(model)
     changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
-    share_weights(model, subject.settings.path, subject.workspace.candidates, subject.settings.weights)
+    share_weights(model, subject.settings.weights, subject.workspace.candidates)
     if options.override_input_shapes:
         fix_input_shapes(model, options.override_input_shapes, assume=False)
     first = remove_unread(model) if options.cleanup else Removed()  # these need not be computed

@@ -141,7 +141,7 @@ class Subject:
         self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.data.external_data_dir)
         self._lower_version(proto)
-        self.workspace.weights.refer(proto, settings.path, settings.weights)
+        self.workspace.weights.refer(proto, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:

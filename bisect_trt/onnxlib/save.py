@@ -77,10 +77,10 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
         tensor.external_data.add(key=key, value=value)
 
 
-def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path) -> None:
+def share_weights(model: onnx.ModelProto, weights: Path, folder: Path) -> None:
     """Write a large model's weights into a file in ``folder``, and make ``model`` refer to them there, in place.
 
-    Small weights stay inside. ``weights`` is the folder with the external files, ``source`` the model's file.
+    Small weights stay inside. ``weights`` is the folder with the external files.
 
     Raises:
         UsageError: The weights cannot be copied.
@@ -93,7 +93,7 @@ def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: P
             _write_weights(moved, weights, folder / WEIGHTS_FILE)
     except OSError as error:
         raise OutputFileError(
-            f"the weights of {source} cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
+            f"the model's weights cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
         ) from error
 
 

@@ -294,17 +294,11 @@ class Weights:
         self._lock = threading.Lock()
         self._homes: dict[str, Path] = {}
 
-    def refer(self, model: onnx.ModelProto, path: Path, weights: Path) -> None:
-        """Have candidates of a model find its weights; those inside it go into a file, if they are large.
-
-        Args:
-            model: Changed in place.
-            path: Where it was read from.
-            weights: The folder with its external files.
-        """
+    def refer(self, model: onnx.ModelProto, weights: Path) -> None:
+        """Have candidates of a model find its weights, in the folder ``weights``; large ones inside it go into a file."""
         files, inside = external_files(model), sum(map(inner_bytes, model.graph.initializer))
         if not files or inside > EMBED_LIMIT_BYTES or not all(_is_plain(weights, location) for location in files):
-            share_weights(model, path, self._folder, weights)
+            share_weights(model, weights, self._folder)
             self._homes |= dict.fromkeys(external_files(model), self._folder)
             return
         self._note(files, weights.absolute())

@@ -49,7 +49,7 @@ def parted(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder.mkdir()
     copy = ModelProto()
     copy.CopyFrom(model)
-    share_weights(copy, tmp_path / "none.onnx", folder, tmp_path)
+    share_weights(copy, tmp_path, folder)
     assert external_files(copy)
     return copy, folder
 
@@ -211,7 +211,7 @@ def in_files(folder: Path, layout: str) -> Path:
 def shared(source: Path, folder: Path) -> ModelProto:
     folder.mkdir()
     model = load_model(source)
-    share_weights(model, source, folder, source.parent)
+    share_weights(model, source.parent, folder)
     return model
 
 
