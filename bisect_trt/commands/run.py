@@ -234,7 +234,7 @@ def _compare_saved(call: Call) -> Result:
             tolerance.check_names(shared)
             seen = compare_all(reference, target, tolerance, shared, details=True)
             if len(samples) > 1:
-                seen = [comparison.of_sample(number) for comparison in seen]
+                seen = [replace(each, sample=number) for each in seen]
             table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
     return table.conclude()
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,8 @@ class CommandCheck:
 
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
-        return _filled(self.argv, {"python": sys.executable, **files.placeholders()})
+        known = {"python": sys.executable, **files.placeholders()}
+        return [_PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), word) for word in self.argv]
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Run it on a candidate, with one input sample after the other until it fails."""
@@ -199,11 +200,6 @@ class CommandCheck:
             return Outcome(Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds)
         reason = f"exit status {end.code}, but not the failure asked for"
         return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
-
-
-def _filled(words: Iterable[str], known: dict[str, str]) -> list[str]:
-    """The words of a command with the placeholders that are known filled in."""
-    return [_PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), word) for word in words]
 
 
 def _text(log: Path, last: int | None = None) -> str:

@@ -170,7 +170,8 @@ def _compare_numbers(
             found["past_tolerance"] = _past_tolerance(absolute[mismatch], ours[mismatch], tolerance)
     found["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat = _worst(theirs, ours, absolute, mismatch, finite)
-    found["worst"] = WorstElement(_index(flat, shape), theirs[flat].item(), ours[flat].item(), float(absolute[flat]))
+    index = tuple(map(int, np.unravel_index(flat, shape)))
+    found["worst"] = WorstElement(index, theirs[flat].item(), ours[flat].item(), float(absolute[flat]))
     needed = (_largest(absolute, within_rel), _largest(relative, within_abs)) if details else (0.0, 0.0)
     if stat is ErrorStat.QUANTILE:
         found["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
@@ -200,10 +201,6 @@ def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) 
     if options.nonfinite_equal:
         same |= np.isnan(reference) & np.isnan(target)
     return same
-
-
-def _index(flat: Any, shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ANN401 - an integer of Python or NumPy
-    return tuple(int(place) for place in np.unravel_index(int(flat), shape))
 
 
 def _promote(values: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
@@ -236,16 +236,8 @@ class TensorComparison:
         if self.worst.error != 0:
             text += f" at {self.worst.index}: expected {_short(self.worst.reference)}, got {_short(self.worst.target)}"
         text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements mismatch)"
-        return f"{text}; {self.describe_ties()}" if self.ties else text
-
-    def describe_ties(self) -> str:
-        """Return the number of elements that are one step off, as text."""
         are = "element is" if self.ties == 1 else "elements are"
-        return f"{self.ties} {are} one quantization step off, as ties in rounding are"
-
-    def of_sample(self, number: int) -> TensorComparison:
-        """Return the comparison with the number of its input sample."""
-        return replace(self, sample=number)
+        return f"{text}; {self.ties} {are} one quantization step off, as ties in rounding are" if self.ties else text
 
 
 def _rounded_up(value: float) -> str:

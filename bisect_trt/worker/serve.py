@@ -245,7 +245,7 @@ class Worker:
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
             seen = compare_sample(session, request, sample, number)
-            comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
+            comparisons += [replace(each, sample=number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
         latency = None
