@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
-from bisect_trt.onnxlib.cut import cut, mark_outputs
+from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import share_names
@@ -29,7 +29,7 @@ from bisect_trt.onnxlib.units import NetworkUnits, Patterns
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.reference import Constants, Models, Reference
+from bisect_trt.probe.reference import Models, Reference, stored_values
 from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -306,9 +306,9 @@ class Subject:
         return Patterns(self.network, self.units.searched)
 
     @cached_property
-    def constants(self) -> Constants:
+    def constants(self) -> StoredValue:
         """Values of weights that nodes compute."""
-        return Constants(self.network, self.units, self.models)
+        return stored_values(self.network, self.units, self.models)
 
     @cached_property
     def original(self) -> Candidate:
@@ -327,7 +327,7 @@ class Subject:
             outputs: Its outputs; by default all tensors that something outside reads.
         """
         bare = self.units.bare(units)
-        piece = cut(self.network, map(self.network.order.__getitem__, bare), self.infos, self.constants.value, outputs)
+        piece = cut(self.network, map(self.network.order.__getitem__, bare), self.infos, self.constants, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
         made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)

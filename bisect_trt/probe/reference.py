@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from onnx import numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import constant_value, shape_value
-from bisect_trt.onnxlib.cut import cut, mark_outputs, nothing_stored, plan_slices
+from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
 from bisect_trt.onnxlib.units import NetworkUnits
@@ -120,35 +121,24 @@ class Models:
         return onnx.load(str(path), load_external_data=False) if reply else None
 
 
-class Constants:
-    """Computes weights that nodes make, each once, on the reference runtime."""
+def stored_values(network: Network, units: NetworkUnits, models: Models) -> StoredValue:
+    """Return a function that computes weights that nodes make, each once, on the reference runtime.
 
-    def __init__(self, network: Network, units: NetworkUnits, models: Models) -> None:
-        """Nothing is computed yet."""
-        self._network = network
-        self._units = units
-        self._models = models
-        self._values: dict[str, onnx.TensorProto] = {}
+    It raises an ``UnavailableError`` if ONNX Runtime cannot compute a weight.
+    """
 
-    def value(self, name: str) -> onnx.TensorProto:
-        """The value as an initializer of that name.
-
-        Raises:
-            UnavailableError: ONNX Runtime cannot compute it.
-        """
-        if name not in self._values:
-            constant = constant_value(self._network.nodes[self._network.producer[name]])
-            self._values[name] = self._compute(name) if constant is None else constant
-        return self._values[name]
-
-    def _compute(self, name: str) -> onnx.TensorProto:
-        network = self._network
-        maker = network.rank[network.producer[name]]
-        nodes = self._units.to_nodes(self._units.with_weights([maker]))
-        made = self._models.run("constant", cut(network, nodes, {}, self.value, [name]).proto, {})
+    @cache
+    def value(name: str) -> onnx.TensorProto:
+        maker = network.producer[name]
+        if (constant := constant_value(network.nodes[maker])) is not None:
+            return constant
+        nodes = units.to_nodes(units.with_weights([network.rank[maker]]))
+        made = models.run("constant", cut(network, nodes, {}, value, [name]).proto, {})
         if isinstance(made, Failed):
             raise ModelRefusedError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
         return numpy_helper.from_array(made[name], name)
+
+    return value
 
 
 class InferredValues:
