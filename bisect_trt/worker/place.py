@@ -21,12 +21,18 @@ FIRST_LINE = (
     'f=os.fdopen(0,"rb",0);exec(eval(f.readline()))'
 )
 """The program that an interpreter of any version is started with: one line, without single quotes, so that shells keep it."""
-_PUBLIC = {
-    "python": "another interpreter",
-    "ssh": "another host",
-    "command": "another machine or container",
-    "ray": "a Ray cluster",
+_FORMS: dict[Kind, tuple[str, str, str]] = {
+    "python": ("(?P<python>.+)", "python=PATH", "another interpreter"),
+    "env": ("(?P<env>.+)", "env='PACKAGE==VERSION ...'", "another environment"),
+    "ssh": ("(?P<host>[^-,][^,]*)(?:,python=(?P<python>.+))?", "ssh=HOST,python=PATH", "another host"),
+    "command": ("(?P<command>.+)", "command='... python3 -'", "another machine or container"),
+    "ray": (
+        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?",
+        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores",
+        "a Ray cluster",
+    ),
 }
+"""The pattern of the words after ``=``, the form in messages, and the name in public reports, by kind."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Place:
     @property
     def public(self) -> str:
         """The place for a public report: without a path of this machine or the name of a host."""
-        return self.said if self.kind == "env" else _PUBLIC[self.kind]
+        return self.said if self.kind == "env" else _FORMS[self.kind][2]
 
 
 @dataclass(frozen=True)
@@ -102,19 +108,6 @@ _SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=5
 """No terminal and no questions; a host that is gone is noticed. The rest is in ~/.ssh/config."""
 
 
-_FORMS: dict[Kind, tuple[str, str]] = {
-    "python": ("(?P<python>.+)", "python=PATH"),
-    "env": ("(?P<env>.+)", "env='PACKAGE==VERSION ...'"),
-    "ssh": ("(?P<host>[^-,][^,]*)(?:,python=(?P<python>.+))?", "ssh=HOST,python=PATH"),
-    "command": ("(?P<command>.+)", "command='... python3 -'"),
-    "ray": (
-        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?",
-        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores",
-    ),
-}
-"""The pattern of the words after ``=``, and the form in messages, by kind."""
-
-
 def parse(word: str) -> tuple[Kind, dict[str, str]]:
     """The kind and the parts of a place as it is written after ``--on``; nothing is started.
 
@@ -128,7 +121,7 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
             f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH, "
             "command='... python3 -' or ray=auto."
         )
-    pattern, form = _FORMS[kind]
+    pattern, form, _ = _FORMS[kind]
     found = re.fullmatch(pattern, rest)
     if found is None or (kind == "command" and not _words(rest)):
         raise ValueRefusedError(f"--on {word}: write it as {form}.")
