@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-import onnx
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
+from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
@@ -32,7 +32,7 @@ from bisect_trt.errors import (
     UsageError,
     ValueRefusedError,
 )
-from bisect_trt.onnxlib.nodes import all_nodes
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.candidate import Candidate
@@ -91,7 +91,7 @@ class ReleaseCheck:
         """Probe one candidate; its environment is created first if needed."""
         began = time.monotonic()
         try:
-            return self._judged(self._run(files, cancel), files.model)
+            return self._judged(self._run(files, cancel))
         except (UnavailableError, UsageError) as error:  # of this release only
             signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
             files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
@@ -107,31 +107,28 @@ class ReleaseCheck:
             outcome = replace(self.check, workers=pool).run(files, cancel)
         return replace(outcome, severity=None)  # the size of the error may differ between releases
 
-    def _judged(self, outcome: Outcome, model: Path) -> Outcome:
+    def _judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""
         if outcome.ending is not Ending.BROKEN:
             return outcome
-        refusal = refusal_of(outcome, model)
-        if self.failure is not None and refusal_of(self.failure, model) == refusal:
+        refusal = refusal_of(outcome, self.subject.network)
+        if self.failure is not None and refusal_of(self.failure, self.subject.network) == refusal:
             return replace(outcome, signature=self.failure.signature)
         if self.target is not None and self.target.target.does_not_know(outcome.reason, newest=self.newest):
             return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {outcome.reason}")
         return replace(outcome, signature=refusal)
 
 
-def refusal_of(failure: Outcome | Record, model: Path) -> str:
+def refusal_of(failure: Outcome | Record, network: Network) -> str:
     """Return the kind of a failure with the node and operator that its message names first.
 
     Messages change between releases. The text, without operands, counts only where it names no node.
     """
-    kind = failure.signature.partition(":")[0]
-    nodes = list(all_nodes(onnx.load(str(model), load_external_data=False)))
-    for words in ({node.name: f"{node.op_type} {node.name}" for node in nodes}, {n.op_type: n.op_type for n in nodes}):
-        matches = {word: re.search(rf"(?<![\w/.]){re.escape(word)}(?![\w/])", failure.reason) for word in words if word}
-        found = {match.start(): words[word] for word, match in matches.items() if match is not None}
-        if found:
-            return f"{kind}: {found[min(found)]}"
-    return error_class(failure.signature)
+    kind, operators = failure.signature.partition(":")[0], {node.op_type for node in network.nodes}
+    if nodes := named_nodes(network, failure.reason):
+        return f"{kind}: {network.nodes[nodes[0]].op_type} {network.nodes[nodes[0]].name}"
+    named = next((word for word in re.findall(r"\w+", failure.reason) if word in operators), None)
+    return error_class(failure.signature) if named is None else f"{kind}: {named}"
 
 
 def in_releases(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from conftest import CommandLine
 from support import arrays, bisect_trt, chain, rest_slow
@@ -19,6 +20,7 @@ from wheels import Index
 
 import bisect_trt as api
 from bisect_trt.commands.releases import refusal_of
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import BuildError, RunError
@@ -157,7 +159,7 @@ def test_a_failure_is_known_in_other_words_by_node_kind_and_operator(
         failure = (BuildError if kind == "build" else RunError)(message)
         return refusal_of(Outcome(Ending.BROKEN, f"{kind}: {failure.signature}", failure.message), model)
 
-    model = chain(tmp_path / "model.onnx")
+    model = Network(onnx.load(chain(tmp_path / "model.onnx")))
     original = refusal("run", SAYS.format("Add", "<1>", "output.SizeInBytes() == size was false"))
     assert (refusal(kind, message) == original) is same
 
