@@ -241,6 +241,8 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
         UsageError: An input does not exist or has another rank, or a dimension has different sizes in two places.
     """
     base = {name: value.shape for name, value in subject.samples[0].items()}
+    declared = {(name, axis): dim for name in base for axis, dim in enumerate(subject.declared.get(name, ()))}
+    symbols = {place: dim for place, dim in declared.items() if isinstance(dim, str)}
     sizes: dict[str, tuple[int, ...]] = {}
     places: dict[str, list[tuple[str, int]]] = {}
     for name, shape in shapes:
@@ -253,7 +255,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
                 f"--shapes: the input '{name}' has {len(base[name])} dimensions, and {len(shape)} are given; give one for each."
             )
         for axis, each in enumerate(shape):
-            called = each.name or _symbol(subject, name, axis) or f"{name}[{axis}]"
+            called = each.name or symbols.get((name, axis)) or f"{name}[{axis}]"
             if len(each.sizes) == 1 and called not in sizes and not each.name:
                 continue
             if sizes.setdefault(called, each.sizes) != each.sizes:
@@ -261,16 +263,9 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
                     f"--shapes: the dimension '{called}' has other sizes in '{name}' than before; give the same sizes."
                 )
             places.setdefault(called, []).append((name, axis))
-    everywhere = [(name, axis) for name, shape in base.items() for axis in range(len(shape))]
     for called, known in places.items():
-        known += [place for place in everywhere if _symbol(subject, *place) == called and place not in known]
+        known += [place for place, symbol in symbols.items() if symbol == called and place not in known]
     return [Dimension(called, sizes[called], tuple(places[called])) for called in sizes if len(sizes[called]) > 1]
-
-
-def _symbol(subject: Subject, name: str, axis: int) -> str | None:
-    """Return the name of a free dimension of an input in the model's file."""
-    dim = subject.declared.get(name, (None,) * (axis + 1))[axis]
-    return dim if isinstance(dim, str) else None
 
 
 def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, Any]:
