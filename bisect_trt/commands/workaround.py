@@ -243,15 +243,9 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
 def work_around(
     session: Session, case: Case, fault: Fault, output: Path, most: int = _MOST, *, everywhere: bool = True
 ) -> list[Way]:
-    """Search workarounds, and put them into the result.
+    """Search workarounds, each with ``most`` questions, and put them into the result.
 
-    Args:
-        session: The model.
-        case: The minimal case.
-        fault: The attribution of the failure.
-        output: The path of the patched model.
-        most: The largest number of questions for each kind.
-        everywhere: Whether barriers outside the culprit, and all kinds after one that passes, are tried too.
+    ``everywhere`` tries barriers outside the culprit too, and all kinds after one that passes.
     """
     order = session.subject.network.order
     nodes, ranged = frozenset(order[unit] for unit in case.minimum.units), fault.whose == "precision"

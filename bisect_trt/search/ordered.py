@@ -171,11 +171,6 @@ def sweep_points(axes: Sequence[Sequence[int]], ask: AskSize, most: int) -> dict
     """Returns the verdicts of all points, or of at most ``most`` of them, in the order of the questions.
 
     Where the grid is larger, each dimension is swept with the others at the smallest failing point, or at their middle.
-
-    Args:
-        axes: The sizes of each dimension, in ascending order.
-        ask: The verdict at a point.
-        most: The largest number of points.
     """
     if prod(map(len, axes)) <= most:
         return {point: ask(point) for point in product(*axes)}

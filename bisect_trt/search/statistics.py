@@ -101,8 +101,8 @@ def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple
     cheaper: one such run counts for all candidates. The cost is the number of runs and of different candidates together.
 
     Args:
-        failures: As for :func:`luck`.
-        passes: As for :func:`luck`.
+        failures: The number of runs that failed where a failure was seen.
+        passes: The number of passes of each candidate that may be a failing one too.
         allowed: The largest probability of chance.
     """
     best, least = (0, [0] * len(passes)), math.inf
