@@ -202,34 +202,39 @@ def chain(path: Path, length: int = 4) -> Path:
     return save(path, nodes, [numpy_helper.from_array(np.ones(SHAPE[-1], np.float32), "one")])
 
 
-def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
-    """A chain whose ``Mul`` named ``big`` makes 90000, more than fp16 has, and whose next node makes that 0.9 again."""
-    weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
-    steps = [*(("Add", "one", f"a{i}") for i in range(before)), ("Mul", "big", "big"), ("Mul", "small", "small")]
-    steps += [("Add", "one", f"b{i}") for i in range(after)]
-    nodes, last = [], "x"
-    for op, weight, name in steps:
-        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
+def line(steps: Iterable[tuple[str, str, str]]) -> list[onnx.NodeProto]:
+    """Nodes one behind the other, from ``x``: of each its operator, what else it reads, and its name."""
+    last, nodes = "x", []
+    for op, reads, name in steps:
+        nodes.append(helper.make_node(op, [last, *reads.split()], [f"{name}_out"], name=name))
         last = f"{name}_out"
-    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
-    return save(path, nodes, tensors)
+    return nodes
+
+
+OVERFLOWS = {"big": 3e4, "small": 1e-5, "one": 1.0}
+
+
+def overflowing_line(before: int = 3, after: int = 3) -> list[onnx.NodeProto]:
+    """A chain whose ``Mul`` named ``big`` makes 90000, more than fp16 has, and whose next node makes that 0.9 again."""
+    steps = [*(("Add", "one", f"a{i}") for i in range(before)), ("Mul", "big", "big"), ("Mul", "small", "small")]
+    return line([*steps, *(("Add", "one", f"b{i}") for i in range(after))])
+
+
+def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
+    """Write a model of :func:`overflowing_line`."""
+    return save(path, overflowing_line(before, after), OVERFLOWS)
 
 
 def overflowing_products(path: Path) -> Path:
     """The same in matrix products, which no GPU fuses into one kernel with wider numbers inside; ``x`` is [16, 64]."""
-    weights = {"one": np.array(1), "much": np.full((64, 64), 4000.0), "little": np.full((64, 64), 1e-6)}
+    weights = {"one": 1, "much": [[4000.0] * 64] * 64, "little": [[1e-6] * 64] * 64}
     steps = [
         ("Add", "one", "before"),
         ("MatMul", "much", "big"),
         ("MatMul", "little", "small"),
         ("Add", "one", "after"),
     ]
-    nodes, last = [], "x"
-    for op, weight, name in steps:
-        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
-        last = f"{name}_out"
-    tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
-    return save(path, nodes, tensors, inputs={"x": (16, 64)}, outputs={last: (16, 64)})
+    return save(path, line(steps), weights, inputs={"x": (16, 64)}, outputs={"after_out": (16, 64)})
 
 
 def chained_convolutions(

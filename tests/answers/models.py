@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from support import model_of
+from support import OVERFLOWS, line, model_of, overflowing_line
 
 _FLOAT = TensorProto.FLOAT
 Shape = Sequence[int | str]
@@ -30,18 +30,9 @@ def _save(
     return path
 
 
-def _line(steps: Sequence[tuple[str, str, str]]) -> list[onnx.NodeProto]:
-    """Nodes one behind the other, from ``x``: of each its operator, what else it reads, and its name."""
-    last, nodes = "x", []
-    for op, reads, name in steps:
-        nodes.append(helper.make_node(op, [last, *reads.split()], [f"{name}_out"], name=name))
-        last = f"{name}_out"
-    return nodes
-
-
 def chain(path: Path, names: str, *, rows: int | str = 2) -> Path:
     """Nodes of these names, one behind the other; each adds 1."""
-    nodes, shape = _line([("Add", "one", name) for name in names.split()]), (rows, 4)
+    nodes, shape = line([("Add", "one", name) for name in names.split()]), (rows, 4)
     return _save(path, nodes, {"one": 1.0}, {"x": shape}, {nodes[-1].output[0]: shape})
 
 
@@ -52,7 +43,7 @@ def long(path: Path, length: int, bad: dict[int, str]) -> Path:
 
 def branches(path: Path, left: str, right: str, tail: str = "end") -> Path:
     """Two chains from one input that a last node adds up."""
-    sides = [_line([("Add", "one", name) for name in names.split()]) for names in (left, right)]
+    sides = [line([("Add", "one", name) for name in names.split()]) for names in (left, right)]
     nodes = [*sides[0], *sides[1]]
     nodes.append(helper.make_node("Add", [side[-1].output[0] for side in sides], ["joined"], name="join"))
     nodes.append(helper.make_node("Add", ["joined", "one"], [f"{tail}_out"], name=tail))
@@ -70,17 +61,14 @@ def two_outputs(path: Path, names: str = "a wrong.b c d wrong.e f", at: str = "c
 
 def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
     """A chain whose ``big`` makes 90000, more than fp16 has, and whose next node makes that 0.9 again."""
-    weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
-    steps = [*(("Add", "one", f"a{i}") for i in range(before)), ("Mul", "big", "big"), ("Mul", "small", "small")]
-    steps += [("Add", "one", f"b{i}") for i in range(after)]
-    return _save(path, _line(steps), weights)
+    return _save(path, overflowing_line(before, after), OVERFLOWS)
 
 
 def two_overflows(path: Path) -> Path:
     """Two places past fp16 in one chain, which come back each time."""
     kinds = (("Add", "one", "a"), ("Mul", "big", "big"), ("Mul", "small", "small"), ("Relu", "", "t"))
     steps = [(op, weight, f"{name}{number}") for number in (1, 2) for op, weight, name in kinds]
-    return _save(path, _line(steps), {"one": 1.0, "big": 3e5, "small": 1e-5})
+    return _save(path, line(steps), {"one": 1.0, "big": 3e5, "small": 1e-5})
 
 
 def cancelling(path: Path, mean: float = 1e4) -> Path:
@@ -150,7 +138,7 @@ def external(path: Path, names: str = "a wrong.b c") -> Path:
     """Matrix products whose weights lie in a file beside the model."""
     values = np.random.default_rng(2)
     weights = {f"w_{name}": values.normal(0, 0.5, (4, 4)).astype(np.float32) for name in names.split()}
-    _save(path, _line([("MatMul", f"w_{name}", name) for name in names.split()]), weights)
+    _save(path, line([("MatMul", f"w_{name}", name) for name in names.split()]), weights)
     model = onnx.load(str(path))
     onnx.save(model, str(path), save_as_external_data=True, location=f"{path.stem}.data", size_threshold=0)
     return path
@@ -228,7 +216,7 @@ def tanhs(path: Path) -> Path:
     weight = np.random.default_rng(3).normal(0, 0.5, (4, 4)).astype(np.float32)
     reads = {"Add": "one", "MatMul": "w", "Tanh": ""}
     operators = enumerate(("Add", "Tanh", "MatMul", "Tanh", "Add", "Tanh"))
-    return _save(path, _line([(op, reads[op], f"n{place}") for place, op in operators]), {"one": 1.0, "w": weight})
+    return _save(path, line([(op, reads[op], f"n{place}") for place, op in operators]), {"one": 1.0, "w": weight})
 
 
 def foldable(path: Path) -> Path:

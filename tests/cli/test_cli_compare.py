@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from building import text_model
 from conftest import CommandLine
-from onnx import helper, numpy_helper
 from support import (
     READ_NPZ,
     SHAPE,
@@ -23,7 +23,6 @@ from support import (
     node_names,
     overflowing,
     read_json,
-    save,
     script,
 )
 
@@ -54,8 +53,9 @@ def test_outputs_by_name_pattern_and_operator(cli: CommandLine, here: Path, word
 
 def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     values = np.arange(3000, dtype=np.float32).reshape(1000, 3)
-    nodes = [helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0), helper.make_node("Add", ["x", "s"], ["y"])]
-    model = onnx.load(str(save(here / "m.onnx", nodes, [numpy_helper.from_array(values, "w")])))
+    model = text_model(
+        "(float[2, 3] x) => (float[2, 3] y)", "s = ReduceSum<keepdims = 0>(w) y = Add(x, s)", {"w": values}
+    )
     onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
     (here / "weights").mkdir()
     Path("m.data").rename("weights/m.data")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_text
 from conftest import CommandLine
-from onnx import TensorProto, helper
+from onnx import helper
 from support import (
     COMMANDS,
     SHAPE,
@@ -47,14 +48,10 @@ def write_files(folder: Path) -> None:
     chain(folder / "chain.onnx", 8)
     chain(folder / "there.onnx", 1)
     onnx.save(lower_fp16(onnx.load(folder / "m.onnx")), folder / "half.onnx")
-    steps = [
-        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], name="quantize"),
-        helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
-    ]
-    save(folder / "quantized.onnx", steps, {"scale": 0.5})
-    for name, dtype, shape in (("integers", TensorProto.INT64, SHAPE), ("free", TensorProto.FLOAT, ("n", "m"))):
-        add, types = helper.make_node("Add", ["x", "x"], ["y"]), {"x": dtype, "y": dtype}
-        save(folder / f"{name}.onnx", [add], inputs={"x": shape}, outputs={"y": shape}, types=types)
+    quantize = "quantize = QuantizeLinear(x, scale) y = DequantizeLinear(quantize, scale)"
+    save_text(folder / "quantized.onnx", "(float[2, 3] x) => (float[2, 3] y)", quantize, {"scale": 0.5})
+    for name, kind in (("integers", "int64[2, 3]"), ("free", "float[n, m]")):
+        save_text(folder / f"{name}.onnx", f"({kind} x) => ({kind} y)", "y = Add(x, x)")
     x = np.ones(SHAPE, np.float32)
     np.savez(folder / "x.npz", x=x)
     np.savez(folder / "y.npz", y=x)

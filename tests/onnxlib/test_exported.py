@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import proto_of
+from building import proto_of, text_model
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,30 +21,21 @@ from bisect_trt.onnxlib.nodes import Module, module_of
 from bisect_trt.onnxlib.roundings import find_roundings, lows_of
 from bisect_trt.tensors.tolerance import Precision
 
+WAYS, SECRET = (("then", "Neg"), ("else", "Identity")), "Secret (a) => (b) { b = Neg(a) }"
+
 
 def model_with(weight: TensorProto, op: str = "Add") -> onnx.ModelProto:
     """``op`` of an input and a weight, inside a function and inside a branch too."""
-    opsets = [helper.make_opsetid("", 17)]
-    ends = [helper.make_tensor_value_info(name, weight.data_type, list(weight.dims)) for name in ("first", "last")]
-    body = [helper.make_node(op, ["a", "b"], ["mid"], name="inside"), helper.make_node("Identity", ["mid"], ["c"])]
-    function = helper.make_function("own", "Twice", ["a", "b"], ["c"], body, opsets)
-    unused = helper.make_function("own", "Secret", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opsets)
-    branch = [
-        helper.make_graph(
-            [helper.make_node(kind, ["half"], [f"{kind}_out"])],
-            kind,
-            [],
-            [helper.make_tensor_value_info(f"{kind}_out", weight.data_type, list(weight.dims))],
-        )
-        for kind in ("Neg", "Identity")
-    ]
-    nodes = [
-        helper.make_node("Twice", ["first", weight.name], ["half"], domain="own", name="outside"),
-        helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
-        helper.make_node("If", ["yes"], ["last"], then_branch=branch[0], else_branch=branch[1]),
-    ]
-    stored, functions = {weight.name: weight}, [function, unused]
-    model = proto_of(nodes, ends[:1], ends[1:], stored, domains=["own"], functions=functions)
+    kind = f"{TensorProto.DataType.Name(weight.data_type).lower()}[{', '.join(map(str, weight.dims))}]"
+    branches = [f"{way}_branch = {way} () => ({kind} {way}_out) {{ {way}_out = {made}(half) }}" for way, made in WAYS]
+    twice = f"Twice (a, b) => (c) {{ mid = {op}(a, b) c = Identity(mid) }}"
+    functions = " ".join(f'<domain: "own", opset_import: ["" : 17]> {each}' for each in (twice, SECRET))
+    body = (
+        f"half = own.Twice(first, weight) yes = Constant<value = bool {{1}}>() last = If(yes) <{', '.join(branches)}>"
+    )
+    model = text_model(f"({kind} first) => ({kind} last)", body, opset=17, functions=functions)
+    model.functions[0].node[0].name, model.graph.node[0].name = "inside", "outside"
+    model.graph.initializer.append(weight)
     onnx.checker.check_model(model)
     return model
 

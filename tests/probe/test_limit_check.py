@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_proto
+from building import save_proto, save_text
 from conftest import CommandLine
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support import overflowing, read_json, rest_slow
 
 from bisect_trt.commands.latency import named_in
@@ -84,9 +84,8 @@ def test_the_quantized_group_that_costs_more_than_it_brings_is_named(here: Path,
 def test_a_disabled_optimizer_is_the_cause(here: Path, cli: CommandLine, words: tuple[str, ...], switch: str) -> None:
     """A product of weights is computed in each run."""
     weights = np.random.default_rng(0).standard_normal((384, 384)).astype(np.float32)
-    nodes = [helper.make_node("MatMul", ["w", "w"], ["ww"]), helper.make_node("MatMul", ["x", "ww"], ["y"])]
-    x, y = ((name, TensorProto.FLOAT, [4, 384]) for name in "xy")
-    save_proto("m.onnx", nodes, [x], [y], {"w": weights})
+    ends = "(float[4, 384] x) => (float[4, 384] y)"
+    save_text("m.onnx", ends, "ww = MatMul(w, w) y = MatMul(x, ww)", {"w": weights}, opset=17)
     cli("cause", "m.onnx", "--onnxrt", *words, *SLOW[3:], "--json", "c.json")
     assert read_json(here / "c.json")["cause"] == [[switch]]
 
@@ -200,18 +199,9 @@ def test_another_form_of_a_model_is_compared_with_the_model_itself(here: Path, c
 def test_out_of_memory_is_a_failure_that_is_searched(here: Path) -> None:
     """Folding a large constant takes it twice, and the reference takes it once."""
     size = 100_000_000
-    value = helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0])
-    steps: list[tuple[str, str, str, dict[str, Any]]] = [
-        ("Tanh", "x", "t", {}),
-        ("ConstantOfShape", "n", "big", {"value": value}),
-        ("Gather", "big zero", "one", {}),
-        ("Add", "t one", "y", {}),
-    ]
-    nodes = [helper.make_node(op, reads.split(), [made], name=made, **more) for op, reads, made, more in steps]
-    ints = [numpy_helper.from_array(np.array([value], np.int64), name) for name, value in (("n", size), ("zero", 0))]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], ints)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+    body = "t = Tanh(x) big = ConstantOfShape<value = float[1] {1}>(n) one = Gather(big, zero) y = Add(t, one)"
+    weights = {"n": np.array([size]), "zero": np.array([0])}
+    save_text("m.onnx", "(float[1] x) => (float[1] y)", body, weights, opset=17)
     plain = "import onnx, bisect_trt.tensors.compare, onnxruntime; s = onnxruntime.InferenceSession({!r})"
     code = f"{plain.format(str(overflowing(here / 'small.onnx')))}; print(open('/proc/self/status').read())"
     status = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
