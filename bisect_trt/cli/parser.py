@@ -35,7 +35,7 @@ COMMON = frozenset(
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
 RARE = frozenset(
     {
-        *("calibration_cache", "sensitivity", "archive", "validation_data"),
+        *("calibration_cache", "sensitivity", "archive", "save_onnx", "validation_data", "keep_set"),
         *("fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }
 )

@@ -7,16 +7,18 @@ suspects; a search with ``--slower-than`` proves.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import onnx
 
 from bisect_trt.commands.checks import CheckSettings, baseline_of
 from bisect_trt.commands.session import Session
-from bisect_trt.errors import UnsuitableModelError
+from bisect_trt.errors import InputValuesError, UnsuitableModelError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.options.compare import Limits
@@ -24,6 +26,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
 from bisect_trt.report.text import shorten
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import Trace
 
@@ -90,6 +93,39 @@ def beside(network: Network, target: Layers, baseline: Layers) -> list[dict[str,
     return sorted(rows.values(), key=lambda row: row["baseline_ms"] - row["ms"])
 
 
+def read_profile(path: Path) -> Layers:
+    """Read the profile of ``trtexec --exportProfile``, or one of ours.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        found = [entry for entry in json.loads(path.read_bytes()) if "name" in entry]
+        times = [float(entry.get("medianMs", entry["averageMs"])) for entry in found]
+        return [{"tensors": (), **entry, "ms": ms} for entry, ms in zip(found, times, strict=True)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputValuesError(
+            f"--baseline {path} is no profile ({type(error).__name__}: {error}); give what trtexec --exportProfile writes."
+        ) from error
+
+
+def write_profile(path: Path, layers: Layers) -> None:
+    """Write a profile as trtexec does, with the ``tensors`` of each layer."""
+    part = 100 / (sum(layer["ms"] for layer in layers) or 1.0)
+    same = "timeMs", "averageMs", "medianMs"
+    entries = [
+        {
+            "name": each["name"],
+            **dict.fromkeys(same, each["ms"]),
+            "percentage": part * each["ms"],
+            "tensors": each["tensors"],
+        }
+        for each in layers
+    ]
+    with replacing(path) as file:
+        file.write(json.dumps([{"count": 1}, *entries], indent=1).encode())
+
+
 def profile(session: Session, target: TargetSettings, place: Place | None = None) -> Layers:
     """Return the layers of a target with their times.
 
@@ -119,7 +155,13 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
     """
     subject, console, result = session.subject, session.console, session.result
     console.step(f"{target.describe()} beside {what or 'the reference'}, layer by layer")
-    sides = profile(session, target), profile(session, *baseline_of(subject.workers, what, target))
+    read = Path(what) if what is not None and what.endswith(".json") else None
+    sides = [profile(session, target)]
+    sides.append(read_profile(read) if read else profile(session, *baseline_of(subject.workers, what, target)))
+    for name, layers in zip(("profile", "baseline_profile"), sides, strict=True):
+        path = subject.workspace.folder / f"{name}.json"
+        write_profile(path, layers)
+        result.artifacts[name] = str(path)
     rows = beside(subject.network, *sides)
     for row in rows:
         row["nodes"] = subject.describe_nodes(sorted(row["nodes"], key=subject.network.rank.__getitem__))
@@ -136,7 +178,7 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
         for row in rows
     ]
     console.table(("difference", "target", "baseline", "nodes"), shown, _SHOWN)
-    if mine > _RATIO * its:
+    if mine > _RATIO * its and read is None:
         limits = Limits(slower_than=_RATIO, baseline=what)
         result.suggest(session.command("diagnose", CheckSettings(target=target, limits=limits)))
     return result.end()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import saving_best
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ConflictError, UsageError
+from bisect_trt.errors import ConflictError, UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups
-from bisect_trt.mixed_precision.answer import deliver, leave_best, tell_suspects
+from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calibrated, make_nodes
@@ -27,7 +29,9 @@ from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.result import Result
+from bisect_trt.probe.workspace import RUNS_FOLDER
+from bisect_trt.report.result import RESULT_FILE, Result, read_result
+from bisect_trt.search.oracle import Minimum
 from bisect_trt.targets.options import Target
 
 
@@ -109,6 +113,8 @@ def find_precision(task: Task, search: Search) -> Result:
     """
     task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
     fix = Fix(task)
+    if task.settings.options.keep_set is not None:
+        return _write_set(fix, task.settings.options.keep_set)
     try:
         with saving_best(lambda: leave_best(fix)):
             return task.until_done(lambda: _find(fix, search))
@@ -135,3 +141,52 @@ def _find(fix: Fix, search: Search) -> Result:
     ladder = bool(task.settings.bits and task.settings.half)
     fix.search(nothing_may_pass=ladder)
     return deliver_ladder(fix) if task.settings.rungs else deliver(fix)
+
+
+def _write_set(fix: Fix, count: int) -> Result:
+    """Write a set of the last run's curve, and probe it.
+
+    Raises:
+        UsageError: No run of this model has a curve, or its curve has no such set.
+    """
+    task, space = fix.task, fix.task.space
+    last = _last_curve(task)
+    chosen = next((point for point in last["curve"] if point["nodes"] == count), None)
+    if chosen is None:
+        sizes = ", ".join(str(point["nodes"]) for point in last["curve"])
+        raise ValueRefusedError(
+            f"--keep-set {count}: the curve of the last run has sets of {sizes} {space.noun}s; give one of these."
+        )
+    needed, units = [node["outputs"] for node in last["minimal"]], frozenset(chosen["keep"])
+    minimal = frozenset(unit for unit in units if space.describe(frozenset({unit}))[0]["outputs"] in needed)
+    fix.minimum, fix.why = Minimum(minimal, proven=last["minimal_proven"], why=last["why"]), None
+    fix.keep(units)
+    task.console.step("Written and read back: does it pass?")
+    minimum = write_answer(fix)
+    curve = [{**point, "recommended": point is chosen} for point in last["curve"]]
+    task.result.extra |= {"curve": curve, "validation": {**chosen, "recommended": True}}
+    task.conclude(minimum)
+    task.result.culprits = space.culprits(units)
+    tell(task)
+    return task.result
+
+
+def _last_curve(task: Task) -> dict[str, Any]:
+    """The result of the last run that searched this model for this precision.
+
+    Raises:
+        UsageError: There is none.
+    """
+    files = sorted(Path(RUNS_FOLDER).glob(f"*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    wanted = ("precision", task.result.model.get("sha256"), task.settings.low)
+    for file in files:
+        try:
+            last = read_result(file)
+        except UnavailableError:
+            continue
+        if (last["command"], last["model"].get("sha256"), last.get("precision")) == wanted and last.get("curve"):
+            return last
+    raise ValueRefusedError(
+        f"--keep-set: no run under {RUNS_FOLDER} has a curve for this model in {task.settings.low}; run the same command "
+        "without it."
+    )

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings, tolerance_options
 from bisect_trt.commands.metric import measure, score
@@ -24,6 +26,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.save import check_output, save_model
 from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
@@ -44,9 +47,9 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Trace
 OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
 MARK_ALL = "mark all"
-_SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs"}
+_SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"}
 """Options about single outputs."""
-_NEED_A_MODEL = {"onnx_exclude_outputs", "save_inputs", "save_outputs"}
+_NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
 """Options that do not apply to saved outputs."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "uint8": "int8"}
 """The precisions of types in the layers of engines, where a type has another name."""
@@ -64,6 +67,8 @@ def run(call: Call) -> Result:
         return _compare_saved(call)
     target = call[Target].required(engines=True)
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
+    if options.save_onnx is not None:
+        check_output(options.save_onnx, overwrite=True)
     metric, limits = call.deciding(bounded=False)
     call.open(None, options.load_outputs)
     if limits is not None:
@@ -274,6 +279,8 @@ def _compare_target(
         for fed, file in zip(inputs, golden[0][1], strict=True):
             session.answered(models.collect(model, fed, file), "the reference")
 
+    _save_lowered(session, model, target, options.save_onnx)
+
     def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:
         samples = tuple(map(Sample, inputs, golden))
         request = Compare(target, model, samples, tolerance, tuple(names), every=True, details=True)
@@ -305,6 +312,16 @@ def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -
         known = _shared(run.name, sample, names, session.console)
         save_npz(files[-1], {name: sample[name] for name in known})
     return files
+
+
+def _save_lowered(session: Session, model: Path, target: TargetSettings, path: Path | None) -> None:
+    """Write the model that the target runs, if asked for: with the compared outputs, and lowered if Casts lower it."""
+    if path is None:
+        return
+    lowered = session.answered(session.subject.models.lowered(model, target))
+    written = onnx.load(str(model), load_external_data=False) if lowered is None else lowered
+    save_model(written, session.subject.workspace.weights.folder_of(written), path)
+    session.result.artifacts["onnx"] = str(path)
 
 
 def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()) -> list[str]:

@@ -179,7 +179,8 @@ class MetricOptions:
 BASELINE = option(
     metavar="WHAT",
     help="What speed is compared with: a release (onnxruntime==1.17.3), an option of the target "
-    "(graph-optimization-level=basic), a precision (fp32) or a target (openvino); default the reference.",
+    "(graph-optimization-level=basic), a precision (fp32) or a target (openvino), for layerwise also a profile of trtexec "
+    "(FILE.json); default the reference.",
 )
 MEASURE_SECONDS = 20.0
 _MEMORIES = ("run", "build", "device")

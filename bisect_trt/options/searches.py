@@ -159,6 +159,10 @@ class PrecisionOptions:
     fresh_samples: Annotated[int, counted("Hold sets against N samples that the search has not seen.", least=0)] = (
         FRESH_SAMPLES
     )
+    keep_set: Annotated[
+        int | None,
+        option(metavar="N", min=0, help="Write the set of N nodes of the last run's curve, without a new search."),
+    ] = None
     int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False
     ladder: Annotated[
         Sequence[str] | None,
@@ -353,6 +357,7 @@ class RunOptions:
             help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
+    save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")

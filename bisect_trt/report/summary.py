@@ -244,7 +244,7 @@ def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
     others = [point for point in result.get("curve") or () if not point["recommended"]]
     if others and result["command"] == "precision":
         sets = [f"{p['nodes']} ({p['passed']} of {p['samples']} samples pass)" for p in others[:4]]
-        yield "", f"Other sets: {', '.join(sets)}"
+        yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
     if not proven and result["command"] != "precision":
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
     if result.get("rounding"):

@@ -51,6 +51,16 @@ def test_outputs_by_name_pattern_and_operator(cli: CommandLine, here: Path, word
     assert [*matches(cli, model, "--onnxrt", "--onnx-outputs", *words.split())] == names.split()
 
 
+def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    matches(cli, model, "--onnxrt", "--onnx-outputs", "big_out", "--save-onnx", "plain.onnx")
+    assert [value.name for value in onnx.load("plain.onnx").graph.output] == ["big_out"]
+    matches(cli, model, "--onnxrt", "--fp16", "--save-onnx", "half.onnx", status=1)
+    casts = [node for node in onnx.load("half.onnx").graph.node if node.op_type == "Cast"]
+    assert any(node.attribute[0].i == onnx.TensorProto.FLOAT16 for node in casts)
+    matches(cli, "half.onnx", "--onnxrt", "--validate", status=1)  # it overflows on its own
+
+
 def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     values = np.arange(3000, dtype=np.float32).reshape(1000, 3)
     model = text_model(

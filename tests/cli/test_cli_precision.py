@@ -156,6 +156,16 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
     assert held["fails_under"] == pytest.approx(1 - 0.05 ** (1 / 200))
     assert held["sentence"][1:] in " ".join(ran.out.split())
     assert not any(name.startswith("/aside") for name in safe)
+    # Another set of the curve is written without a search.
+    small = result["curve"][0]["nodes"]
+    assert small < len(safe)
+    line = ("precision", "model.onnx", "-o", "small.onnx", "--json", "s.json", *TARGET, *given_sample, "--keep-set")
+    again = cli(*line, str(small)).ended(0).result
+    assert (len(again["keep_fp32"]), Path("small.onnx").exists()) == (small, True)
+    assert again["curve"] == [{**point, "recommended": point["nodes"] == small} for point in result["curve"]]
+    assert again["probes"]["run"] <= 4
+    refused = cli(*line, "9999", "--overwrite")
+    assert (refused.status, f"{small}" in refused.err) == (2, True)
 
 
 def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(

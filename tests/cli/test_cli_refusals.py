@@ -239,6 +239,8 @@ REFUSALS = """
 1006 folder | extract m.onnx -o folder
 1006 folder | run m.onnx T --save-outputs folder
 1006 nowhere | run m.onnx T --report nowhere/r.html
+1006 nowhere | run m.onnx T --save-onnx nowhere/o.onnx
+1003 --save-onnx | run --load-outputs a.npz a.npz --save-onnx o.onnx
 1006 m.onnx | diagnose m.onnx T -o m.onnx
 1006 m.onnx | convert chain.onnx -o m.onnx --fp16
 1006 there.onnx --overwrite | reduce m.onnx T -o there.onnx

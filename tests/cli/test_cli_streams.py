@@ -45,7 +45,7 @@ def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"real", "link", "dangling", "made"}
 
 
-OPTIONS = ["--json", "--report", "--junit", "--save-inputs", "--save-outputs"]
+OPTIONS = ["--json", "--report", "--junit", "--save-inputs", "--save-outputs", "--save-onnx"]
 
 
 @pytest.mark.parametrize("option", OPTIONS)

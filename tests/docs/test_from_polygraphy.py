@@ -31,7 +31,7 @@ COMMANDS = {
     "run --load-outputs a.npz b.npz --check-error-stat max t1:median": 1,
     "run --load-outputs inf.npz inf.npz --infinities-compare-equal --validate": 1,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
-    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --fp16": 0,
+    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp16": 0,
     "run model.onnx --onnxrt --onnx-outputs mark all --onnx-exclude-outputs t1": 0,
     "run model.onnx --onnxrt --providers cpu --iterations 1": 0,
     "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,

@@ -16,7 +16,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import overflowing, read_json, rest_slow
 
-from bisect_trt.commands.latency import named_in
+from bisect_trt.commands.latency import named_in, read_profile
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.probe.limit_check import baseline_target
 from bisect_trt.targets.messages import BuildError, RunError
@@ -256,6 +256,12 @@ def test_layers_are_beside_the_baselines_by_the_nodes_they_run(here: Path, cli: 
     for side in ("", "baseline_"):
         whole = result["latency"][f"{side}ms"]
         assert sum(row[f"{side}ms"] for row in rows) == pytest.approx(whole)
+        written = read_profile(Path(result["artifacts"][f"{side}profile"]))
+        assert sum(layer["ms"] for layer in written) == pytest.approx(whole)
+    again = ["--latency", "--baseline", result["artifacts"]["baseline_profile"], "--json", "again.json"]
+    assert cli("layerwise", "m.onnx", target, *slow, *again).status == 0
+    whole = read_json(here / "again.json")["latency"]["baseline_ms"]
+    assert whole == pytest.approx(result["latency"]["baseline_ms"])
 
 
 def test_a_fused_layer_is_known_by_the_names_in_its_own() -> None:
