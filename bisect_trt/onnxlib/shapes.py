@@ -140,19 +140,19 @@ def value_info(
     return declared.get(name) or onnx.ValueInfoProto(name=name)
 
 
-AT_ONCE = 2048
-"""Nodes of a stretch. A network below twice as many is inferred at once."""
+AT_ONCE = 512
+"""Nodes of a stretch. A network below eight times as many is inferred at once."""
 _SHAPE_BYTES = 1 << 16
 """A larger weight is no shape: inference gets only its type, since it copies, and no message can have 2 GB."""
 
 
-def infer(network: Network, at_once: int = AT_ONCE, *, follow_values: bool = False) -> Declarations | None:
+def infer(network: Network, at_once: int = 0, *, follow_values: bool = False) -> Declarations | None:
     """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
 
     ``follow_values`` propagates sizes that nodes compute from shapes. A large network is inferred in stretches.
     """
     order, known = network.order, Declarations(network.declared)
-    step = at_once if len(order) >= 2 * at_once else len(order)
+    step = at_once or (AT_ONCE if len(order) >= 8 * AT_ONCE else len(order))
     try:
         for start in range(0, len(order), step):
             model = _stretch(network, order[start : start + step], known)

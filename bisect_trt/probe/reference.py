@@ -329,6 +329,7 @@ class Reference:
 
         for place, part in enumerate(slices):
             if place:
+                infos = fed  # frees the index of the tensors so far, 100 bytes for each, before it is read again
                 infos = ChainMap(fed, cast("Any", ActivationStore(self.store).infos))
             made = [name for index in part for name in network.made(index)]
             if part is slices[-1]:  # the weights too that the graph returns

@@ -85,15 +85,16 @@ class Kept:
         """Return whether a set is enough."""
         return self.shrink(units) is self.goal
 
-    def leave_out(self, units: Subset, *, again: int = 0) -> Verdict:
+    def leave_out(self, units: Collection[int], *, again: int = 0, rest: Subset | None = None) -> Verdict:
         """Ask whether some units more can be left out, and go on from there if they can.
 
         Args:
             units: What to leave out.
             again: The number of other candidates to ask about where one is unresolved: each has a unit back that is known
                 not to be needed, the nearest first. With the next question it is left out again.
+            rest: What is kept then, where the caller has that set.
         """
-        rest = self.units.difference(self._spare, units)
+        rest = self.units.difference(self._spare, units) if rest is None else rest
         spare, verdict = Subset(), self.shrink(rest)
         if again and verdict is Verdict.UNRESOLVED:
             ends = (min(units), max(units))

@@ -239,7 +239,7 @@ def find_culprits(
 
     def shorten(prefix: Subset, again: int = 0) -> Verdict:
         nonlocal passed
-        verdict = kept.leave_out(kept.units - prefix, again=again)
+        verdict = kept.leave_out([unit for unit in kept.units if unit not in prefix], again=again, rest=prefix)
         passed = len(prefix) if verdict is Verdict.PASS else passed
         return verdict
 
