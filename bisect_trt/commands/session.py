@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.search.confirm import FLAKY, confirm
+from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
 from bisect_trt.search.oracle import (
     Ask,
     Completion,
@@ -211,11 +211,24 @@ class Session:
         """
         if minimum is not FAILURE_LOST:
             return self.doubted(minimum)
+        subject = self.subject
+        rebuilt = subject.cut(subject.units.with_weights(subject.units.everything))
+        was, now = subject.original.proto.graph, rebuilt.proto.graph
+        parts = ("node", "initializer", "input", "output")
+        if all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts) and self._passes_now():
+            raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
         raise RebuiltPasses(
-            "Re-serializing the model makes the failure disappear, so it cannot be cut: it depends on unused nodes and weights, "
-            "metadata or the order of nodes, or it is flaky. Check whether the model that `bisect-trt sanitize` writes still "
-            "fails; `bisect-trt repeat` measures how often the original does."
+            "Re-serializing the model makes the failure disappear, so it cannot be cut. Unused nodes and weights, metadata and "
+            "the order of nodes may be lost; check whether the model that `bisect-trt sanitize` writes still fails."
         )
+
+    def _passes_now(self) -> bool:
+        """Whether the original, which failed, passes in another probe; not probed with a measured rate or a prompt."""
+        if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
+            return False
+        with suppress(BudgetSpent):
+            return self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
+        return False
 
     def settle(self, case: Case) -> Candidate:
         """Return a case as a candidate, with the values of the input sample on which it fails."""

@@ -105,6 +105,7 @@ class Point:
             "sentence": self.describe(),
             "nodes": len(self.units),
             "holds": self.holds,
+            "keep": sorted(self.units),
         }
 
 

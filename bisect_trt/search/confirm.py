@@ -34,6 +34,7 @@ from bisect_trt.search.statistics import Flakiness, confirmations
 from bisect_trt.search.strategy import make_minimal, neighbours
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
+ORIGINAL_PASSED = "the original failed, and did not when asked again"
 READ_BACK = "the result, read back"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
 _LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"

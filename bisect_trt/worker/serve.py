@@ -283,6 +283,7 @@ class Worker:
 
     def _measure(self, request: Measure) -> Measured:
         feed, runtime = load_npz(request.inputs), self._runtime(request.target)
+        idle = self._idle_lost(request, runtime)  # first, because a place holds one model
         before, _, device = self._memory()
         build_s, session = _timed_load(runtime, request.model, feed)
         peaks = {"build": self._memory()[1]}
@@ -298,19 +299,33 @@ class Worker:
             return measured
         from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure
 
-        beside, idle = None, 0.0
+        beside = None
         if request.baseline is not None:
             try:
-                other = self._baseline(request.baseline, request.beside)
-                beside = Timed.of(other.load(request.baseline_model or request.model, feed), feed)
+                runtime = self._baseline(request.baseline, request.beside)
+                beside = Timed.of(runtime.load(request.baseline_model or request.model, feed), feed)
             except (BuildError, RunError, ConnectionLost, ProcessDied, BisectError) as error:
                 return replace(measured, refused=str(error))
-            if (key := (request.target, request.baseline, request.beside)) not in self._idle:
-                self._idle[key] = _idle_s(runtime, other)
-            idle = max(request.lost(*self._idle[key]), 0.0)
         judge = partial(request.judge, idle_s=idle)
         seen = compare_blocks(Timed.of(session, feed), beside, judge, request.budget_s, request.share)
         return replace(measured, idle_s=idle, **vars(seen))
+
+    def _idle_lost(self, request: Measure, runtime: Runtime) -> float:
+        """Seconds that a model that computes nothing loses to the baseline; 0 without one, and where that is not known."""
+        if request.baseline is None:
+            return 0.0
+        if (key := (request.target, request.baseline, request.beside)) not in self._idle:
+            try:
+                self._idle[key] = _idle_s(runtime, self._baseline(request.baseline, request.beside))
+            except (
+                BuildError,
+                RunError,
+                ConnectionLost,
+                ProcessDied,
+                BisectError,
+            ):  # reported where the model itself is loaded
+                return 0.0
+        return max(request.lost(*self._idle[key]), 0.0)
 
     def _baseline(self, settings: TargetSettings, place: Place | None) -> Runtime:
         """The runtime of a baseline, in a connection of its own where it runs in a place."""
@@ -353,7 +368,7 @@ def _timed_load(runtime: Runtime, model: Path, feed: Feed) -> tuple[float, Runti
 
 
 def _idle_s(*sides: Runtime) -> tuple[float, ...]:
-    """Seconds that one run of a model that computes nothing takes on each side; 0 if a side's settings do not fit that model."""
+    """Seconds that one run of a model that computes nothing takes on each side."""
     import numpy as np  # noqa: PLC0415 - few workers measure
 
     from bisect_trt.worker.timing import Timed  # noqa: PLC0415 - few workers measure
@@ -361,10 +376,7 @@ def _idle_s(*sides: Runtime) -> tuple[float, ...]:
     feed = {"x": np.zeros(1, np.float32)}
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder) / "tiny.onnx").write_bytes(TINY_MODEL)
-        try:
-            timed = [Timed.of(each.load(path, feed), feed) for each in sides]
-        except (BuildError, RunError):
-            return 0.0, 0.0
+        timed = [Timed.of(each.load(path, feed), feed) for each in sides]
         return tuple(min(each.block() for _ in range(_IDLE_BLOCKS)) for each in timed)
 
 
