@@ -41,7 +41,7 @@ def test_run_and_precision(cli: CommandLine, model: Path) -> None:
 
 
 def test_pieces(cli: CommandLine, model: Path) -> None:
-    for command in (["reduce", "-o", "small.onnx"], ["layerwise"], ["diagnose", "-o", "out"]):
+    for command in (["reduce", "-o", "small.onnx"], ["diagnose", "-o", "out"]):
         name, *rest = command
         ran = cli(name, model, *rest, *SCORED, "--max-drop", "2%", "--json", f"{name}.json")
         print(ran.out, ran.err)
