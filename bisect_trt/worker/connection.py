@@ -34,10 +34,8 @@ from bisect_trt.worker.channel import (
     send,
     write_all,
 )
-from bisect_trt.worker.place import FIRST_LINE, GREETING, Place
+from bisect_trt.worker.place import FIRST_LINE, GREETING, OLDEST, Place
 
-OLDEST = (3, 10)
-"""The oldest Python that a worker runs on."""
 START_SECONDS = 120.0
 """Seconds that a command may take to start an interpreter."""
 _TIDY_SECONDS = 2.0

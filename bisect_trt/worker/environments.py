@@ -25,8 +25,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import PlaceError, ResourceError, ValueRefusedError
-from bisect_trt.worker.connection import OLDEST
 from bisect_trt.worker.guard import scratch
+from bisect_trt.worker.place import OLDEST
 from bisect_trt.worker.process import Cancel, run_to_end
 
 FOLDER = "BISECT_TRT_ENVS"

@@ -16,6 +16,8 @@ _DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
 """The dash of ``python3 -``, at the end of a command."""
 GREETING = b"@bisect-trt-worker "
 """Printed first by the interpreter of a place, followed by its version."""
+OLDEST = (3, 10)
+"""The oldest Python that a worker runs on."""
 FIRST_LINE = (
     'import os,sys;n=os.write(1,("\\n@bisect-trt-worker %d.%d.%d\\n"%sys.version_info[:3]).encode());'
     'f=os.fdopen(0,"rb",0);exec(eval(f.readline()))'

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from bisect_trt.errors import BisectError
 from bisect_trt.tensors.kernel import oom_kills
-from bisect_trt.worker import serve
 from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import Forked, guard
 from bisect_trt.worker.place import Place
@@ -78,6 +77,8 @@ class WorkerProcess:
 
     def _serve(self, env: Mapping[str, str], requests: int, replies: int) -> None:
         """Be the worker, in a fork of the driver."""
+        from bisect_trt.worker import serve  # noqa: PLC0415 - the driver itself does not need it
+
         os.close(self._request_write)
         os.close(self._reply_read)
         os.environ.update(env)
