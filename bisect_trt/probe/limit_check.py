@@ -111,6 +111,7 @@ class LimitCheck(BuiltinCheck):
             None if limits.latency_limit is None else limits.latency_limit / 1e3,
             None if limits.percentile is None else limits.percentile / 100,
             limits.build_time_limit,
+            piecewise=files.target is None,
         )
         reply = self.workers.ask(request, self.timeout, cancel, log=files.log, confirm=self.confirm)
         if isinstance(reply, Failed):

@@ -220,6 +220,7 @@ class Measure(OnModel[Measured]):
         limit_s: Seconds past which a block is too long.
         share: The share of single runs that has to keep ``limit_s``; ``None`` where the fastest run of each block counts.
         build_limit_s: Seconds past which a build is timed again, three times at most.
+        piecewise: Whether pieces of the model are compared by what they lose, so that what an idle model loses has to be known.
     """
 
     inputs: Path
@@ -232,6 +233,7 @@ class Measure(OnModel[Measured]):
     limit_s: float | None = None
     share: float | None = None
     build_limit_s: float | None = None
+    piecewise: bool = True
 
     def lost(self, seconds: float, baseline: float) -> float:
         """Return the seconds that a block takes longer than the baseline's, or than the ratio allows if that is less than 1."""

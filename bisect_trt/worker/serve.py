@@ -312,7 +312,7 @@ class Worker:
 
     def _idle_lost(self, request: Measure, runtime: Runtime) -> float:
         """Seconds that a model that computes nothing loses to the baseline; 0 without one, and where that is not known."""
-        if request.baseline is None:
+        if request.baseline is None or not request.piecewise:
             return 0.0
         if (key := (request.target, request.baseline, request.beside)) not in self._idle:
             try:
