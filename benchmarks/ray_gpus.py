@@ -41,7 +41,7 @@ def cluster(number: int, resource: str) -> Iterator[str]:
         [*command, "--block"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     address = f"127.0.0.1:{port}"
-    look = [sys.executable, "-m", "bisect_trt.worker.cluster", address, "CPU"]
+    look = [sys.executable, "-m", "bisect_trt.worker.place", address, "CPU"]
     try:
         while subprocess.run(look, capture_output=True, check=False).returncode != 0 and started.poll() is None:
             time.sleep(1)

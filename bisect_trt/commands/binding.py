@@ -24,7 +24,7 @@ from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import replacing
-from bisect_trt.worker.place import Place, make_place, parse
+from bisect_trt.worker.place import Place, make_place, parse, slots
 from bisect_trt.worker.protocol import Failed, Look
 
 RUN_FILE = "run.json"
@@ -153,8 +153,6 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
     for word in options.on:
         kind, parts = parse(word)
         if kind == "ray":
-            from bisect_trt.worker.cluster import slots  # noqa: PLC0415 - as above
-
             places += slots(word, parts["address"], "CPU" if parts["resource"] == "cpus" else "GPU")
         else:
             places.append(make_place(word, environment))

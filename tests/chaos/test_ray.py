@@ -65,7 +65,7 @@ class Cluster:
             return subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)
 
     def _wait(self, nodes: int) -> None:
-        command = [sys.executable, "-m", "bisect_trt.worker.cluster", self.address, "CPU"]
+        command = [sys.executable, "-m", "bisect_trt.worker.place", self.address, "CPU"]
         deadline = time.monotonic() + 180
         while True:
             said = subprocess.run(command, capture_output=True, text=True, check=False)

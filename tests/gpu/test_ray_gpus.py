@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         more = ["--include-dashboard=false", "--disable-usage-stats"]
         started = subprocess.Popen([*command, *more], stdout=stream, stderr=stream, start_new_session=True)
     address = f"127.0.0.1:{port}"
-    look = [sys.executable, "-m", "bisect_trt.worker.cluster", address, "GPU"]
+    look = [sys.executable, "-m", "bisect_trt.worker.place", address, "GPU"]
     for _ in range(30):
         if subprocess.run(look, capture_output=True, check=False).returncode == 0:
             break
