@@ -1,7 +1,7 @@
 """Requests to a worker and their replies: frozen dataclasses, each request with its type of reply.
 
 A worker on this machine runs the same interpreter and the same package as its driver, so an :class:`Order` and its
-:class:`Answered` are pickled. What goes to another machine is JSON; see :mod:`bisect_trt.worker.remote`.
+:class:`Answered` are pickled. What goes to another machine is JSON; see :mod:`bisect_trt.worker.connection`.
 """
 
 from __future__ import annotations

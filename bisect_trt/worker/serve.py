@@ -403,7 +403,7 @@ def _print_to(log: Path) -> None:
 def _runtime_in(place: Connection | None, settings: TargetSettings) -> Runtime:
     if place is None:
         return make_runtime(settings)
-    from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
+    from bisect_trt.worker.connection import RemoteRunner  # noqa: PLC0415 - for a place alone
 
     return Runtime(settings, RemoteRunner(settings, place))
 

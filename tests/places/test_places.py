@@ -32,11 +32,10 @@ from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.channel import ConnectionLost, ProcessDied
-from bisect_trt.worker.connection import Connection, application
+from bisect_trt.worker.connection import Connection, RemoteRunner, application
 from bisect_trt.worker.place import OLDEST, Place, make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import Failed, Look
-from bisect_trt.worker.remote import RemoteRunner
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
 HERE = f"python={sys.executable}"
