@@ -174,8 +174,8 @@ def probes(models: list[onnx.ModelProto], count: int) -> dict[str, Any]:
             seconds.append(round(time.monotonic() - began, 3))
             if not isinstance(answer.reply, Compared):
                 raise SystemExit(str(answer.reply))
-            host.append(answer.host_bytes)
-            gpu.append(answer.gpu_bytes)
+            host.append(answer.memory["host"])
+            gpu.append(answer.memory["gpu"])
         os.dup2(output, 1)
     return {"seconds": seconds, "host": host, "gpu": gpu}
 

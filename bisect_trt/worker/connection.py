@@ -109,14 +109,14 @@ class Connection:
     """Calls the program in a place.
 
     Attributes:
-        memory: Bytes that the process there holds: ``host``, ``peak``, ``gpu``.
+        memory: Bytes that the process there holds; see ``host.held``.
         printed: What was printed there since this was last reset.
     """
 
     def __init__(self, place: Place) -> None:
         """The place is started by the first call."""
         self.place, self.printed, self._in, self._out = place, "", -1, -1
-        self.memory: Mapping[str, int] = {}
+        self.memory: Mapping[str, int] = dict.fromkeys(("host", "peak", "gpu"), 0)
         self._files: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._kept = contextlib.ExitStack()

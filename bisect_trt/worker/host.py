@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import json
 import os
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -145,9 +144,7 @@ class Host:
             known, content = getattr(self, call["call"])(call, payload)
         except Exception as error:
             known = {"error": failure(error)}
-        gpu = max((r.gpu_memory() for r in self._runtimes.values() if hasattr(r, "gpu_memory")), default=0)
-        memory = {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
-        return {**known, "memory": memory}, content
+        return {**known, "memory": held(self._runtimes.values())}, content
 
     def facts(self, call: dict[str, Any], _: bytearray) -> Reply:
         """Facts of the machine; see :func:`facts`."""
@@ -246,6 +243,12 @@ class Host:
         return self._link(call["model"], folder / "model.onnx")
 
 
+def held(runtimes: Iterable[Any]) -> dict[str, int]:
+    """Bytes that this process holds (``host``) and has held (``peak``), and that all hold on the GPU of one of its runtimes."""
+    gpu = max((runtime.gpu_memory() for runtime in runtimes if hasattr(runtime, "gpu_memory")), default=0)
+    return {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
+
+
 def run_times(session: Any, feed: Mapping[str, Any], runs: int) -> list[float]:  # noqa: ANN401 - of a runner module
     """Seconds of each of several runs of a loaded model."""
     seconds = []
@@ -307,8 +310,10 @@ def facts(packages: list[str]) -> dict[str, Any]:
 
 def installed(package: str) -> str:
     """The version of a package; empty where it is not installed."""
+    from importlib import metadata  # noqa: PLC0415 - a worker starts without
+
     try:
-        return str(importlib.metadata.version(package))
+        return str(metadata.version(package))
     except Exception:  # not there, or without metadata
         return ""
 

@@ -296,12 +296,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Answered:
-    """A reply, or an exception to raise where the request was made; the memory of the worker, and of its GPU in use by all."""
+    """A reply, or an exception to raise where the request was made; and the memory of the worker, see ``host.held``."""
 
     reply: Any
-    host_bytes: int = 0
-    gpu_bytes: int = 0
-    peak_bytes: int = 0
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 BEGUN = {"event": "begun"}

@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, kind_of
 from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
-from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, names_of
+from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.kernel import forget_peak, status_bytes
+from bisect_trt.tensors.kernel import forget_peak
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.channel import Closed, ConnectionLost, ProcessDied, receive, send
+from bisect_trt.worker.host import held
 from bisect_trt.worker.place import Seen
 from bisect_trt.worker.protocol import (
     BEGUN,
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
 _MOST_RUNTIMES = 16
 _RUN = (BuildEngine, Collect, Compare, Measure, Score)
 """The requests that run or build a model."""
-
-
+_FAILURES = (RuntimeFailure, ConnectionLost, ProcessDied, BisectError)
+"""Errors that mean that a baseline does not run."""
 _BUILDS = 3
 """The number of times that a slow build is timed."""
 _IDLE_BLOCKS = 5
@@ -191,12 +192,12 @@ class Worker:
             traceback.print_exc()
             name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
-        host, peak, gpu = self._memory()
+        memory = self._memory()
         if self._place is not None:
             print(self._place.printed, end="", flush=True)
             self._place.printed = ""
-            peak = status_bytes("VmHWM:") + (peak if self._place.place.local else 0)
-        return Answered(reply, host, gpu, peak)
+            memory |= {"peak": held(())["peak"] + (memory["peak"] if self._place.place.local else 0)}
+        return Answered(reply, memory)
 
     def close(self) -> None:
         """Leave the places."""
@@ -284,17 +285,18 @@ class Worker:
     def _measure(self, request: Measure) -> Measured:
         feed, runtime = load_npz(request.inputs), self._runtime(request.target)
         idle = self._idle_lost(request, runtime)  # first, because a place holds one model
-        before, _, device = self._memory()
+        before = self._memory()
         build_s, session = _timed_load(runtime, request.model, feed)
-        peaks = {"build": self._memory()[1]}
+        built = self._memory()
         if not request.target.build_only:
             run(session, feed)
-        _, peaks["run"], loaded = self._memory()
+        ran = self._memory()
         for _ in range(_BUILDS - 1):
             if request.build_limit_s is not None and build_s > request.build_limit_s:
                 build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
-        memory = {name: max(peak - before, 0) for name, peak in peaks.items()}
-        measured = Measured(build_s, {**memory, "device": max(loaded - device, 0)})
+        peaks = {name: seen["peak"] - before["host"] for name, seen in (("build", built), ("run", ran))}
+        peaks["device"] = ran["gpu"] - before["gpu"]
+        measured = Measured(build_s, {name: max(size, 0) for name, size in peaks.items()})
         if request.budget_s is None:
             return measured
         from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure
@@ -304,7 +306,7 @@ class Worker:
             try:
                 runtime = self._baseline(request.baseline, request.beside)
                 beside = Timed.of(runtime.load(request.baseline_model or request.model, feed), feed)
-            except (BuildError, RunError, ConnectionLost, ProcessDied, BisectError) as error:
+            except _FAILURES as error:
                 return replace(measured, refused=str(error))
         judge = partial(request.judge, idle_s=idle)
         seen = compare_blocks(Timed.of(session, feed), beside, judge, request.budget_s, request.share)
@@ -317,13 +319,7 @@ class Worker:
         if (key := (request.target, request.baseline, request.beside)) not in self._idle:
             try:
                 self._idle[key] = _idle_s(runtime, self._baseline(request.baseline, request.beside))
-            except (
-                BuildError,
-                RunError,
-                ConnectionLost,
-                ProcessDied,
-                BisectError,
-            ):  # reported where the model itself is loaded
+            except _FAILURES:  # reported where the model itself is loaded
                 return 0.0
         return max(request.lost(*self._idle[key]), 0.0)
 
@@ -333,12 +329,11 @@ class Worker:
             self._beside[place] = _connect(place)
         return _runtime_in(self._beside[place], settings)
 
-    def _memory(self) -> tuple[int, int, int]:
-        """Bytes of the process that runs models: now, at the peak since this was last asked, and of the GPU in use."""
+    def _memory(self) -> dict[str, int]:
+        """Bytes that the process that runs models holds; the peak is the one since this was last called. See ``host.held``."""
         if self._place is not None:
-            return tuple(self._place.memory.get(name, 0) for name in ("host", "peak", "gpu"))  # type: ignore[return-value]  # three
-        gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-        seen = status_bytes("VmRSS:"), status_bytes("VmHWM:"), gpu
+            return dict(self._place.memory)
+        seen = held(self._runtimes.values())
         forget_peak()
         return seen
 

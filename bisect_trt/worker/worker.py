@@ -59,7 +59,8 @@ class WorkerProcess:
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
         self.served, self.gpu, self.place, self.worn_out = 0, gpu, place, False
-        self._surroundings, self._busy, self._first_memory = surroundings(), False, (0, 0)
+        self._surroundings, self._busy = surroundings(), False
+        self._first_memory: Mapping[str, int] = {}
         more = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
             more["TMPDIR"] = str(guard.scratch())
@@ -123,17 +124,16 @@ class WorkerProcess:
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
         if isinstance(order.request, BuildEngine | Compare):
-            gate.saw(answer.peak_bytes)
+            gate.saw(answer.memory["peak"])
         if isinstance(reply, BisectError):
             raise reply
         return answer
 
     def _see_wear(self, answer: Answered) -> None:
         """The first answers load libraries and warm caches up; what is added for long after them is lost."""
-        memory = answer.host_bytes, answer.gpu_bytes
         if self.served <= 2:
-            self._first_memory = memory
-        grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
+            self._first_memory = answer.memory
+        grown = any(answer.memory[name] - self._first_memory[name] > GROWTH_LIMIT for name in ("host", "gpu"))
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
     def _receive(self, limits: ProcessLimits) -> Message:
