@@ -6,7 +6,7 @@ It is immutable. Nodes stay the protobuf messages of the original; ``cut.py`` ex
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from graphlib import CycleError
 from itertools import chain
@@ -19,7 +19,7 @@ from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import captured_names, describe_module, drawing_nodes, held, label, module_of, reads
 from bisect_trt.onnxlib.shapes import Declarations, infer
-from bisect_trt.tensors.info import Infos
+from bisect_trt.tensors.info import ByName, Infos
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -28,25 +28,16 @@ if TYPE_CHECKING:
 _INVALID = "so the model is not valid ONNX."
 
 
-class Initializers(Mapping[str, onnx.TensorProto]):
-    """Initializers by name, without a Python object for each, which takes half a kilobyte."""
+class Initializers(ByName[onnx.TensorProto]):
+    """Initializers by name."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._tensors = graph.initializer
-        self._places = {intern(tensor.name): place for place, tensor in enumerate(self._tensors)}
+        self._index = {intern(tensor.name): place for place, tensor in enumerate(self._tensors)}
 
     def __getitem__(self, name: str) -> onnx.TensorProto:
-        tensor: onnx.TensorProto = self._tensors[self._places[name]]
+        tensor: onnx.TensorProto = self._tensors[self._index[name]]
         return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
 
 
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:

@@ -7,7 +7,7 @@ network is inferred in stretches, each with the types of those before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
 from sys import intern
@@ -25,7 +25,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone
-from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name
+from bisect_trt.tensors.info import ByName, Infos, TensorInfo, dtype_from_name
 
 if TYPE_CHECKING:
     from bisect_trt.onnxlib.network import Network
@@ -77,12 +77,12 @@ def element_type(dtype: np.dtype[np.generic]) -> int:
     return int(helper.np_dtype_to_tensor_dtype(dtype))
 
 
-class Declarations(Mapping[str, onnx.ValueInfoProto]):
+class Declarations(ByName[onnx.ValueInfoProto]):
     """Types of tensors by name, as bytes that tensors of the same type share: a message takes hundreds of bytes."""
 
     def __init__(self, known: Declarations | None = None) -> None:
         """Start with other declarations."""
-        self._kinds: dict[str, bytes] = {} if known is None else dict(known._kinds)
+        self._index: dict[str, bytes] = {} if known is None else dict(known._index)
         self._shared: dict[bytes, bytes] = {}
 
     def put(self, value: onnx.ValueInfoProto) -> None:
@@ -90,27 +90,18 @@ class Declarations(Mapping[str, onnx.ValueInfoProto]):
         bare = clone(value)
         bare.ClearField("name")
         kind = bare.SerializeToString()
-        self._kinds[intern(value.name)] = self._shared.setdefault(kind, kind)  # the network shares the name
+        self._index[intern(value.name)] = self._shared.setdefault(kind, kind)  # the network shares the name
 
     def __getitem__(self, name: str) -> onnx.ValueInfoProto:
         value = onnx.ValueInfoProto()
-        value.ParseFromString(self._kinds[name])
+        value.ParseFromString(self._index[name])
         value.name = name
         return value
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._kinds
-
     def infos(self) -> Infos:
         """Return types and shapes of the plain tensors."""
-        one_of_each = {kind: name for name, kind in self._kinds.items()}
-        return Infos(self._kinds, {kind: to_info(self[name]) for kind, name in one_of_each.items()}.get)
+        one_of_each = {kind: name for name, kind in self._index.items()}
+        return Infos(self._index, {kind: to_info(self[name]) for kind, name in one_of_each.items()}.get)
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:

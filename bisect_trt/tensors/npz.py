@@ -24,7 +24,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, UsageError
-from bisect_trt.tensors.info import dtype_from_name, is_extension
+from bisect_trt.tensors.info import ByName, dtype_from_name, is_extension
 
 _KINDS = "biufcV"
 """Numbers, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
@@ -138,7 +138,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from err
 
 
-class NpzFile(Mapping[str, NDArray[Any]]):
+class NpzFile(ByName[NDArray[Any]]):
     """The tensors of an ``.npz`` file, each read on access.
 
     Raises:
@@ -148,18 +148,12 @@ class NpzFile(Mapping[str, NDArray[Any]]):
     def __init__(self, path: Path) -> None:
         self._path = path
         with _reading(path), _opened(path) as archive:
-            self._entries = {entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()}
+            self._index = {entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        entry = self._entries[name]
+        entry = self._index[name]
         with _reading(self._path), _opened(self._path) as archive:
             return _read_entry(archive, entry)[1]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import json
 import os
 import weakref
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from sys import intern
 from typing import IO, Any, cast
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import RunFolderError
-from bisect_trt.tensors.info import Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
+from bisect_trt.tensors.info import ByName, Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
 from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.npz import cannot_write, replacing
 
@@ -116,7 +116,7 @@ def _read(folder: Path) -> dict[str, Any]:
     return index
 
 
-class ActivationStore(Mapping[str, NDArray[Any]]):
+class ActivationStore(ByName[NDArray[Any]]):
     """Tensors of :func:`write_store` by name in the order they were added, each read from the disk on access.
 
     Values are read-only: views of the file, up to 1 MiB copies.
@@ -135,28 +135,19 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
         self._folder = folder
         types = [TensorInfo("", dtype_from_name(dtype), tuple(dims)) for dtype, dims in index["types"]]
         kinds = array("L", index["kinds"])
-        self._rows: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
+        self._index: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
         self._places = array("Q", index["places"])
         self.skipped: dict[str, str] = index["skipped"]
-        self.infos = Infos(self._rows, lambda row: types[kinds[row]])  # with self in it, it would keep the file open
+        self.infos = Infos(self._index, lambda row: types[kinds[row]])  # with self in it, it would keep the file open
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
         self._file = os.open(folder / _DATA, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
-        place, size = self._places[self._rows[name]], info.nbytes or 0
+        place, size = self._places[self._index[name]], info.nbytes or 0
         content = self._data[place : place + size]
         if 0 < size <= _COPIED:
             content = np.frombuffer(os.pread(self._file, size, place), np.uint8)
@@ -168,6 +159,6 @@ class ActivationStore(Mapping[str, NDArray[Any]]):
 
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""
-        if name not in self._rows:
+        if name not in self._index:
             raise KeyError(f"no tensor '{name}' in {self._folder}: {self.skipped.get(name, 'never stored')}")
         return self.infos[name]
