@@ -29,8 +29,8 @@ from onnx import ModelProto, TensorProto
 
 from benchmarks.figures import machine
 from benchmarks.reduce import OUT, markdown
-from bisect_trt.onnxlib.emulation import emulate
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -30,11 +30,10 @@ from bisect_trt.commands.rounding import (
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
-from bisect_trt.onnxlib.emulation import lower_roundtrip, widened
 from bisect_trt.onnxlib.lower import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import drawing_nodes, label
-from bisect_trt.onnxlib.roundings import lows_of
+from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending

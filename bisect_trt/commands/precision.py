@@ -15,7 +15,8 @@ from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.ladder import deliver_ladder
-from bisect_trt.mixed_precision.nodes import built_in_check, calibrate, is_calibrated, make_nodes
+from bisect_trt.mixed_precision.lowering import calibrate, is_calibrated
+from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import (
     BITS,
     PrecisionSettings,

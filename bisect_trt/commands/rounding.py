@@ -18,9 +18,9 @@ from onnx import helper, numpy_helper
 
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.onnxlib.emulation import EXACT_OPS
 from bisect_trt.onnxlib.load import tensor_bytes
 from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes
+from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain

@@ -16,8 +16,7 @@ from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit
 from bisect_trt.mixed_precision.plain import make_plain
-from bisect_trt.mixed_precision.search import PrecisionSettings, PrecisionSpace, Task
-from bisect_trt.mixed_precision.suspicion import BREAKS, Suspect
+from bisect_trt.mixed_precision.search import BREAKS, PrecisionSettings, PrecisionSpace, Suspect, Task
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import ErrorStat

@@ -16,8 +16,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import deliver, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
-from bisect_trt.mixed_precision.lowering import known_types
-from bisect_trt.mixed_precision.nodes import NodeSpace, make_lowering
+from bisect_trt.mixed_precision.lowering import known_types, make_lowering
+from bisect_trt.mixed_precision.nodes import NodeSpace
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output

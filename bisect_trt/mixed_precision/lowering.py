@@ -16,15 +16,24 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
+from bisect_trt.commands.binding import require_target
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ModelRefusedError, OutputFileError, UnknownNameError, UnsuitableModelError, UsageError
-from bisect_trt.mixed_precision.search import Lowering, PrecisionSettings
-from bisect_trt.onnxlib.emulation import emulate
-from bisect_trt.onnxlib.lower import LOW_TYPES, check_opset, lower_fp16, plan_slots
+from bisect_trt.errors import (
+    ConflictError,
+    ModelRefusedError,
+    OutputFileError,
+    UnknownNameError,
+    UnsuitableModelError,
+    UsageError,
+    ValueRefusedError,
+)
+from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
+from bisect_trt.onnxlib.lower import LOW_TYPES, Slots, check_opset, lower_fp16, plan_slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
-from bisect_trt.onnxlib.qdq import Group, Stored, unquantize
+from bisect_trt.onnxlib.qdq import Group, Stored, has_quantized, unquantize
 from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
+from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import element_type, take_input_shapes
 from bisect_trt.probe.candidate import Candidate
@@ -236,6 +245,11 @@ def known_types(subject: Subject) -> dict[str, int]:
     return {name: element_type(info.dtype) for name, info in subject.infos.items()}
 
 
+def low_slots(subject: Subject, precision: str) -> list[Slots]:
+    """The positions of each node that are in the low precision where nothing is kept."""
+    return plan_slots(subject.network.proto, (), known_types(subject), LOW_TYPES[precision])
+
+
 def refuse_lowered(network: Network, name: str) -> None:
     """Make sure that a model is an fp32 one.
 
@@ -269,7 +283,7 @@ def lowerable_units(
     """
     network = subject.network
     check_opset(network.proto, LOW_TYPES[precision])
-    slots = plan_slots(network.proto, (), known_types(subject), LOW_TYPES[precision])
+    slots = low_slots(subject, precision)
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
     units = [unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
     if not units:
@@ -303,3 +317,76 @@ def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collect
             )
         found |= matched
     return found
+
+
+def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()) -> Lowering:
+    """The way of lowering nodes that the target needs.
+
+    Raises:
+        UsageError: A pattern matches nothing, or there is nothing to lower.
+    """
+    lowest, target, options = "fp16" if settings.calibrated else settings.precision, settings.target, settings.options
+    units = lowerable_units(subject, lowest, options.include, options.exclude, left)
+    cast = None if settings.calibrated else CastLowering(subject, units, settings)
+    if target is not None and settings.by_layer:
+        return LayerLowering(subject, units, target, cast, left)
+    assert cast is not None, "a calibrated model is lowered layer by layer"
+    return cast
+
+
+def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
+    """Whether 8 bits are the target's own choice: the model has no Q/DQ, and the target calibrates.
+
+    Raises:
+        UnavailableError: The target is not there.
+        UsageError: Ranges are given to a search that has no use for them.
+    """
+    target = settings.target
+    able = target is not None and target.int8 and target.target.engines
+    if able and target is not None and not has_quantized(subject.network.proto):
+        require_target(subject, target)
+        if subject.about(target) == "layer":
+            return True
+    if settings.options.calibration_cache is not None:
+        raise ConflictError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
+    return False
+
+
+def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSettings:
+    """Return the settings with ranges, which are calibrated if missing.
+
+    Raises:
+        UnavailableError: The model cannot be built in INT8.
+        UsageError: The answer is to be something that has no place for it.
+    """
+    target, output = settings.target, settings.output
+    assert target is not None  # or nothing would be calibrated
+    if settings.rungs:
+        raise UnsuitableModelError(
+            f"--ladder: {subject.settings.path} has no Q/DQ to take out, and TensorRT chooses among the types itself; drop it."
+        )
+    if output.suffix not in ENGINES:
+        raise ValueRefusedError(
+            f"-o {output}: INT8 by calibration is in no ONNX model, so the answer is an engine; name it "
+            f"{output.with_suffix('.engine')}."
+        )
+    cache = settings.options.calibration_cache or subject.workspace.folder / "calibration.cache"
+    if not cache.is_file():
+        _find_ranges(subject, target, cache)
+    known = target.target.calibrating(target, (), cache)
+    return replace(settings, target=known, precision="bf16", bits=(), by_layer=True, calibrated=True)
+
+
+def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
+    """Build once with the samples of the search."""
+    samples = [subject.models.feed(f"calibration-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
+    subject.console.step(f"Find the ranges for INT8 on {len(samples)} input samples: {cache}")
+    engine = subject.workspace.scratch("calibration.engine")
+    found = target.target.calibrating(target, samples, cache)
+    failed = subject.models.build("calibration", subject.network.proto, subject.samples[0], engine, found)
+    engine.unlink(missing_ok=True)
+    if failed is not None or not cache.is_file():
+        why = "it leaves no ranges" if failed is None else failed.message
+        raise ModelRefusedError(
+            f"{target.describe()} cannot calibrate {subject.settings.path}: {why}; `bisect-trt convert --int8` is that step."
+        )

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
-from bisect_trt.mixed_precision.suspicion import Suspect
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
@@ -30,6 +29,10 @@ Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]
 BITS: tuple[Low, ...] = ("int8", "fp8", "int4")
 """Quantized types; a search for one of these searches Q/DQ groups."""
 HALVES: tuple[Low, ...] = ("fp16", "bf16")
+BREAKS = 3.0
+"""The score of a unit that breaks the tolerance alone."""
+INSIDE = 2.0
+"""The score of a node that overflows where it reads values twice as large."""
 UNUSED_RANGES = "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
 
 
@@ -166,6 +169,16 @@ class Lowering(ABC):
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - TensorRT alone may write an engine only
         """Return whether an ONNX model is written to ``path``."""
         return True
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A unit that may need high precision."""
+
+    unit: int
+    score: float
+    rule: str
+    reason: str
 
 
 class PrecisionSpace(ABC):

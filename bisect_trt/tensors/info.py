@@ -20,7 +20,7 @@ from bisect_trt.errors import PackageError
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
 
-_FP16_MAX = 65504.0
+FP16_MAX = 65504.0
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 
@@ -156,19 +156,22 @@ def is_floating(values: Array) -> bool:
     return values.dtype.kind == "f" or (is_extension(values.dtype) and "int" not in values.dtype.name)
 
 
+def finite_range(values: Array, none: float = math.nan) -> tuple[float, float]:
+    """Return the least and the largest finite value; ``none`` twice where there is none."""
+    low, high = math.inf, -math.inf
+    for elements in map(_plain, blocks(values)):
+        if (finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements).size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+    return (low, high) if low <= high else (none, none)
+
+
 def tensor_stats(values: Array) -> dict[str, float]:
     """Return the range of a real tensor of any shape.
 
     Returns:
         ``min``, ``max`` and ``absmax`` of the finite values, NaN where none is finite; the counts ``nan`` and ``inf``.
     """
-    low, high = math.inf, -math.inf
-    for elements in map(_plain, blocks(values)):
-        if (finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements).size:
-            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-    if low > high:
-        low = high = math.nan
-    nan, inf = count_nonfinite(values)
+    (low, high), (nan, inf) = finite_range(values), count_nonfinite(values)
     return {"min": low, "max": high, "absmax": max(abs(low), abs(high)), "nan": nan, "inf": inf}
 
 
@@ -193,7 +196,7 @@ def finite_rms(values: Array) -> float:
     sum in fp32 keeps nothing of these beside them, so the rounding of the others does not depend on them.
     """
     largest, limit = max((float(block.max()) for block in _magnitudes(values)), default=0.0), math.inf
-    if largest > _FP16_MAX:
+    if largest > FP16_MAX:
         half = largest / 2
         rest = max(float(block.max(initial=0.0, where=block < half)) for block in _magnitudes(values))
         limit = half if 0 < rest < largest * 2.0**-24 else limit

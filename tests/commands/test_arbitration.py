@@ -23,9 +23,9 @@ from bisect_trt.commands.arbitration import Fault, Opinions, _ignored
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.rounding import is_continuous, perturb, rounding_alone
 from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.onnxlib.emulation import widened
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import drawing_nodes
+from bisect_trt.onnxlib.roundings import widened
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings

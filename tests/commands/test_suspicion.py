@@ -17,14 +17,14 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from layered import Sketch
 
 from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.mixed_precision.nodes import make_nodes
-from bisect_trt.mixed_precision.search import Low, PrecisionSettings
-from bisect_trt.mixed_precision.suspicion import BREAKS, INSIDE, Sensitivity, Suspect, finite_range
-from bisect_trt.onnxlib.emulation import lower_roundtrip
+from bisect_trt.mixed_precision.nodes import Sensitivity, make_nodes
+from bisect_trt.mixed_precision.search import BREAKS, INSIDE, Low, PrecisionSettings, Suspect
+from bisect_trt.onnxlib.roundings import lower_roundtrip
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.tensors.info import finite_range
 from bisect_trt.tensors.npz import save_npz
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -168,7 +168,7 @@ values = arrays(np.float32, array_shapes(max_dims=2, max_side=6), elements=st.fl
 @given(values)
 def test_a_range_is_that_of_the_finite_values(array: np.ndarray) -> None:
     finite = array[np.isfinite(array)]
-    assert finite_range(array) == ((finite.min(), finite.max()) if finite.size else (0, 0))
+    assert finite_range(array, 0.0) == ((finite.min(), finite.max()) if finite.size else (0, 0))
 
 
 def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowered(here: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.onnxlib.roundings import lower_roundtrip
 
 Array = npt.NDArray[Any]
 Lowering = Callable[..., ModelProto]

@@ -38,10 +38,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import examples
 
 from benchmarks.cases import light_model
-from bisect_trt.onnxlib.emulation import emulate, lower_roundtrip, widen_tensor
 from bisect_trt.onnxlib.lower import low_tensor, lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.roundings import emulate, lower_roundtrip, widen_tensor
 from bisect_trt.onnxlib.save import refer_to
 
 STAY: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {

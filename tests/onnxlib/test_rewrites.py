@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from support import examples
 
-from bisect_trt.onnxlib.emulation import lower_roundtrip
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import RULES, NetworkView, matches, splice_in
+from bisect_trt.onnxlib.roundings import lower_roundtrip
 
 SHAPE = (2, 4, 6)
 Nodes = list[onnx.NodeProto]

@@ -139,8 +139,8 @@ class OnnxRuntimeTarget(Target):
         """
         if not settings.low_precisions:
             return None
-        from bisect_trt.onnxlib.emulation import lower_roundtrip  # noqa: PLC0415 - a command line is read without
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
         from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
         low, proto = low_type(settings), load_proto(model)

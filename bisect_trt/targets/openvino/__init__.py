@@ -92,7 +92,7 @@ class OpenVinoTarget(Target):
         low = next(iter(settings.low_precisions), None)
         if low is None or (not settings.keep and _CAPABILITIES[low] in facts["capabilities"]):
             return None
-        from bisect_trt.onnxlib.emulation import lower_roundtrip  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
         from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
         kind = low_type(settings)
