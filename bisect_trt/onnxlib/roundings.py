@@ -1,4 +1,4 @@
-"""Roundings of a model: those of its own, low precision emulated by round trips, and all of them removed (float64).
+"""Roundings of a model: its own ones, low precision emulated by round trips, and all of them removed (float64).
 
 ONNX Runtime's CPU provider computes an fp16 node without a kernel in fp32, and drops the Casts between two such nodes, so a model
 of fp16 nodes rounds and overflows less there than on a GPU. It has no bf16 kernels. It keeps a Cast to fp16 or bf16 and back to
