@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from support import Ran, verbose
+from support import Ran, json_file, verbose
 
 UNSTEADY = Path(__file__).parent / "unsteady"
 SERVER = """
@@ -69,4 +69,4 @@ def unsteady(*argv: str | Path) -> Ran:
         server.stdin.flush()
         status = server.stdout.readline()
         assert status, err.read()
-        return Ran(int(status), out.read(), err.read())
+        return Ran(int(status), out.read(), err.read(), json_file(words))

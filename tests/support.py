@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,6 +74,12 @@ class Ran:
         """The code of that error."""
         return self.error.partition("[")[2].partition("]")[0]
 
+    def refused(self, code: str, *words: str) -> Ran:
+        """The same, which ended with the error of that code and its exit status; its sentence has these words."""
+        assert (self.code, self.status) == (code, {"1": 2, "2": 4, "3": 3}[code[2]]), self.out + self.err
+        assert all(word in self.error for word in words), self.error
+        return self
+
 
 def examples(count: int) -> int:
     """So many examples of a property where depth is asked for, else as much fewer as the default is then."""
@@ -119,10 +126,10 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
 LEVELS = frozenset({"-v", "-vv", "--verbose", "-q", "--quiet"})
 
 
-def json_file(argv: Sequence[str]) -> Path | None:
+def json_file(argv: Sequence[str], cwd: Path | None = None) -> Path | None:
     """The file that a command line writes its answer to; it is there though the working directory changes."""
     own = argv[: argv.index("--check")] if "--check" in argv else argv
-    return Path(own[own.index("--json") + 1]).absolute() if "--json" in own else None
+    return ((cwd or Path.cwd()) / own[own.index("--json") + 1]) if "--json" in own else None
 
 
 def verbose(argv: Sequence[str | Path]) -> list[str]:
@@ -136,7 +143,7 @@ def bisect_trt(*argv: str | Path, cwd: Path, detailed: bool = True) -> Ran:
     """Run the command line as a process, ``detailed`` with ``-v``; the test's own limit ends what hangs."""
     command = [sys.executable, "-m", "bisect_trt", *(verbose(argv) if detailed else map(str, argv))]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return Ran(done.returncode, done.stdout, done.stderr, json_file(command, cwd))
 
 
 def command_lines(model: str | Path) -> dict[str, list[str | Path]]:
@@ -300,8 +307,19 @@ def read(path):
 
 def run_check(folder: Path, body: str, **options: Any) -> Outcome:
     """How a check of these words of the shell ends on some candidate."""
-    check = CommandCheck((script(folder / "check", body), "{model}"), **options)
-    return check.run(CandidateFiles(folder, folder / "m", (Sample(folder / "i", folder / "g"),), folder / "log"))
+    return CommandCheck((script(folder / "check", body), "{model}"), **options).run(candidate_files(folder))
+
+
+def candidate_files(folder: Path) -> CandidateFiles:
+    """The files of a candidate in a folder, none of which is there."""
+    return CandidateFiles(folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "log")
+
+
+def reproduced(folder: str | Path, *options: str, **how: Any) -> Ran:
+    """Run the reproducer of a folder, which shows the failure."""
+    command = [sys.executable, *options, str(Path(folder).absolute() / "reproduce.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    return Ran(done.returncode, done.stdout, done.stderr).ended(1)
 
 
 def pids(folder: Path) -> list[int]:
@@ -310,13 +328,28 @@ def pids(folder: Path) -> list[int]:
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
+def wait_for(happened: Callable[[], object], seconds: float = 120) -> None:
+    """Wait until something has happened; a machine that is busy takes its time."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def assert_gone(started: Iterable[int]) -> None:
     """Processes end, if not at once: a signal takes effect when its process runs next, and a guard outlives its driver."""
-    left, deadline = list(started), time.monotonic() + 120
-    while left and time.monotonic() < deadline:
-        left = [pid for pid in left if not gone(pid)]
-        time.sleep(0.01)
-    assert not left
+    listed = list(started)
+    wait_for(lambda: all(map(gone, listed)))
+
+
+def marked(entry: str) -> dict[int, bytes]:
+    """The command lines of all processes but this one whose environment has an entry that begins like this."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"\0" + entry.encode() in b"\0" + (path / "environ").read_bytes():
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+    return {pid: words for pid, words in found.items() if words and pid != os.getpid()}
 
 
 def has(*tags: str, model: str = '"$1"') -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support import chain, overflowing, read_json, script
+from support import chain, marked, overflowing, read_json, script, wait_for
 
 from bisect_trt.commands.binding import RUN_FILE
 from bisect_trt.probe.ledger import JOURNAL, read_journal
@@ -147,20 +146,7 @@ class Story:
 
     def assert_nothing_left(self) -> None:
         """No process outlives its driver for long."""
-        deadline = time.monotonic() + 30
-        while left := self.processes():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
-
-
-def marked(entry: str) -> dict[int, bytes]:
-    """The command lines of all processes whose environment has an entry that begins like this."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if b"\0" + entry.encode() in b"\0" + (path / "environ").read_bytes():
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ")
-    return {pid: words for pid, words in found.items() if words}
+        wait_for(lambda: not self.processes(), 30)
 
 
 VICTIMS = ("driver", "guard", "worker", "child")

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import Answer, Story, marked
+from story import Answer, Story
+from support import marked, wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,28 +52,20 @@ class Cluster:
         self._wait(2)
 
     def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            "--num-cpus=1",
-            "--disable-usage-stats",
-        ]
+        options = "start --block --num-cpus=1 --disable-usage-stats"
+        command = [sys.executable, "-m", "ray.scripts.scripts", *options.split()]
         environment = {**os.environ, MARK: f"{self._mark}-{name}"}
         with (self._folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)
 
     def _wait(self, nodes: int) -> None:
         command = [sys.executable, "-m", "bisect_trt.worker.place", self.address, "CPU"]
-        deadline = time.monotonic() + 180
-        while True:
+
+        def has_nodes() -> bool:
             said = subprocess.run(command, capture_output=True, text=True, check=False)
-            if said.returncode == 0 and said.stdout.count(": 1") == nodes:
-                return
-            assert time.monotonic() < deadline, said
-            time.sleep(1)
+            return said.returncode == 0 and said.stdout.count(": 1") == nodes
+
+        wait_for(has_nodes, 180)
 
     def processes(self, name: str = "") -> dict[int, bytes]:
         """The command lines of what runs on a node, or on all."""
@@ -86,10 +79,7 @@ class Cluster:
 
     def assert_nothing_of_ours_is_left(self) -> None:
         """Neither actors nor what they have started."""
-        deadline = time.monotonic() + 60
-        while left := [words for words in self.processes().values() if any(sign in words for sign in PLACED)]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        wait_for(lambda: not any(sign in words for words in self.processes().values() for sign in PLACED))
 
     def close(self) -> None:
         """End it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import model_of, node_names, overflowing, read_json, rest_slow, save
+from support import model_of, node_names, overflowing, read_json, reproduced, rest_slow, save
 
 from bisect_trt.commands.reproducer import without_paths
 from bisect_trt.commands.subject import ModelSettings, Subject
@@ -30,14 +29,6 @@ PROMISES = {
     "instance_norm": "/in1/ReduceSum_output_0",
 }
 """The first tensor that mismatches in each example."""
-
-
-def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Run the script from a bare copy of its folder, out of reach of what lies beside it."""
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    command = [sys.executable, "-I", str(copy / "reproduce.py")]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.timeout(1200)  # a page's commands, one after the other, on a network of 700 nodes
@@ -66,10 +57,10 @@ def sqrt_of_infinity_is_infinite() -> bool:
 def check_reproducer(tensor: str, folder: Path, tmp_path: Path) -> None:
     expected = {"model.onnx", "inputs.npz", "golden.npz", "reproduce.py", "README.md"}
     assert expected <= {path.name for path in folder.iterdir()}
-    done = reproduce(folder, tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert f"MISMATCH {tensor}" in done.stdout
-    assert done.stderr == ""
+    # From a bare copy, out of reach of what lies beside the folder.
+    done = reproduced(shutil.copytree(folder, tmp_path / "copy"), "-I", cwd=tmp_path)
+    assert f"MISMATCH {tensor}" in done.out
+    assert done.err == ""
     source = (folder / "reproduce.py").read_text()
     imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE))
     assert imported <= {"numpy", "onnxruntime", *sys.stdlib_module_names}
@@ -92,8 +83,7 @@ def rounding_then_overflow(path: Path) -> Path:
 def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     # Rounding alone is a mismatch: on its own it is what a search would find.
-    mild = cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "mild.json")
-    assert mild.status == 1, mild.out
+    cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "mild.json").ended(1)
     assert read_json(Path("mild.json"))["comparisons"][0]["kind"] == "mismatch"
     assert cli("reduce", model, "--onnxrt", "--fp16", "-o", "out.onnx").status == 0
     assert node_names(Path("out.onnx")) == ["big"]
@@ -162,11 +152,6 @@ def commands_of(page: Path) -> list[list[str]]:
     return [shlex.split(text) for text in fences]
 
 
-def reproduced() -> int:
-    """The exit status of the script."""
-    return subprocess.run([sys.executable, "reproduce.py"], cwd="out", capture_output=True, check=False).returncode
-
-
 def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: CommandLine) -> None:
     model = spoken(Path(f"{SECRET}.onnx"))
     ran = cli("diagnose", model, "--onnxrt", "--fp16", "--zip", "-o", "out", "--json", "r.json").ended(0)
@@ -178,7 +163,7 @@ def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: C
     assert all(word in issue for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal"))
     command = commands_of(Path("out/ISSUE.md"))[0]
     assert command == ["python", "reproduce.py"]
-    assert reproduced() == 1
+    reproduced("out")
     for path in attachments(Path("out")):
         assert SECRET.encode() not in path.read_bytes(), path
         assert str(Path.cwd()).encode() not in path.read_bytes(), path
@@ -213,7 +198,7 @@ def test_an_anonymous_reproducer_fails_with_other_names_and_weights(cli: Command
     assert [node.name for node in model.graph.node] == ["n0"]
     for path in attachments(Path("out")):
         assert b"big" not in path.read_bytes(), path
-    assert reproduced() == 1
+    reproduced("out")
 
 
 def test_what_does_not_fail_with_other_weights_is_left_as_it_is(cli: CommandLine) -> None:
@@ -229,4 +214,4 @@ def test_what_does_not_fail_with_other_weights_is_left_as_it_is(cli: CommandLine
     model = onnx.load(str(Path("out/model.onnx")))
     assert [entry.name for entry in model.graph.node] == ["mul"]
     np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[0]), values)
-    assert reproduced() == 1
+    reproduced("out")

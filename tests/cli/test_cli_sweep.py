@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import resident
 from building import save_text
 from conftest import CommandLine
 from onnx import helper
-from support import READ_NPZ, TARGET, arrays, node_names, read_json, script
+from support import READ_NPZ, TARGET, arrays, node_names, read_json, reproduced, script
 
 WEIGHT = np.random.default_rng(3).standard_normal((8, 8))
 
@@ -177,8 +176,7 @@ def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here:
     assert {culprit["name"] for culprit in result["culprits"]} == {"bad", "squash"}
     assert [way["kind"] for way in result["workarounds"] if way["passes"]] == ["barrier"], said
     assert free_dimensions(here / "out/patched.onnx") == {"x": ["n", "m", ""]}
-    command = [sys.executable, "out/reproduce.py"]
-    assert subprocess.run(command, cwd=here, env=resident.surroundings(), check=False).returncode == 1
+    reproduced("out", env=resident.surroundings())
 
 
 def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(here: Path, model: Path) -> None:

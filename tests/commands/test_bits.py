@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,9 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     scale.CopyFrom(numpy_helper.from_array((was / 20).astype(np.float32), name))
     onnx.save(model, path)
     words = ["model.onnx", "--int8", "--onnxrt", "-o", "mixed.onnx", "--json", "r.json"]
-    ran = command_line("precision", *words, cwd=tmp_path)
-    assert ran.status == 0, ran.err
+    ran = command_line("precision", *words, cwd=tmp_path).ended(0)
     assert "1 group in floats" in ran.out
-    found = json.loads((tmp_path / "r.json").read_text())
+    found = ran.result
     assert found["minimality"] == "1-minimal"
     (kept,) = found["keep_fp32"]
     assert kept["bad_scales"] == [name]

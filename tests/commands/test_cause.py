@@ -209,7 +209,6 @@ def test_a_script_that_does_not_show_the_failure_proves_nothing(
     python = shadow / "python"
     script(python, f'case "$1" in *reproduce.py) echo other; exit 0;; *) exec {sys.executable} "$@";; esac')
     monkeypatch.setattr(sys, "executable", str(python.absolute()))
-    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
-    assert ran.status == 3
+    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").ended(3)
     assert "reproduce.py ends with status 0: other" in ran.out
     assert "Run here, it does not show the failure" in Path("out/ISSUE.md").read_text()

@@ -180,8 +180,7 @@ def test_axes_of_one_size_that_are_not_cut_together(
     cli: CommandLine, op: str, weight: np.ndarray, shapes: list[tuple[int, ...]], probes: int
 ) -> None:
     options = ["--onnxrt", "--fp16", "--val-range", "[1,1]", "-o", "out.onnx"]
-    ran = cli("reduce", square(Path("model.onnx"), op, weight), *options)
-    assert ran.status == 0, ran.err
+    ran = cli("reduce", square(Path("model.onnx"), op, weight), *options).ended(0)
     (left,) = onnx.load("out.onnx").graph.initializer
     assert [arrays("out.inputs.npz")["x"].shape, tuple(left.dims)] == shapes
     assert ran.out.count("  probe ") <= probes

@@ -121,8 +121,7 @@ def files(here: Path) -> None:
 @pytest.mark.parametrize("commands", [COMMANDS, SEARCHES], ids=["commands", "searches"])
 def test_every_command_ends_as_it_should(cli: CommandLine, commands: dict[str, int]) -> None:
     for words, status in commands.items():
-        ran = cli(*words.split())
-        assert ran.status == status, f"{words}\n{ran.out}{ran.err}"
+        cli(*words.split()).ended(status)
 
 
 def test_pictures(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +136,7 @@ def test_what_needs_tensorrt_is_read(cli: CommandLine) -> None:
     if missing_gpu() is None:
         pytest.skip("TensorRT is here")
     for words in READ:
-        ran = cli(*words.split())
-        assert ran.status == 4, f"{words}\n{ran.err}"
+        ran = cli(*words.split()).ended(4)
         assert re.search("tensorrt", ran.error, re.IGNORECASE), ran.error
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from support import Ran
+from support import Ran, json_file
 
 ROOT = Path(__file__).parents[2]
 PIP = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q", "--target")
@@ -36,7 +36,7 @@ def python(here: Path, *argv: str, path: Path | None = None) -> Ran:
     command = [sys.executable, *argv]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=environment)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return Ran(done.returncode, done.stdout, done.stderr, json_file(command, here))
 
 
 def bisect_trt(here: Path, *argv: str, path: Path | None = None) -> Ran:

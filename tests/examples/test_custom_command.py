@@ -6,13 +6,12 @@ import shutil
 from pathlib import Path
 
 from installed import ROOT, bisect_trt, python, site
-from support import node_names, overflowing, read_json
+from support import node_names, overflowing
 
 
 def test_a_command_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
-    bisect_trt(tmp_path, "prefix", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json").ended(0)
-    result = read_json(tmp_path / "r.json")
+    result = bisect_trt(tmp_path, "prefix", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json").ended(0).result
     assert (result["command"], result["status"], result["minimality"]) == ("prefix", "found", "1-minimal")
     assert node_names(tmp_path / "prefix.onnx")[-1] == result["culprits"][0]["name"]
     call = "bisect_trt.prefix('model.onnx', onnxrt=True, fp16=True).culprits[0]['name']"

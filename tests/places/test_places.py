@@ -21,7 +21,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
-from support import model_of, save
+from support import marked, model_of, save, wait_for
 
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnavailableError, UsageError
@@ -182,23 +182,9 @@ def test_nothing_is_left_in_a_place(end: str, monkeypatch: pytest.MonkeyPatch) -
     asked.start()
     time.sleep(0.5)
     process.send_signal(signal.SIGKILL if end == "kill" else signal.SIGTERM)
-    deadline = time.monotonic() + 60
-    while marked(mark):
-        assert time.monotonic() < deadline, marked(mark)
-        time.sleep(0.05)
+    wait_for(lambda: not marked(f"PLACE_TEST={mark}"))
     asked.join()
     connection.close()
-
-
-def marked(mark: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"PLACE_TEST={mark}".encode() in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("command", ["{} -", "sh -c 'exec {} -'", "{} -i", "env A=1 {} -"])

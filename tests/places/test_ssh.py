@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -12,13 +11,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import helper
-from support import save
+from support import marked, read_json, save, wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 pytestmark = pytest.mark.skipif(
@@ -103,29 +102,14 @@ def command(model: Path, *words: object) -> list[str]:
 
 def there(host: dict[str, str]) -> list[int]:
     """The processes of places on the host, which is none that another test process has."""
-    found, mark = [], f"PLACE_HOST={host['BOARD']}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            words = path.read_bytes().split(b"\0")
-            if mark in words and b"bisect-trt-worker" in (path.parent / "cmdline").read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    return [pid for pid, words in marked(f"PLACE_HOST={host['BOARD']}").items() if b"bisect-trt-worker" in words]
 
 
 def test_reduce_on_another_host(host: dict[str, str], model: Path, tmp_path: Path) -> None:
     words = command(model, "reduce", "-o", tmp_path / "r.onnx", "--json", tmp_path / "r.json")
     done = subprocess.run(words, env=host, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "r.json").read_text())
+    result = read_json(tmp_path / "r.json")
     assert [node["name"] for node in result["culprits"]] == ["square"]
     assert result["places"][0]["place"].startswith("ssh=board")
     wait_for(lambda: not there(host))
@@ -164,7 +148,7 @@ def test_a_connection_that_is_lost_is_no_verdict(host: dict[str, str], model: Pa
             os.kill(pid, signal.SIGKILL)
     _, errors = process.communicate()
     assert process.returncode in (0, 3), errors
-    result = json.loads((tmp_path / "r.json").read_text())
+    result = read_json(tmp_path / "r.json")
     assert [node["name"] for node in result["culprits"]] == ["square"]
 
 

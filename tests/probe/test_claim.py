@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from support import chain, has, node_names, script
+from support import chain, has, node_names, script, wait_for
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -20,38 +18,33 @@ from bisect_trt.probe.ledger import JOURNAL
 from bisect_trt.worker.guard import claimed_run
 
 
-def start(*argv: str | Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "bisect_trt", *map(str, argv)])
-
-
-def wait_for(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def only_run() -> Path:
-    (file,) = Path(".bisect-trt").glob(f"*/{RUN_FILE}")
-    return file.parent
-
-
 def test_a_run_at_work_is_left_alone(cli: CommandLine, here: Path) -> None:
     chain(here / "model.onnx", 4)
     wait = "touch begun; while ! test -e go; do sleep 0.02; done"
     check = script(here / "check", f"{wait}; {has('<2>')} && exit 1; exit 0")
-    options = ["--json", "r.json", "--workers", "1"]
-    driver = start("reduce", "model.onnx", "-o", "out.onnx", *options, "--check", check, "{model}")
+    words = [
+        "reduce",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--json",
+        "r.json",
+        "--workers",
+        "1",
+        "--check",
+        check,
+        "{model}",
+    ]
+    driver = subprocess.Popen([sys.executable, "-m", "bisect_trt", *words])
     wait_for(Path("begun").exists)
-    run = only_run()
+    (run,) = (file.parent for file in Path(".bisect-trt").glob(f"*/{RUN_FILE}"))
     before = (run / JOURNAL).read_bytes()
     refused = cli("resume", run)
     after = (run / JOURNAL).read_bytes()
     written = [path for path in (Path("r.json"), run / "result.json", run / "report.html") if path.exists()]
     Path("go").touch()
     assert driver.wait(120) == 0
-    assert refused.status == 2
-    assert f"{run.name} belongs to the running process {driver.pid} of " in refused.error
+    refused.refused("BT1010", f"{run.name} belongs to the running process {driver.pid} of ")
     assert (after, written) == (before, [])
     assert node_names(Path("out.onnx")) == ["<2>"]
     assert cli("resume", run).status == 0  # it is free once that has ended

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import examples, script
+from support import candidate_files, examples, script
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCache, EngineCheck
@@ -24,7 +24,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, Sample
+from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
 
 IN_FOLDER = settings(
     max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -39,9 +39,7 @@ PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclud
 def files(tmp_path: Path) -> CandidateFiles:
     folder = tmp_path / "a candidate's folder"
     folder.mkdir()
-    return CandidateFiles(
-        folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "output.log"
-    )
+    return candidate_files(folder)
 
 
 @given(st.lists(PRINTABLE, max_size=4))
@@ -69,15 +67,6 @@ def test_placeholders_are_replaced_and_nothing_else(files: CandidateFiles, parts
     check = CommandCheck(("sh", word))
     assert check.command_line(files) == ["sh", expected]
     assert check.names_placeholder == (expected != word)
-
-
-def test_environment(files: CandidateFiles) -> None:
-    assert files.environment() == {
-        "BISECT_TRT_MODEL": str(files.model),
-        "BISECT_TRT_INPUTS": str(files.inputs),
-        "BISECT_TRT_GOLDEN": str(files.golden),
-        "BISECT_TRT_DIR": str(files.folder),
-    }
 
 
 def expected_verdict(code: int, boom: bool, fail: tuple[int, ...], ignore: tuple[int, ...], regex: bool) -> Verdict:
@@ -164,10 +153,7 @@ class Builder(WorkerPool):
 def engine_files(here: Path) -> CandidateFiles:
     folder = here / "candidate"
     folder.mkdir()
-    made = CandidateFiles(
-        folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "output.log"
-    )
-    return replace(made, keep=("a", "b"))
+    return replace(candidate_files(folder), keep=("a", "b"))
 
 
 def check(engine_files: CandidateFiles, *words: str, answer: Failed | Exception | None = None) -> EngineCheck:

@@ -16,6 +16,7 @@ import pytest
 from building import save_proto
 from conftest import CommandLine
 from onnx import TensorProto, helper
+from support import marked, wait_for
 
 from bisect_trt.worker import pool
 
@@ -66,8 +67,7 @@ def test_it_ends_with_a_sentence(
 def test_no_more_than_was_given_where_the_target_is_endless(cli: CommandLine, here: Path) -> None:
     """A time that is given is held; only the reference may take longer."""
     np.savez(here / "y.npz", y=np.zeros(SHAPE, np.float32))
-    ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3")
-    assert ran.status == 4
+    ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3").ended(4)
     said = re.search(
         r"the target cannot run model\.onnx: no answer after (\d+\.\d) s\.", ran.error.replace(f"{here}/", "")
     )
@@ -81,23 +81,10 @@ def test_ctrl_c_ends_it_at_once_and_all_that_it_started(here: Path) -> None:
     name, _, value = mark.partition("=")
     command = [sys.executable, "-m", "bisect_trt", "layerwise", "model.onnx", "--onnxrt"]
     driver = subprocess.Popen(command, cwd=here, env={**os.environ, name: value}, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not list(here.glob(".bisect-trt/*/candidates/scratch-*.onnx")) and driver.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: [*here.glob(".bisect-trt/*/candidates/scratch-*.onnx")] or driver.poll() is not None)
     time.sleep(1)
     driver.send_signal(signal.SIGINT)
     _, said = driver.communicate(timeout=120)
     assert driver.returncode == 130, said
     assert b"Traceback" not in said
-    deadline = time.monotonic() + 60
-    while left := [path for path in Path("/proc").glob("[0-9]*/environ") if _holds(path, mark)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
-
-
-def _holds(path: Path, mark: str) -> bool:
-    try:
-        return mark.encode() in path.read_bytes().split(b"\0")
-    except OSError:
-        return False
+    wait_for(lambda: not marked(mark))

@@ -18,13 +18,13 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, load
 from standin_runtime import install
-from support import SHAPE, chain, gone, has, read_json, run_check, save, script
+from support import SHAPE, candidate_files, chain, gone, has, read_json, run_check, save, script
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_comparisons
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.reference import Models
-from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
@@ -44,14 +44,14 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Asks workers whose runtime is the stand-in."""
     install(tmp_path, monkeypatch.setenv)
     end_spare()
-    np.savez(tmp_path / "in.npz")
+    for name in ("i.npz", "g.npz"):
+        np.savez(tmp_path / name)
     with WorkerPool(tmp_path) as pool:
 
         def ask(command: str, **options: Any) -> Any:
-            (tmp_path / "m.model").write_text(command)
-            return pool.ask(
-                Collect(TRT, tmp_path / "m.model", (tmp_path / "in.npz",), (tmp_path / "out.npz",)), **options
-            )
+            (tmp_path / "m.onnx").write_text(command)
+            request = Collect(TRT, tmp_path / "m.onnx", (tmp_path / "i.npz",), (tmp_path / "out.npz",))
+            return pool.ask(request, **options)
 
         ask.pool = pool  # type: ignore[attr-defined]  # for those who end it
         yield ask
@@ -74,10 +74,7 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_ans
     ask.pool.memory_limit = 400 << 20
     assert ask("fine") is None
     assert ask("hold").kind == "memory"
-    files = CandidateFiles(
-        tmp_path, tmp_path / "m.model", (Sample(tmp_path / "in.npz", tmp_path / "in.npz"),), tmp_path / "log"
-    )
-    outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(files)
+    outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
     assert outcome.reason == "it took more memory than --memory-limit"
 
@@ -88,11 +85,8 @@ def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path
     assert (reply.kind, name in reply.message) == ("lost", True)
     assert len(processes(tmp_path)) == 3
     assert all(map(gone, processes(tmp_path)))
-    files = CandidateFiles(
-        tmp_path, tmp_path / "m.model", (Sample(tmp_path / "in.npz", tmp_path / "in.npz"),), tmp_path / "log"
-    )
     (tmp_path / "m.times").unlink()
-    outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(files)
+    outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
     assert (outcome.ending, outcome.signature) == (Ending.SKIPPED, LOST)
     assert name in outcome.reason
     for original in (None, "signal SIGKILL", LOST, "nan"):
@@ -127,10 +121,10 @@ def test_workers_that_do_not_start_are_said(ask: Any, tmp_path: Path) -> None:
 
 
 def test_what_an_ended_reference_leaves_is_no_answer_either(ask: Any, tmp_path: Path) -> None:
-    (tmp_path / "m.model").write_text("SIGKILL 3")
+    (tmp_path / "m.onnx").write_text("SIGKILL 3")
     models = Models(Workspace(tmp_path / "run"), ask.pool)
     with pytest.raises(UnavailableError, match=r"could not run a model: .*ended from outside \(SIGKILL\).*Free memory"):
-        models.collect(tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "out.npz", TRT)
+        models.collect(tmp_path / "m.onnx", tmp_path / "i.npz", tmp_path / "out.npz", TRT)
 
 
 ENDING_WORKERS = """

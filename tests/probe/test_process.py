@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import assert_gone, chain, has, node_names, pids, read_json, run_check, script
+from support import assert_gone, chain, has, node_names, pids, read_json, run_check, script, wait_for
 
 from bisect_trt.commands.record import system_errors
 from bisect_trt.errors import ResourceError
@@ -93,12 +91,10 @@ def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, bod
 def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> None:
     check = script(here / "check", f"{has('<2>')} && {HOLD.format(300, 100)}; exit 0")
     model = chain(here / "model.onnx", 4)
-    ran = cli("reduce", model, "-o", "out.onnx", "--memory-limit", "220M", "--check", check, "{model}")
-    assert ran.status == 0, ran.err
+    cli("reduce", model, "-o", "out.onnx", "--memory-limit", "220M", "--check", check, "{model}").ended(0)
     assert node_names(Path("out.onnx")) == ["<2>"]
-    ran = cli("run", model, "--onnxrt", "--memory-limit", "1M")
-    assert ran.status == 4
-    assert "it took more memory than --memory-limit" in ran.error
+    refused = cli("run", model, "--onnxrt", "--memory-limit", "1M")
+    refused.refused("BT2003", "it took more memory than --memory-limit")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +126,7 @@ def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, he
     others = 'for f in "$(dirname "$(dirname "$1")")"/*/*.onnx; do test "$f" = "$1" || echo x > "$f"; done'
     body = f"{others}; sleep 2; {has('<2>')} && exit 1; exit 0"
     ran = cli("reduce", model, "-o", "out.onnx", "--workers", "2", "--check", script(here / "check", body), "{model}")
-    assert ran.status == 2
-    assert "--workers 1" in ran.error
+    ran.refused("BT1011", "--workers 1")
 
 
 @pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
@@ -139,12 +134,10 @@ def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
     cli: CommandLine, here: Path, damage: str
 ) -> None:
     model = chain(here / "model.onnx", 8)
-    body = (
-        f'for f in "$(dirname "$1")"/../*/tensors.bin; do printf "{damage}" > "$f"; done; {has("<2>")}; test $? -ne 0'
-    )
-    ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
-    assert ran.status == 4
-    assert "truncated while they were in use" in ran.error
+    over = f'for f in "$(dirname "$1")"/../*/tensors.bin; do printf "{damage}" > "$f"; done'
+    check = script(here / "check", f"{over}; {has('<2>')}; test $? -ne 0")
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", check, "{model}")
+    ran.refused("BT2006", "truncated while they were in use")
 
 
 def test_too_many_open_files_name_the_limit() -> None:
@@ -241,15 +234,6 @@ def run_past_its_time(body: str, folder: Path) -> tuple[ProcessEnd, float]:
     return end, timeout
 
 
-def wait_until(done: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def test_environment_input_and_both_streams_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLERS", "kept")
     monkeypatch.setenv("BOTH", "caller's")
@@ -270,9 +254,12 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
             end, timeout = run_past_its_time(f"{FAMILY} touch ready; wait", tmp_path)
             assert timeout <= end.seconds < 200
         else:
-            helper = threading.Thread(
-                target=lambda: wait_until((tmp_path / "grandchild").exists) and cancel.set()  # type: ignore[func-returns-value]  # both for what they do
-            )
+
+            def cancel_once_it_runs() -> None:
+                wait_for((tmp_path / "grandchild").exists)
+                cancel.set()
+
+            helper = threading.Thread(target=cancel_once_it_runs)
             helper.start()
             end = run(f"{FAMILY} wait", tmp_path, timeout=60, cancel=cancel)
             helper.join()
@@ -280,7 +267,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
             assert end.seconds < 60
     finally:
         cancel.close()
-    assert wait_until((tmp_path / "grandchild").exists)
+    wait_for((tmp_path / "grandchild").exists)
     assert_gone(int((tmp_path / name).read_text()) for name in ("child", "grandchild"))
 
 

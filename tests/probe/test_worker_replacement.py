@@ -230,17 +230,15 @@ def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("command", "level", "says"),
+    ("command", "level", "code", "says"),
     [
-        (["run"], "missing", "no NVIDIA GPU"),
-        (["diagnose", "-o", "out"], "missing", "no NVIDIA GPU"),
-        (["precision", "-o", "mixed.onnx"], "crash", "does not start: it crashed (SIGSEGV)"),
+        (["run"], "missing", "BT2000", "no NVIDIA GPU"),
+        (["diagnose", "-o", "out"], "missing", "BT2000", "no NVIDIA GPU"),
+        (["precision", "-o", "mixed.onnx"], "crash", "BT2003", "does not start: it crashed (SIGSEGV)"),
     ],
 )
 def test_a_target_that_is_not_there_ends_it_before_any_search(
-    target: Callable[..., Ran], tmp_path: Path, command: list[str], level: str, says: str
+    target: Callable[..., Ran], tmp_path: Path, command: list[str], level: str, code: str, says: str
 ) -> None:
-    done = target(command[0], *command[1:], "--builder-set", f"stand_in={level}")
-    assert done.status == 4
-    assert says in done.error
+    target(*command, "--builder-set", f"stand_in={level}").refused(code, says)
     assert not (tmp_path / "standin" / "ran.txt").exists()

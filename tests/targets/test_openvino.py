@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from building import save_proto
 from conftest import CommandLine
 from onnx import NodeProto, TensorProto, helper
-from support import read_json
+from support import read_json, reproduced
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import RuntimeSession, make_runtime
@@ -141,11 +139,9 @@ def test_the_same_refusal_of_another_model_has_the_same_signature(tmp_path: Path
 
 def test_diagnose_and_its_reproducer(cli: CommandLine) -> None:
     path = quantized(Path("model.onnx"))
-    ran = cli("diagnose", path, "--openvino", "-o", "out", "--json", "r.json")
-    assert ran.status == 0, ran.err
+    cli("diagnose", path, "--openvino", "-o", "out", "--json", "r.json").ended(0)
     assert "joined" in [culprit["name"] for culprit in read_json(Path("r.json"))["culprits"]]
-    done = subprocess.run([sys.executable, "reproduce.py"], cwd="out", capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
+    reproduced("out")
 
 
 def quantized(path: Path) -> Path:
@@ -174,8 +170,7 @@ def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
     path = quantized(Path("model.onnx"))
     if cli("run", path, "--openvino").status == 0:
         pytest.skip("this release of OpenVINO computes it right")
-    ran = cli("cause", path, "--openvino", "--json", "r.json")
-    assert ran.status == 0, ran.err
+    ran = cli("cause", path, "--openvino", "--json", "r.json").ended(0)
     assert ["option:LP_TRANSFORMS_MODE=NO"] in read_json(Path("r.json"))["cause"]
     assert "as options: --openvino --openvino-property LP_TRANSFORMS_MODE:NO" in ran.out
 

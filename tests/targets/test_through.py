@@ -72,8 +72,7 @@ def run(tool: str, path: Path) -> np.ndarray:
 
 def test_a_tool_that_refuses_is_searched_by_its_last_line(cli: CommandLine) -> None:
     tool = script(Path("picky.py"), PICKY)
-    ran = cli("reduce", model(Path("model.onnx"), 3), "--through", tool, "-o", "small.onnx")
-    assert ran.status == 0, ran.err
+    cli("reduce", model(Path("model.onnx"), 3), "--through", tool, "-o", "small.onnx").ended(0)
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Tanh"]
 
 

@@ -5,7 +5,6 @@ Its API is that of TensorRT 11, so these tests hold for both. It is the extra ``
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
@@ -228,8 +227,7 @@ def test_a_node_within_another_is_named_and_the_parser_divides_the_model(
     function = helper.make_function("acme", "Block", ["given"], ["taken"], nodes, [helper.make_opsetid("", 17)])
     ends = [infos["x"]], [infos["y"]]
     save_proto(here / "m.onnx", chain, *ends, weights, domains=["acme"], functions=[function])
-    assert cli("run", "m.onnx", "--trt-rtx", "--build-only", "--json", "r.json").status == 1
-    result = json.loads((here / "r.json").read_text())
+    result = cli("run", "m.onnx", "--trt-rtx", "--build-only", "--json", "r.json").ended(1).result
     assert [each["node"] for each in result["partition"]["refused"]] == ["outer"]
     assert result["partition"]["parts"] == [["first"], ["last"]]
     assert "'inner'" in result["why"]
@@ -278,9 +276,9 @@ def no_activations(folder: Path) -> bool:
 
 def test_all_that_cannot_be_built_is_found_without_a_reference(cli: CommandLine, here: Path) -> None:
     path = chain(here / "m.onnx", 60, 20, 40)
-    assert cli("reduce", path, "-o", "r.onnx", "--trt-rtx", "--build-only", "--all", "--json", "r.json").status == 0
+    words = ("--trt-rtx", "--build-only", "--all", "--json", "r.json")
+    result = cli("reduce", path, "-o", "r.onnx", *words).ended(0).result
     assert no_activations(here)
-    result = json.loads((here / "r.json").read_text())
     found = [failure["culprits"] for failure in (result, *result["failures"])]
     assert {culprit["name"] for culprits in found for culprit in culprits} == {"odd 20", "odd 40"}
     assert all(len(culprits) == 1 for culprits in found)
@@ -289,9 +287,7 @@ def test_all_that_cannot_be_built_is_found_without_a_reference(cli: CommandLine,
 
 def test_a_diagnosis_leaves_a_script_that_builds(cli: CommandLine, here: Path) -> None:
     path = chain(here / "m.onnx", 30, 12)
-    ran = cli("diagnose", path, "-o", "case", "--trt-rtx", "--build-only", "--json", "r.json")
-    assert ran.status == 0
-    result = json.loads((here / "r.json").read_text())
+    result = cli("diagnose", path, "-o", "case", "--trt-rtx", "--build-only", "--json", "r.json").ended(0).result
     assert [culprit["name"] for culprit in result["culprits"]] == ["odd 12"]
     assert result["fault"]["whose"] == "target"
     script = [sys.executable, str(here / "case" / "reproduce.py")]
@@ -314,9 +310,8 @@ def test_other_searches_build_only(command: str, cli: CommandLine, here: Path) -
 def test_a_model_that_builds_is_no_failure(cli: CommandLine, here: Path) -> None:
     path = chain(here / "m.onnx", 30)
     assert cli("reduce", path, "-o", "r.onnx", "--trt-rtx", "--build-only").status == 1
-    ran = cli("run", path, "--trt-rtx", "--build-only", "--fp16", "--json", "r.json")
-    assert ran.status == 0
-    audit = json.loads((here / "r.json").read_text())["precision_audit"]
+    words = ("--trt-rtx", "--build-only", "--fp16", "--json", "r.json")
+    audit = cli("run", path, *words).ended(0).result["precision_audit"]
     assert audit["asked"] == ["fp16"]
     assert audit["counts"]["float16" if "float16" in audit["counts"] else "fp16"] > 0
 
