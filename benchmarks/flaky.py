@@ -27,7 +27,7 @@ from benchmarks.figures import Figure
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import DoesNotReproduce, Prober, Runner
+from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.confirm import confirm, read_back
 from bisect_trt.search.oracle import Again, Oracle, Question, Transcript, Units, Verdict, about_units
@@ -148,10 +148,10 @@ def simulate(
     wanted = frozenset(random.Random(seed).sample(range(units), required))
     check = CoinCheck(wanted, rate, seed)
     ledger = Ledger(folder)
-    prober = Prober(Runner(check, Workspace(folder), _Nobody()), ledger, workers)
+    prober = Prober(check, Workspace(folder), _Nobody(), ledger, workers)
 
     def algorithm(oracle: Oracle) -> Minimum:
-        return _find(oracle, units, prober.runner.flakiness if prober.measured else None)
+        return _find(oracle, units, prober.flakiness if prober.measured else None)
 
     original = build(range(units))
     try:
@@ -161,7 +161,7 @@ def simulate(
     else:
         minimum = prober.search(algorithm, build, original)
         # A search with a measured rate below 1 states a confidence and is not called proven.
-        proven = minimum.proven and prober.runner.flakiness.passes_needed == 1
+        proven = minimum.proven and prober.flakiness.passes_needed == 1
         return Ended(minimum.units == wanted, proven, len(ledger.records), check.runs)
     finally:
         ledger.close()

@@ -22,7 +22,7 @@ from onnx import helper
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober, Runner
+from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Mode, Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
@@ -147,7 +147,7 @@ class FakeRun:
         workspace = Workspace(folder)
         self.told = Listening(killed_after)
         self.ledger = Ledger(folder, [self.told], max_probes=max_probes)
-        self.prober = Prober(Runner(check, workspace, NoActivations()), self.ledger, workers)
+        self.prober = Prober(check, workspace, NoActivations(), self.ledger, workers)
 
     def __enter__(self) -> FakeRun:
         return self

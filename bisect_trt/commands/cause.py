@@ -136,7 +136,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
 
     def story(ask: Ask) -> Alternatives:
         def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
-            if not getattr(session.prober.runner.check, "compares", True):  # a switch may undo what another one gains
+            if not getattr(session.prober.check, "compares", True):  # a switch may undo what another one gains
                 return Alternatives(tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS))
             return find_alternatives(units, ask, weights=weights, likely=likely) if units else Alternatives()
 

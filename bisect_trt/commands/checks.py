@@ -28,7 +28,7 @@ from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
-from bisect_trt.probe.prober import Check, Prober, Runner
+from bisect_trt.probe.prober import Check, Prober
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.report.console import Console, is_interactive
@@ -271,17 +271,17 @@ def make_prober(
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # a fixed path holds one candidate at a time
-    runner = Runner(check, subject.workspace, subject.reference if fed else None)
+    activations = subject.reference if fed else None
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
     if settings.limits is not None and elsewhere is None:  # releases run the original only
         from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - as above
 
         assert isinstance(check, LimitCheck), "limits were given"
-        runner.check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
+        check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     for title in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, and probed again if needed: {title}")
-    return Prober(runner, ledger, workers)
+    return Prober(check, subject.workspace, activations, ledger, workers)
 
 
 def make_scale(subject: Subject, options: MetricOptions) -> Scale:

@@ -180,7 +180,7 @@ class Diagnosis:
 
     def locate(self) -> list[int]:
         """Compare every tensor: returns the nodes that compute a wrong tensor from right ones."""
-        session, check = self.session, self.session.prober.runner.check
+        session, check = self.session, self.session.prober.check
         assert isinstance(check, BuiltinCheck)
         session.console.step("Find the first wrong tensor")
 

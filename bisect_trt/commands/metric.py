@@ -141,10 +141,9 @@ def work_around_limits(session: Session, check: CheckSettings, search: Search, o
     result.culprits = subject.describe_searched(minimum.units)
     name_cause(session, check, subject.original)
     console.step("Search barriers and rewrites")
-    runner = session.prober.runner
-    if isinstance(runner.check, LimitCheck):  # else a form that slows the baseline down would pass
+    if isinstance(session.prober.check, LimitCheck):  # else a form that slows the baseline down would pass
         yardstick = subject.models.write("yardstick", subject.original.proto)
-        runner.check = replace(runner.check, yardstick=yardstick)
+        session.prober.check = replace(session.prober.check, yardstick=yardstick)
     ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
     print_ways(result, console)
     passes = any(way.passes for way in ways)

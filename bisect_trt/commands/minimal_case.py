@@ -194,7 +194,7 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
 
 def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
     """Return the severity of each node's own error, if it has one; infinite for NaN or Inf."""
-    check, subject = session.prober.runner.check, session.subject
+    check, subject = session.prober.check, session.subject
     if not (isinstance(check, BuiltinCheck) and check.compares) or session.prober.ledger.is_broken:
         return {}
     from bisect_trt.commands.layerwise import Marking, compare_own  # noqa: PLC0415 - as the module says
@@ -246,7 +246,7 @@ def look_for_others(session: Session, case: Case, deliver: Delivery | None = Non
         BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
     """
     console, result, searched = session.console, session.result, session.subject.units.searched
-    if deliver is None and isinstance(session.prober.runner.check, PromptCheck):
+    if deliver is None and isinstance(session.prober.check, PromptCheck):
         return
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
     failures = [first | {"reduced": result.artifacts["reduced"]}]
@@ -292,7 +292,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     record = session.prober.probe(candidate)
     if sure and record.verdict is Verdict.PASS:
         record = reconfirm(session.prober, subject.original, candidate).record
-    check, outcome = session.prober.runner.check, session.outcome(record)
+    check, outcome = session.prober.check, session.outcome(record)
     builds = isinstance(check, BuiltinCheck) and check.target.build_only
     if sure and builds and record.verdict is Verdict.UNRESOLVED and outcome.ending is Ending.BROKEN:
         session.console.say("  it cannot be built for another reason, which is searched for now")

@@ -51,7 +51,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    if settings.find_all and isinstance(session.prober.runner.check, PromptCheck):
+    if settings.find_all and isinstance(session.prober.check, PromptCheck):
         raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
     with saving_best(lambda: session.save_best(settings.output)):
         case = session.until_done(lambda: _reduce(session, settings, search))
@@ -93,7 +93,7 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
 
 def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     """Find the fewest units that fail: a suspicious node if one fails alone, else by searching the whole model."""
-    subject, console, check = session.subject, session.console, session.prober.runner.check
+    subject, console, check = session.subject, session.console, session.prober.check
     nodes, units, target = len(subject.network.nodes), len(subject.units), target_of(session)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     # Marking all tensors takes one build; bisecting a thousand nodes takes nine or ten.
@@ -116,7 +116,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
 def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk unless the user does not want that."""
     settled = session.settle(case)
-    if not getattr(session.prober.runner.check, "compares", True):
+    if not getattr(session.prober.check, "compares", True):
         return settled  # the rest of the model could not run on other tensors, and small ones are not slow
     answer = needed_dimensions(session, settled)
     if not (search.shrink and settings.both_ends):
@@ -160,7 +160,7 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
 
 def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:
     """Write the answer, and print it."""
-    console, result, check = session.console, session.result, session.prober.runner.check
+    console, result, check = session.console, session.result, session.prober.check
     minimum, result.culprits = _write(session, settings, answer, minimum)
     session.conclude(minimum)
     result.artifacts |= {

@@ -311,13 +311,13 @@ def ask_releases(
         environment = Environment(wanted, pythons[release], alone=bool(package.parts))
         return replace(model, title=f"{package.name} {release}", packages=str(environment))
 
-    space, check = Series(build), prober.runner.check
+    space, check = Series(build), prober.check
     assert isinstance(check, ReleaseCheck)
     if check.failure is None:
         # The newest release defines the failure; an older one may lack an operator because of its age.
-        prober.runner.check = replace(check, newest=True)
+        prober.check = replace(check, newest=True)
         fails = space.probe(prober, len(releases) - 1) is Verdict.FAIL
-        prober.runner.check = replace(check, failure=space.seen(prober)[len(releases) - 1] if fails else None)
+        prober.check = replace(check, failure=space.seen(prober)[len(releases) - 1] if fails else None)
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
     try:
@@ -354,7 +354,7 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
         with suppress(metadata.PackageNotFoundError):
             known = [metadata.version(package.name)]
     try:
-        beside = prober.beside(in_releases(prober.runner.check, subject, target, failure))
+        beside = prober.beside(in_releases(prober.check, subject, target, failure))
         pythons, case = list_releases(package.index_name, Range()), replace(case, runs=1)
         found = ask_releases(replace(session, probing=beside), package, pythons, case, failing="".join(known[:1]))
     except (BisectError, BudgetSpent) as error:

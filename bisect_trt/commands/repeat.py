@@ -199,7 +199,7 @@ def _conclude(story: Repetition) -> None:
         console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
     elif not good:
         result.why = f"it fails in every {what}"
-        command = "diagnose" if isinstance(story.session.prober.runner.check, BuiltinCheck) else "reduce"
+        command = "diagnose" if isinstance(story.session.prober.check, BuiltinCheck) else "reduce"
         console.answer(f"It fails in every {what}, so it is deterministic: `bisect-trt {command}` finds the reason.")
 
 
@@ -266,14 +266,14 @@ def run(call: Call) -> Result:
     call.fresh_process |= target is not None and target.target.compiles and not own.same_engine
     with call.searching(check) as session:
         prober, builder, engine = session.prober, None, None
-        inner = prober.runner.check
+        inner = prober.check
         if isinstance(inner, BuiltinCheck | EngineCheck):
             builder = inner.target
             if own.same_engine:
                 prober.workers, engine = 1, _build_once(session, builder)
             if isinstance(inner, BuiltinCheck):
                 inner = replace(inner, layers=True, same=own.same_engine)
-            prober.runner.check = replace(inner, records=not own.same_engine)
+            prober.check = replace(inner, records=not own.same_engine)
         sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
         folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(Repetition(session, builder, until, folder, search.confidence, own.same_engine, engine), most)

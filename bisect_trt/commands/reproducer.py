@@ -247,7 +247,7 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
     """Run the script where the target runs, as often as a flaky failure needs."""
     limit, trial = 10 * seconds + _GRACE_SECONDS, Trial()
-    for _ in range(min(session.prober.runner.flakiness.passes_needed, _MOST_RUNS)):
+    for _ in range(min(session.prober.flakiness.passes_needed, _MOST_RUNS)):
         trial = _run_script(session.subject, folder, limit)
         if trial.shows is not False:
             break

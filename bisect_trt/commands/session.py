@@ -124,7 +124,7 @@ class Session:
     @property
     def unreferenced(self) -> bool:
         """Whether the user's check runs without golden values, because the reference cannot run the model."""
-        reference = None if isinstance(self.prober.runner.check, BuiltinCheck) else self.subject.reference
+        reference = None if isinstance(self.prober.check, BuiltinCheck) else self.subject.reference
         return reference is not None and (reference.refused is not None or bool(reference.missing))
 
     def probe_original(self, search: Search, candidate: Candidate | None = None) -> Record:
@@ -135,7 +135,7 @@ class Session:
         """
         original, units = candidate or self.subject.original, len(self.subject.units)
         record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
-        flakiness = self.prober.runner.flakiness
+        flakiness = self.prober.flakiness
         if search.repeat is not None:
             self.result.extra["flaky"] = {
                 "runs": flakiness.runs,
@@ -198,9 +198,9 @@ class Session:
         ``complete`` adds to a set the units that cannot be removed while it is kept, by default for nodes; ``without`` returns
         all units that can be kept without some, or ``None`` if that is no candidate.
         """
-        if isinstance(self.prober.runner.check, PromptCheck):
+        if isinstance(self.prober.check, PromptCheck):
             return minimum
-        flakiness = self.prober.runner.flakiness if self.prober.measured else None
+        flakiness = self.prober.flakiness if self.prober.measured else None
         return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness, without)
 
     def found(self, minimum: Minimum) -> Minimum:
@@ -224,7 +224,7 @@ class Session:
 
     def _passes_now(self) -> bool:
         """Whether the original, which failed, passes in another probe; not probed with a measured rate or a prompt."""
-        if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
+        if self.prober.measured or isinstance(self.prober.check, PromptCheck):
             return False
         with suppress(BudgetSpent):
             return self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
@@ -242,7 +242,7 @@ class Session:
     def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
         """Return the minimum as unproven, because the written model did not fail as before."""
         why = f"the final re-check disagreed: {record.reason}"
-        flakiness = self.prober.runner.flakiness
+        flakiness = self.prober.flakiness
         if record.verdict is Verdict.PASS and not self.prober.measured:
             why = f"{why}; {FLAKY.format('it failed, and passed when it was read back')}"
         elif record.verdict is Verdict.PASS and flakiness.is_steady:
@@ -263,7 +263,7 @@ class Session:
 
     def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
-        flakiness = self.prober.runner.flakiness
+        flakiness = self.prober.flakiness
         if not minimum.proven:
             return "unproven", minimum.why
         lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
@@ -291,11 +291,11 @@ class Session:
 
     def score_whole(self, candidate: Candidate) -> None:
         """Put the score of a candidate on the whole set into the result, if the check is a metric."""
-        prober, check = self.prober, self.prober.runner.check
+        prober, check = self.prober, self.prober.check
         if not isinstance(check, MetricCheck):
             return
         scale, original = check.scale, self.outcome(prober.ledger.records[0]).metric
-        measured = check.measure(prober.runner.write(candidate))
+        measured = check.measure(prober.write(candidate))
         if isinstance(measured, Failed):
             self.console.warn(f"the answer could not be scored on the whole set: {measured.message}")
             return

@@ -108,7 +108,7 @@ def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, l
 
 def target_of(session: Session) -> TargetSettings | None:
     """The target of the built-in check; ``None`` for another check."""
-    check = session.prober.runner.check
+    check = session.prober.check
     return check.target if isinstance(check, BuiltinCheck) else None
 
 
@@ -120,7 +120,7 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
     """
     subject, console, prober, target = session.subject, session.console, session.prober, target_of(session)
     symbols, profile = free_symbols(subject, target), {} if target is None else target.target.profile(target)
-    if not symbols or subject.freed is not None or isinstance(prober.runner.check, PromptCheck):
+    if not symbols or subject.freed is not None or isinstance(prober.check, PromptCheck):
         return False
     names, fixed = ", ".join(symbols), subject.original
     if passes:

@@ -96,7 +96,7 @@ class Way:
 
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
     """Return the whole model in another form; only the original's outputs are compared, or the limit holds as it is given."""
-    check = session.prober.runner.check
+    check = session.prober.check
     target = check.target if isinstance(check, BuiltinCheck) and not check.compares else None
     return replace(session.subject.original, made=model, title=title, target=target)
 
@@ -112,7 +112,7 @@ def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
 
 def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
-    check, fresh = session.prober.runner.check, Fresh(session.subject, FRESH_INPUTS)
+    check, fresh = session.prober.check, Fresh(session.subject, FRESH_INPUTS)
     assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
     none = fresh.why_none
     samples = None if none is not None else fresh.round(0)

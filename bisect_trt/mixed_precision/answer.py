@@ -139,7 +139,7 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[dict[str, An
 
 def measured_on(task: Task) -> str:
     """The runtime and the number of samples of the accuracy, in words."""
-    settings, check = task.settings, task.prober.runner.check
+    settings, check = task.settings, task.prober.check
     if settings.target is None:
         return "the check"
     samples = check.scale.data.count if isinstance(check, MetricCheck) else len(task.subject.samples)
@@ -232,7 +232,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
     target, output, prober = task.settings.target, task.settings.output, task.prober
     if target is None or lowering.cast is None or not lowering.writes_model(output):
         return
-    check, why = prober.runner.check, None if tried else ENDED
+    check, why = prober.check, None if tried else ENDED
     if tried and task.settings.most is not None:  # the fix of a diagnosis: each build may take minutes
         why = "the engine was probed instead"
     for how in target.target.typed(target):
@@ -330,8 +330,8 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     )
     console.step("Search the nodes to keep in fp32")
     fixed = make_check(built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers)
-    if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
-        fixed = replace(prober.runner.check, runs=fixed)
+    if isinstance(prober.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
+        fixed = replace(prober.check, runs=fixed)
     fixer = prober.beside(fixed, workers_within(search.workers, subject.workers.width))  # it shares journal and budget
     fix = None
     try:

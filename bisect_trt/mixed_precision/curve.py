@@ -224,7 +224,7 @@ class Fix(Watcher):
         The sets that passed in the search are compared, and where a probe is cheap a minimal set without these units.
         """
         task, minimum, size = self.task, self.minimum, len(self.minimum.units)
-        check, prober = task.prober.runner.check, task.prober
+        check, prober = task.prober.check, task.prober
         if not isinstance(check, MetricCheck) or not (minimum.proven and size) or task.settings.most is not None:
             return
 
@@ -298,7 +298,7 @@ class Fix(Watcher):
     def _passes_on_given(self, units: Subset) -> bool:
         """Return whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
         task = self.task
-        engine_cache = getattr(task.prober.runner.check, "engine_cache", None)
+        engine_cache = getattr(task.prober.check, "engine_cache", None)
         if engine_cache is not None:
             engine_cache.clear()
         return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
@@ -362,7 +362,7 @@ def _spread(places: Sequence[int], count: int) -> list[int]:
 
 def _why_not_judged(task: Task) -> str | None:
     """Why the check cannot judge other samples, if so."""
-    check = task.prober.runner.check
+    check = task.prober.check
     if isinstance(check, PromptCheck):
         return "you are the check"
     if isinstance(check, MetricCheck):

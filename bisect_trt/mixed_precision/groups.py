@@ -166,7 +166,7 @@ class GroupSpace(PrecisionSpace):
         That computes what Q/DQ says, whichever target the search is for: for all groups a target that builds engines would
         take hours. It decides nothing.
         """
-        check = task.prober.runner.check
+        check = task.prober.check
         if not isinstance(check, BuiltinCheck):
             return
         error, units = _meter(self.subject, check.tolerance), self.lowering.units

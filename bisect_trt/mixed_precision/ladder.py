@@ -132,7 +132,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)
     nodes = NodeSpace(subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own)
     nodes.allowed, nodes.ways = ALLOWED, space.ways
-    prober = task.prober.beside(_checked(task.prober.runner.check, target) if by_layer else task.prober.runner.check)
+    prober = task.prober.beside(_checked(task.prober.check, target) if by_layer else task.prober.check)
     prober.measured = task.prober.measured
     return Task(subject, task.console, task.result, prober, nodes, own)
 

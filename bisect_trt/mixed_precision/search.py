@@ -337,7 +337,7 @@ def search_keep(task: Task) -> Minimum:
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
         minimum = find_keep(task.lowering.units, ask, suspects=suspects, most=task.settings.most)
-        return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
+        return confirm_enough(minimum, oracle, task.prober.flakiness) if task.prober.measured else minimum
 
     return task.prober.search(algorithm, task.lowering.candidate)
 
@@ -357,7 +357,7 @@ def refusal(task: Task, units: Subset) -> DoesNotReproduce:
             f"the check passes {of_all}: {record.reason}. So {space.cause} is not the reason for a failure seen elsewhere, and "
             f"no {space.noun} has to stay in {space.high}; try {data} the deployment{reference}, or a tighter tolerance."
         )
-    log = shlex.join(["bisect-trt", "log", str(prober.runner.workspace.folder), str(record.number)])
+    log = shlex.join(["bisect-trt", "log", str(prober.workspace.folder), str(record.number)])
     rest = f'It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
     return DoesNotReproduce(
         f"the check fails {of_all} too: {record.reason}. {rest} So {space.cause} is not the reason, or not the only one; "

@@ -78,7 +78,7 @@ class Fresh:
             UsageError: The user's do not fit the model, or there is nothing to compare on them.
         """
         options = task.settings.options
-        if options.validation_data and not isinstance(task.prober.runner.check, BuiltinCheck):
+        if options.validation_data and not isinstance(task.prober.check, BuiltinCheck):
             raise ConflictError(
                 "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, "
                 "and use these samples there."
@@ -177,7 +177,7 @@ def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    check, tolerance = task.prober.runner.check, task.settings.tolerance
+    check, tolerance = task.prober.check, task.settings.tolerance
     assert isinstance(check, BuiltinCheck)
     if tolerance is None or task.settings.bits:
         tolerance = check.tolerance
@@ -195,7 +195,7 @@ def probe_on(prober: Prober, candidate: Candidate, samples: Round, tolerance: To
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    check = prober.runner.check
+    check = prober.check
     assert isinstance(check, BuiltinCheck)
     candidate = replace(candidate, title=f"{candidate.title}, on {what}")
     names = " ".join(each.inputs.name for each in samples.files)  # the same set is another candidate on other samples

@@ -1,8 +1,8 @@
 """The oracle of a search: runs the check on candidates, as often as each answer needs, and remembers the verdicts.
 
-A question becomes a candidate and is answered from memory, from the journal, or by a probe. ``Runner`` repeats the check
-where it is flaky, ``Prober`` remembers, ``Speculation`` probes ahead with several workers, and ``reconfirm`` probes again
-what is recommended because it passed.
+A question becomes a candidate and is answered from memory, from the journal, or by a probe. ``Prober`` repeats the check
+where it is flaky and remembers, ``Speculation`` probes ahead with several workers, and ``reconfirm`` probes again what is
+recommended because it passed.
 """
 
 from __future__ import annotations
@@ -63,18 +63,167 @@ class Activations(Protocol):
 
 
 @dataclass
-class Runner:
-    """Writes a candidate and runs the check on it.
+class Prober:
+    """Probes candidates and remembers the verdicts, up to ``workers`` at a time.
 
-    The activations are for candidates without values of their own. A check is taken for steady until its flakiness is set.
+    Attributes:
+        check: Decides whether a candidate fails. It is taken for steady until ``flakiness`` is set.
+        activations: The values of candidates that have none of their own.
+        workers: How many probes may run at a time, if the check can.
+        measured: Whether the failure rate of the original was asked for.
+        wasted: Parallel probes that were ended because their answers were not needed any more.
     """
 
     check: Check
     workspace: Workspace
     activations: Activations | None
+    ledger: Ledger
+    workers: int = 1
     flakiness: Flakiness = field(default_factory=Flakiness)
+    measured: bool = False
+    wasted: int = 0
 
-    def run(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
+    def __post_init__(self) -> None:
+        """Probe one candidate at a time where the check cannot do more."""
+        if not self.check.parallel:
+            self.workers = 1
+
+    def beside(self, check: Check, workers: int | None = None) -> Prober:
+        """Return a prober with another check, which shares the journal, the budget, and how often a check has to pass."""
+        return replace(
+            self, check=check, workers=self.workers if workers is None else workers, measured=False, wasted=0
+        )
+
+    def probe_original(
+        self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
+    ) -> Record:
+        """Probe the original model; it must fail.
+
+        Args:
+            candidate: The original.
+            repeat: How often to run it, to measure its failure rate; ``None`` for once.
+            confidence: The confidence required of the search, if it fails only sometimes.
+            units: How many units will be searched.
+
+        Raises:
+            DoesNotReproduce: It does not fail.
+        """
+        outcome = self._outcome(
+            candidate.identity, lambda: self.measure(candidate, repeat or 1, self.ledger.check_budget)
+        )
+        self.flakiness = Flakiness(outcome.runs, outcome.failures, confidence, expected_verdicts(units))
+        self.measured = repeat is not None
+        return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
+
+    def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
+        """Probe one candidate, ``again`` if its verdict is known.
+
+        Raises:
+            BudgetSpent: No more probes may be made.
+        """
+        identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
+        return self.ledger.decide(identity, self._outcome(identity, lambda: self._run(candidate, identity)))
+
+    def _outcome(self, identity: Identity, run: Callable[[], Outcome]) -> Outcome:
+        """Return the known outcome of a candidate, or run it and write the outcome to the journal."""
+        outcome = self.ledger.outcome(identity.key)
+        if outcome is None:
+            self.ledger.start(identity)
+            with ExitStack() as terminal:
+                for watcher in self.ledger.watchers if isinstance(self.check, PromptCheck) else ():
+                    terminal.enter_context(watcher.asking())
+                outcome = run()
+            self.ledger.end(identity, outcome)
+        return outcome
+
+    def _run(self, candidate: Candidate, identity: Identity) -> Outcome:
+        """Run the check, but not for longer than the budget allows."""
+        seconds = self.ledger.seconds_left()
+        if seconds is None:
+            return self.run_check(candidate)
+        cancel = Cancel()
+        timer = Timer(seconds, cancel.set)
+        timer.start()
+        try:
+            outcome = self.run_check(candidate, cancel)
+        finally:
+            timer.cancel()
+            timer.join()
+            cancel.close()
+        if outcome.cancelled:
+            self.ledger.end(identity, None)
+            self.ledger.check_budget()
+        return outcome
+
+    def search(
+        self, search: Search[Result], build: Callable[[Subset], Candidate], original: Candidate | None = None
+    ) -> Result:
+        """Return the result of a search over the candidates that ``build`` makes; ``original`` is for questions about that.
+
+        Raises:
+            BudgetSpent: No more probes may be made.
+        """
+
+        def candidate_for(question: Question) -> Candidate:
+            if isinstance(question, Again):
+                candidate = candidate_for(question.question)
+                title = question.title or f"{candidate.title}, once more"
+                return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
+            if isinstance(question, Units):
+                return build(question.units)
+            assert original is not None, "the search asks about an original that it was not given"
+            return original
+
+        if self.workers > 1:
+            speculation = Speculation(self.run_check, self.ledger, candidate_for, self.workers)
+            try:
+                with speculation:
+                    return speculation.run(search)
+            finally:
+                self.wasted += speculation.wasted
+        memory: dict[Question, Verdict] = {}
+
+        def oracle(question: Question) -> Verdict:
+            if question in memory:
+                self.ledger.cached += 1
+            else:
+                memory[question] = self.probe(candidate_for(question)).verdict
+            return memory[question]
+
+        return search(oracle)
+
+    def search_from(self, original: Candidate, search: Search[Result], build: Callable[[Subset], Candidate]) -> Result:
+        """Probe the original, then search; with several workers the search runs ahead of that first answer too.
+
+        Raises:
+            DoesNotReproduce: The original does not fail.
+            BudgetSpent: No more probes may be made.
+        """
+
+        def story(oracle: Oracle) -> tuple[Result] | None:
+            return (search(oracle),) if oracle(Original()) is Verdict.FAIL else None
+
+        result = self.search(story, build, original)
+        if result is None:
+            self._must_fail(self.ledger.records[0], original)
+            raise AssertionError("the original failed, and the search did not begin")
+        return result[0]
+
+    def _must_fail(self, record: Record, original: Candidate) -> Record:
+        """Return the record of the original's probe, which has to be a failure."""
+        if record.verdict is Verdict.FAIL:
+            return record
+        if record.signature == UNDECIDED:
+            raise NoisyMachineError(f"the original model cannot be judged here: {record.reason}.")
+        files = self.workspace.files(original.key, shared_weights=original.has_external_data)
+        if files.model.exists() and files.model.read_bytes() != original.content():
+            raise CheckCommandError(
+                f"the check, or one that ran beside it, has changed {files.model} while it was checked, so the original was not "
+                "checked; have it write elsewhere, or give --workers 1."
+            )
+        raise DoesNotReproduce(f"the failure does not reproduce on the original model: {record.reason}.")
+
+    def run_check(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
         """The first failure, or the last of enough passes; or the other way round, if the candidate says so.
 
         A sequential test: a candidate that fails is mostly known after one or two runs.
@@ -142,156 +291,6 @@ def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outc
     return replace(outcome, seconds=seconds, own_seconds=time.monotonic() - began - seconds, runs=len(outcomes))
 
 
-class Prober:
-    """Probes candidates and remembers the verdicts, up to ``workers`` at a time.
-
-    Attributes:
-        measured: Whether the failure rate of the original was asked for.
-        wasted: Parallel probes that were ended because their answers were not needed any more.
-    """
-
-    def __init__(self, runner: Runner, ledger: Ledger, workers: int = 1) -> None:
-        """``workers`` is how many probes may run at a time, if the check can."""
-        self.runner = runner
-        self.ledger = ledger
-        self.measured = False
-        self.wasted = 0
-        self.workers = workers if runner.check.parallel else 1
-
-    def beside(self, check: Check, workers: int | None = None) -> Prober:
-        """Return a prober with another check, which shares the journal, the budget, and how often a check has to pass."""
-        return Prober(replace(self.runner, check=check), self.ledger, self.workers if workers is None else workers)
-
-    def probe_original(
-        self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
-    ) -> Record:
-        """Probe the original model; it must fail.
-
-        Args:
-            candidate: The original.
-            repeat: How often to run it, to measure its failure rate; ``None`` for once.
-            confidence: The confidence required of the search, if it fails only sometimes.
-            units: How many units will be searched.
-
-        Raises:
-            DoesNotReproduce: It does not fail.
-        """
-        outcome = self._outcome(
-            candidate.identity, lambda: self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
-        )
-        self.runner.flakiness = Flakiness(outcome.runs, outcome.failures, confidence, expected_verdicts(units))
-        self.measured = repeat is not None
-        return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
-
-    def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
-        """Probe one candidate, ``again`` if its verdict is known.
-
-        Raises:
-            BudgetSpent: No more probes may be made.
-        """
-        identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
-        return self.ledger.decide(identity, self._outcome(identity, lambda: self._run(candidate, identity)))
-
-    def _outcome(self, identity: Identity, run: Callable[[], Outcome]) -> Outcome:
-        """Return the known outcome of a candidate, or run it and write the outcome to the journal."""
-        outcome = self.ledger.outcome(identity.key)
-        if outcome is None:
-            self.ledger.start(identity)
-            with ExitStack() as terminal:
-                for watcher in self.ledger.watchers if isinstance(self.runner.check, PromptCheck) else ():
-                    terminal.enter_context(watcher.asking())
-                outcome = run()
-            self.ledger.end(identity, outcome)
-        return outcome
-
-    def _run(self, candidate: Candidate, identity: Identity) -> Outcome:
-        """Run the check, but not for longer than the budget allows."""
-        seconds = self.ledger.seconds_left()
-        if seconds is None:
-            return self.runner.run(candidate)
-        cancel = Cancel()
-        timer = Timer(seconds, cancel.set)
-        timer.start()
-        try:
-            outcome = self.runner.run(candidate, cancel)
-        finally:
-            timer.cancel()
-            timer.join()
-            cancel.close()
-        if outcome.cancelled:
-            self.ledger.end(identity, None)
-            self.ledger.check_budget()
-        return outcome
-
-    def search(
-        self, search: Search[Result], build: Callable[[Subset], Candidate], original: Candidate | None = None
-    ) -> Result:
-        """Return the result of a search over the candidates that ``build`` makes; ``original`` is for questions about that.
-
-        Raises:
-            BudgetSpent: No more probes may be made.
-        """
-
-        def candidate_for(question: Question) -> Candidate:
-            if isinstance(question, Again):
-                candidate = candidate_for(question.question)
-                title = question.title or f"{candidate.title}, once more"
-                return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
-            if isinstance(question, Units):
-                return build(question.units)
-            assert original is not None, "the search asks about an original that it was not given"
-            return original
-
-        if self.workers > 1:
-            speculation = Speculation(self.runner.run, self.ledger, candidate_for, self.workers)
-            try:
-                with speculation:
-                    return speculation.run(search)
-            finally:
-                self.wasted += speculation.wasted
-        memory: dict[Question, Verdict] = {}
-
-        def oracle(question: Question) -> Verdict:
-            if question in memory:
-                self.ledger.cached += 1
-            else:
-                memory[question] = self.probe(candidate_for(question)).verdict
-            return memory[question]
-
-        return search(oracle)
-
-    def search_from(self, original: Candidate, search: Search[Result], build: Callable[[Subset], Candidate]) -> Result:
-        """Probe the original, then search; with several workers the search runs ahead of that first answer too.
-
-        Raises:
-            DoesNotReproduce: The original does not fail.
-            BudgetSpent: No more probes may be made.
-        """
-
-        def story(oracle: Oracle) -> tuple[Result] | None:
-            return (search(oracle),) if oracle(Original()) is Verdict.FAIL else None
-
-        result = self.search(story, build, original)
-        if result is None:
-            self._must_fail(self.ledger.records[0], original)
-            raise AssertionError("the original failed, and the search did not begin")
-        return result[0]
-
-    def _must_fail(self, record: Record, original: Candidate) -> Record:
-        """Return the record of the original's probe, which has to be a failure."""
-        if record.verdict is Verdict.FAIL:
-            return record
-        if record.signature == UNDECIDED:
-            raise NoisyMachineError(f"the original model cannot be judged here: {record.reason}.")
-        files = self.runner.workspace.files(original.key, shared_weights=original.has_external_data)
-        if files.model.exists() and files.model.read_bytes() != original.content():
-            raise CheckCommandError(
-                f"the check, or one that ran beside it, has changed {files.model} while it was checked, so the original was not "
-                "checked; have it write elsewhere, or give --workers 1."
-            )
-        raise DoesNotReproduce(f"the failure does not reproduce on the original model: {record.reason}.")
-
-
 @dataclass(frozen=True)
 class Confirmation:
     """The result of probing again what passed.
@@ -321,7 +320,7 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
         ways: How many such answers there are; all of them are to hold with the confidence asked for.
         failures: How often other candidates without it were probed, each of which failed.
     """
-    check, flakiness = prober.runner.check, prober.runner.flakiness
+    check, flakiness = prober.check, prober.flakiness
     if isinstance(check, PromptCheck):
         return Confirmation(prober.probe(passing, again=True))
     if not flakiness.is_steady:  # each pass was as many passes, and so is this one

@@ -32,7 +32,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Check, Prober, Runner
+from bisect_trt.probe.prober import Check, Prober
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -51,7 +51,7 @@ def investigating(model: Path, check: Callable[[Subject], Check], folder: Path |
     console = Console(-1)
     with Subject(ModelSettings(model), Workspace(folder or model.with_suffix(".run")), console) as subject:
         ledger = Ledger(subject.workspace.folder, [console])
-        prober = Prober(Runner(check(subject), subject.workspace, subject.reference), ledger)
+        prober = Prober(check(subject), subject.workspace, subject.reference, ledger)
         try:
             yield Session(subject, console, Result("diagnose"), prober)
         finally:

@@ -206,7 +206,7 @@ def test_at_a_measured_rate_what_mends_it_is_believed_and_luck_is_not(rate: floa
     for seed in range(4):
         with scratch() as folder, FakeRun(Path(folder), Coin(rate, seed)) as run:
             run.prober.probe_original(FAILING, repeat=40, units=50)
-            flakiness = run.prober.runner.flakiness
+            flakiness = run.prober.flakiness
             assert not flakiness.is_steady
             assert reconfirm(run.prober, FAILING, build([99])).passes
             assert not reconfirm(run.prober, FAILING, replace(build([1]), title="luck")).passes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
 from bisect_trt.commands.layerwise import Gathered, LayerComparison, Marking, compare_layers, compare_own, gather
+from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.prober import Runner
+from bisect_trt.probe.prober import Prober
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 
@@ -112,8 +114,10 @@ def alone(look: Marking, name: str) -> Outcome:
     """The outcome of a probe of one node, cut out and fed the reference's values."""
     subject = look.subject
     unit = subject.network.rank[subject.network.producer[name]]
-    runner = Runner(BuiltinCheck(subject.workers, look.target, look.tolerance), subject.workspace, subject.reference)
-    return runner.run(subject.cut(subject.units.with_weights({unit})))
+    check = BuiltinCheck(subject.workers, look.target, look.tolerance)
+    with closing(Ledger(subject.workspace.folder)) as ledger:
+        prober = Prober(check, subject.workspace, subject.reference, ledger)
+    return prober.run_check(subject.cut(subject.units.with_weights({unit})))
 
 
 def numbers(comparison: TensorComparison) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober, Runner
+from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.speculation import likely_questions
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -275,14 +275,14 @@ def test_the_failure_rate_is_measured_and_remembered(tmp_path: Path) -> None:
     check = FlakyCheck(3, 0.7, seed=1)
     with FakeRun(tmp_path, check) as run:
         run.reduce(8, lambda ask: minimise(range(8), ask), 20)
-        first = run.prober.runner.flakiness
+        first = run.prober.flakiness
     assert first.runs == 20
     assert 0 < first.failures < 20
     assert f"({first.failures} of 20 runs fail)" in run.told.records[0].reason
     again = FlakyCheck(3, 0.0, seed=2)
     with FakeRun(tmp_path, again) as run:
         run.reduce(8, lambda ask: minimise(range(8), ask), 20)
-        assert run.prober.runner.flakiness == first
+        assert run.prober.flakiness == first
     assert again.runs == 0
 
 
@@ -352,7 +352,7 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     body = f"sleep 600 & echo $$ $! >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     ledger = Ledger(tmp_path)
-    prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers=3)
+    prober = Prober(check, Workspace(tmp_path), NoActivations(), ledger, workers=3)
 
     def algorithm(ask: Ask) -> Minimum:
         whole = frozenset({0, 1})
@@ -381,7 +381,7 @@ def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -
     body = f"sleep 600 & echo $$ $! >> '{pids}'\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     ledger = Ledger(tmp_path, [Listening(killed_after=1)])
-    prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers)
+    prober = Prober(check, Workspace(tmp_path), NoActivations(), ledger, workers)
 
     def algorithm(ask: Ask) -> Minimum:
         for units in ({0, 1}, {0}, {1}):
