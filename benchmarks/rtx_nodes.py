@@ -21,7 +21,7 @@ import onnx
 
 from bisect_trt.targets import find
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.environments import Environment, interpreter, with_numpy
 from bisect_trt.worker.environments import releases as list_releases

@@ -38,7 +38,7 @@ from benchmarks.reduce import OUT, markdown
 from benchmarks.sequences import SEQUENCES
 from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.roundings import emulate
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 
 SEVERE = 10.0

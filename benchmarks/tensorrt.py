@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 from benchmarks.cases import light_model
 from benchmarks.figures import Figure
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Order, Sample
 from bisect_trt.worker.serve import Worker

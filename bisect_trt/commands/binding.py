@@ -23,7 +23,7 @@ from bisect_trt.options.shared import Places
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import replacing
+from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.place import Place, make_place, parse, slots
 from bisect_trt.worker.protocol import Failed, Look
 

@@ -36,9 +36,9 @@ from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
+from bisect_trt.tensors.files import files_of
 from bisect_trt.tensors.inputs import split_script
 from bisect_trt.tensors.metrics import find_metric, script_file
-from bisect_trt.tensors.saved import files_of
 from bisect_trt.worker.guard import claimed_path, claimed_run
 from bisect_trt.worker.place import Place
 

@@ -35,9 +35,9 @@ from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
+from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
-from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool

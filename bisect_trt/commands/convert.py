@@ -38,7 +38,7 @@ from bisect_trt.options.shared import Data
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import reference_settings
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 

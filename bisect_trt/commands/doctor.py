@@ -17,7 +17,7 @@ from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import TINY_MODEL
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool

@@ -25,8 +25,8 @@ from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import print_tree
+from bisect_trt.tensors.files import load_runs
 from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension
-from bisect_trt.tensors.saved import load_runs
 
 Infos = Mapping[str, TensorInfo]
 
@@ -167,7 +167,7 @@ def describe_data(path: Path, values: int | None = None) -> dict[str, Any]:
     """Return type, shape and statistics of saved tensors.
 
     Args:
-        path: A file that :func:`bisect_trt.tensors.saved.load_runs` reads.
+        path: A file that :func:`bisect_trt.tensors.files.load_runs` reads.
         values: How many values to give of each end of an axis, -1 for all; none where it is ``None``.
 
     Raises:

@@ -26,7 +26,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
 from bisect_trt.report.text import shorten
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import replacing
+from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import Trace
 

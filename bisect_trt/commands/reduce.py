@@ -37,7 +37,7 @@ from bisect_trt.search.confirm import READ_BACK
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise, shrink_end
 from bisect_trt.targets.options import Target
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.files import save_npz
 
 _SHOWN = 12
 

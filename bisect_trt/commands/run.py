@@ -39,8 +39,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.npz import NpzFile, save_npz
-from bisect_trt.tensors.saved import SavedRun, Values, load_runs, same_samples, save_samples
+from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, save_npz, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Trace
 

@@ -30,7 +30,7 @@ from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.tensors.files import load_npz, save_npz
 
 MOST_QUESTIONS = 400
 _SHOWN = 12

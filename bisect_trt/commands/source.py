@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import ModelSettings
 from bisect_trt.errors import InputValuesError, ModelFileError, UnsuitableModelError, ValueRefusedError
+from bisect_trt.tensors.files import load_runs, save_npz
 from bisect_trt.tensors.info import dtype_from_name
-from bisect_trt.tensors.npz import save_npz
-from bisect_trt.tensors.saved import load_runs
 
 MODEL_FILE = Path("model.onnx")
 """The name of a model in memory, in the run's folder."""

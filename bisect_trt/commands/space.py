@@ -23,7 +23,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.tensors.files import load_npz, save_npz
 from bisect_trt.worker.protocol import Failed
 
 T = TypeVar("T")

@@ -40,9 +40,9 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import AskSize, Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import make_inputs, resized
-from bisect_trt.tensors.npz import save_npz
 
 FAILING = "failing-inputs.npz"
 _MOST_REFUSED = 128

@@ -21,8 +21,8 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.files import files_of
 from bisect_trt.tensors.inputs import Sample, is_script, split_script
-from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]

@@ -22,9 +22,9 @@ from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import reference_settings
+from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import Sample, is_script, make_inputs, validate_sample
-from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Collect, Failed
 from bisect_trt.worker.protocol import Sample as SampleFiles

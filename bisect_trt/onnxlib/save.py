@@ -31,7 +31,7 @@ from bisect_trt.onnxlib.load import (
     tensor_bytes,
 )
 from bisect_trt.onnxlib.nodes import clone
-from bisect_trt.tensors.npz import written_whole
+from bisect_trt.tensors.files import written_whole
 
 EMBED_LIMIT_BYTES = 64 << 20
 """The largest total size of weights that stay inside each candidate; larger ones are shared."""

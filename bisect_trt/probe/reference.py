@@ -24,8 +24,8 @@ from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.tensors.files import load_npz, save_npz
 from bisect_trt.tensors.info import TensorInfo, common, is_extension
-from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower

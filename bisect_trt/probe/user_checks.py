@@ -21,8 +21,8 @@ from bisect_trt.errors import BisectError, CheckCommandError, ScriptError
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.kernel import oom_kills
-from bisect_trt.tensors.npz import load_npz
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, gate, run_to_end
 from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY
 

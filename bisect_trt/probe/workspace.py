@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.load import external_files, folder_with, load_model, mod
 from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, save_model, share_weights
 from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
-from bisect_trt.tensors.npz import replacing, save_npz
+from bisect_trt.tensors.files import replacing, save_npz
 from bisect_trt.worker.protocol import Sample
 
 Values = Mapping[str, NDArray[np.generic]]

@@ -23,7 +23,7 @@ from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report import charts
 from bisect_trt.report.summary import grouped, headline, summary
 from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, template
-from bisect_trt.tensors.npz import replacing
+from bisect_trt.tensors.files import replacing
 
 _BADGES = {
     "found": ("Proven", "good"),

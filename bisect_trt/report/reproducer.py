@@ -34,7 +34,7 @@ from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.npz import replacing, save_npz
+from bisect_trt.tensors.files import replacing, save_npz
 
 MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz", "README.md", "ISSUE.md"
 SCRIPT, FILES, ARCHIVED = "reproduce.py", "files", "reproducer"

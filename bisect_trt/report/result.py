@@ -14,7 +14,7 @@ from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderE
 from bisect_trt.report.summary import named, summary_lines
 from bisect_trt.report.text import clean, plural
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
-from bisect_trt.tensors.npz import replacing
+from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.host import facts
 
 SCHEMA = 1

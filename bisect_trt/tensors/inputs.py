@@ -28,9 +28,9 @@ from bisect_trt.errors import (
     quoted,
 )
 from bisect_trt.options.shared import Data
+from bisect_trt.tensors.files import load_runs
 from bisect_trt.tensors.info import TensorInfo, is_extension
 from bisect_trt.tensors.kernel import free_bytes
-from bisect_trt.tensors.saved import load_runs
 
 Sample = dict[str, NDArray[Any]]
 LABELS = "labels"
@@ -118,7 +118,7 @@ def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None
 
     Args:
         infos: The model's inputs. For random values each must have a static shape.
-        data: The source: a script, files as :func:`bisect_trt.tensors.saved.load_runs` reads them (several make one sample if
+        data: The source: a script, files as :func:`bisect_trt.tensors.files.load_runs` reads them (several make one sample if
             no two hold the same input), else random values.
         most: The most samples to return; ``None`` for all.
 

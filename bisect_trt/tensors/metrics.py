@@ -28,9 +28,9 @@ from bisect_trt.errors import (
     ValueRefusedError,
     quoted,
 )
+from bisect_trt.tensors.files import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.info import Array, Vector, is_floating, to_float
 from bisect_trt.tensors.inputs import NamedOutputs, is_script, script_attribute, split_script, user_code
-from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 
 Outputs = Mapping[str, Array]
 Labels = Any

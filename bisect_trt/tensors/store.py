@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import RunFolderError
+from bisect_trt.tensors.files import cannot_write, replacing
 from bisect_trt.tensors.info import ByName, Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
 from bisect_trt.tensors.kernel import free_bytes
-from bisect_trt.tensors.npz import cannot_write, replacing
 
 _SHARE = 8
 """The part of the free memory for the arrays of one slice: a runtime holds weights twice, a comparison errors too."""

@@ -32,8 +32,8 @@ from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.files import replacing
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
-from bisect_trt.tensors.npz import replacing
 from bisect_trt.worker.channel import (
     LAST,
     Buffer,
@@ -59,7 +59,7 @@ _MODULES = (
     "bisect_trt.errors",
     "bisect_trt.tensors.info",
     "bisect_trt.tensors.kernel",
-    "bisect_trt.tensors.npz",
+    "bisect_trt.tensors.files",
     "bisect_trt.targets.messages",
     "bisect_trt.worker.channel",
     "bisect_trt.worker.host",

@@ -261,7 +261,7 @@ def run_times(session: Any, feed: Mapping[str, Any], runs: int) -> list[float]: 
 
 def pack(arrays: Mapping[str, Any]) -> bytes:
     """Arrays of numbers, bools or ``ml_dtypes`` types as the bytes of an ``.npz`` file."""
-    from bisect_trt.tensors.npz import write_npz  # noqa: PLC0415 - a reply reports an error of NumPy here
+    from bisect_trt.tensors.files import write_npz  # noqa: PLC0415 - a reply reports an error of NumPy here
 
     buffer = io.BytesIO()
     write_npz(buffer, arrays)
@@ -274,7 +274,7 @@ def unpack(content: bytes | bytearray) -> dict[str, Any]:
     Raises:
         UnavailableError: A type needs ``ml_dtypes``, which is not installed here.
     """
-    from bisect_trt.tensors.npz import read_npz  # noqa: PLC0415 - as above
+    from bisect_trt.tensors.files import read_npz  # noqa: PLC0415 - as above
 
     return read_npz(io.BytesIO(content)) if content else {}
 

@@ -26,8 +26,8 @@ from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.files import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.kernel import forget_peak
-from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.channel import Closed, ConnectionLost, ProcessDied, receive, send

@@ -13,7 +13,7 @@ import pytest
 from conftest import CommandLine
 from support import TARGET, chain, overflowing, read_json
 
-from bisect_trt.tensors.npz import replacing
+from bisect_trt.tensors.files import replacing
 
 pytestmark = pytest.mark.any_version
 

@@ -31,7 +31,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.npz import load_npz
+from bisect_trt.tensors.files import load_npz
 from bisect_trt.worker.protocol import About, BuildEngine, Compare, Compared
 
 FP16 = TargetSettings("trt", fp16=True)

@@ -24,8 +24,8 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.info import finite_range
-from bisect_trt.tensors.npz import save_npz
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROWS, COLUMNS = 4, 8

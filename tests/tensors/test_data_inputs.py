@@ -17,12 +17,12 @@ from support import read_options
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.shared import Data
+from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, of_width, validate_sample
 from bisect_trt.tensors.kernel import free_bytes
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
-from bisect_trt.tensors.npz import save_npz
 
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool"]
 

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.tensors.files import NpzFile, load_npz, load_runs, save_npz
 from bisect_trt.tensors.info import tensor_stats
-from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
-from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.store import ActivationStore, write_store
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
