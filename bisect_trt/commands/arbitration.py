@@ -146,7 +146,7 @@ class Opinions:
     def judge(self) -> Fault:
         """Decide which side is wrong: the first rule that applies decides."""
         if isinstance(self.target, str):
-            return self._refused(self.target) or self._drawn() or self._unknown(self.target)
+            return self._refused(self.target)
         rules = (self._drawn, self._tied, self._passes, self._rounded, self._reference_is_off)
         return next((fault for rule in rules if (fault := rule()) is not None), None) or self._target_is_off()
 
@@ -215,7 +215,7 @@ class Opinions:
         line = " ".join(str(self.right).split())
         return f"{self.arbiter} does not run the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
 
-    def _refused(self, message: str) -> Fault | None:
+    def _refused(self, message: str) -> Fault:
         """The target does not run the case."""
         others = f"{self.arbiter} and {self.reference_name}"
         if self.own is None:

@@ -17,7 +17,6 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.layerwise import LayerComparison, tell, to_json
-from bisect_trt.commands.metric import diagnose_whole, work_around_limits
 from bisect_trt.commands.minimal_case import (
     HELD,
     Answer,
@@ -29,32 +28,35 @@ from bisect_trt.commands.minimal_case import (
     look_for_others,
     tell_modules,
 )
+from bisect_trt.commands.reduce import deliver, smallest
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.reproducer import Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
+from bisect_trt.commands.samples import keep_worst_samples
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, tell_dynamic
-from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.workaround import add_precision, after_diagnosis, print_ways, rewritten, work_around
+from bisect_trt.commands.workaround import (
+    add_precision,
+    after_diagnosis,
+    print_ways,
+    rewritten,
+    work_around,
+    work_around_limits,
+)
 from bisect_trt.errors import quoted
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.compare import CompareOptions
-from bisect_trt.options.searches import Diagnose, Workaround
+from bisect_trt.options.searches import Diagnose, Reduce, Workaround
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.console import Console
-from bisect_trt.report.reproducer import MODEL, SCRIPT, Since
+from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.place import rerun_command
-from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
-
-MANY, FEW = 16, 8
-"""Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is computed and compared."""
 
 
 @dataclass(frozen=True)
@@ -270,40 +272,48 @@ def archive_of(folder: Path) -> Path:
     return folder.with_suffix(f"{folder.suffix}.zip")
 
 
-def keep_worst_samples(subject: Subject, check: CheckSettings, console: Console, result: Result) -> None:
-    """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
+def diagnose_whole(diagnosis: Diagnosis) -> Result:
+    """Find the layers that lower the metric on the target, or take it past a limit, and write them.
 
-    The model is run once on all of them, and only its outputs are compared. A resumed run finds the same samples.
+    ``reproduce.py`` compares outputs, so the command that measures the model is suggested in place of a script.
+
+    Raises:
+        DoesNotReproduce: The metric does not drop past its bound, or no limit is exceeded.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    if len(subject.samples) <= MANY or check.target is None:
-        return
-    models, scratch = subject.models, subject.workspace.scratch
-    inputs = tuple(models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples))
-    golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
-    reply: Any = None
+    session, check, output = diagnosis.session, diagnosis.check, diagnosis.output
+    console, subject, result = session.console, session.subject, session.result
+    limited = check.limits is not None
+    wrong = "past its limits" if limited else "below the bound of the metric"
+    console.step(f"Is the target {wrong} ({len(subject.network.nodes)} nodes)?")
     try:
-        right = Collect(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
-        if not isinstance(models.workers.ask(right, here=True), Failed):
-            samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
-            model = models.write("many", subject.network.proto)
-            reply = models.workers.ask(
-                Compare(check.target, model, samples, check.tolerance, every=True), check.timeout
-            )
-    finally:
-        for path in (*inputs, *golden):
-            path.unlink(missing_ok=True)
-    severity: dict[int, float] = {}
-    for each in reply.comparisons if isinstance(reply, Compared) else ():
-        if not each.passed:
-            severity[each.sample or 1] = max(severity.get(each.sample or 1, 0.0), each.severity)
-    if severity:
-        stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
-        console.say(
-            f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
-            f"(samples 1 to {len(stay)} below)"
-        )
-        result.extra["looked_at"] = {"of": len(subject.samples), "fail": sorted(severity), "stay": stay}
-        subject.samples = [subject.samples[number - 1] for number in stay]
+        record = session.probe_original(diagnosis.search)
+    except DoesNotReproduce as error:
+        raise (error if limited else diagnosis.advised(error)) from error
+    console.say(f"  yes: {record.reason}")
+    make_folder(output)
+    reduced = Reduce(subject.settings.path, output / MODEL, overwrite=True)
+    with saving_best(lambda: session.save_best(reduced.output)):
+        console.step(f"Which of {len(subject.units)} units take it there?")
+        case = Case(find_minimum(session, reduced.mode))
+        answer = smallest(session, reduced, diagnosis.search, case)
+        console.step(f"Write them to {output}")
+        deliver(session, reduced, answer, case.minimum)
+    assert check.target is not None
+    if limited:
+        name_cause(session, check, answer)
+    else:
+        measured = result.extra["metric"]
+        find_fix(session, check, diagnosis.search, answer, output)
+        fixed = result.extra["metric"]
+        result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
+    result.suggest(session.command("run", check))
+    if diagnosis.archive is not None:
+        files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})
+        pack(output, files, diagnosis.archive)
+        result.artifacts["archive"] = str(diagnosis.archive)
+    return result
 
 
 def _inner_check(call: Call, target: TargetSettings, timeout: float | None) -> CheckSettings:
@@ -331,7 +341,7 @@ def run(call: Call) -> Result:
     check = replace(check, timed=target.target.compiles and compares)
     with call.subject(check.timeout, target, older=own.releases) as subject:
         if compares:
-            keep_worst_samples(subject, check, call.console, call.result)
+            keep_worst_samples(subject, check, call.result)
         with call.searching(check, subject) as session:
             diagnosis = Diagnosis(session, check, call[Search], own, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)

@@ -1,7 +1,11 @@
-"""``run``: compare the outputs of a target with the reference's or with saved ones, or saved ones with each other."""
+"""``run``: compare the outputs of a target with the reference's or with saved ones, or saved ones with each other.
+
+With ``--metric`` or limits the whole model is measured instead.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +17,7 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import CheckSettings, tolerance_options
-from bisect_trt.commands.metric import measure, score
+from bisect_trt.commands.checks import CheckSettings, make_scale, tolerance_options
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import (
     ConflictError,
@@ -32,16 +35,18 @@ from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, Plots
 from bisect_trt.options.spec import changed
+from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import Console
 from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, save_npz, save_samples
+from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Trace
+from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Score, Trace
 
 OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
@@ -56,6 +61,13 @@ _PRECISIONS = {"fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4"}
 """Layers of other types (integers, masks) are not counted."""
 _LITTLE = 0.5
 """Below this share of layers in a requested precision, the difference is printed."""
+
+_ENDS = {
+    Verdict.PASS: ("found", "Within the limits"),
+    Verdict.FAIL: ("not_reproduced", "Past a limit"),
+    Verdict.UNRESOLVED: ("inconclusive", "Unknown, because the machine is too noisy or the limit too close"),
+}
+"""The status and the words of a verdict."""
 
 
 def run(call: Call) -> Result:
@@ -82,6 +94,44 @@ def run(call: Call) -> Result:
             refuse_options(options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
             return score(session, target, metric, options.timeout)
         return _compare_target(session, target, tolerance, options, Table(session.console, session.result, call[Plots]))
+
+
+def score(session: Session, target: TargetSettings, metric: MetricOptions, timeout: float | None) -> Result:
+    """Score the target on the whole set.
+
+    Raises:
+        UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
+        UnavailableError: The reference or a target cannot run the model.
+    """
+    subject, console, result = session.subject, session.console, session.result
+    model = subject.models.write("measured", subject.network.proto)
+    scale = make_scale(subject, metric)
+    console.step(f"{target.describe()}, on all {scale.data.count} samples")
+    measured = session.answered(subject.workers.ask(Score(target, model, scale.scoring()), timeout))
+    lost = measured.value - scale.reference  # NaN where both are infinite
+    change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
+    equal = measured.value == scale.reference
+    console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
+    result.extra |= {"metric": scale.to_json(measured), "comparisons": []}
+    return result.end("not_reproduced" if result.extra["metric"]["passed"] is False else "found")
+
+
+def measure(session: Session, check: CheckSettings) -> Result:
+    """Measure the target beside its limits.
+
+    Raises:
+        UnavailableError: The target cannot run the model.
+    """
+    assert check.target is not None, "the options require one"
+    session.console.step(f"{check.target.describe()}, measured beside its limits")
+    record = session.prober.probe(session.subject.original)
+    outcome = session.outcome(record)
+    if outcome.ending is Ending.BROKEN:
+        raise ModelRefusedError(f"the target cannot run {session.subject.settings.path}: {outcome.reason}.")
+    session.result.extra["comparisons"] = []
+    status, said = _ENDS[record.verdict]
+    session.console.answer(f"{said}: {record.reason}.")
+    return session.result.end(status, record.reason if record.verdict is Verdict.UNRESOLVED else None)
 
 
 def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
@@ -281,9 +331,9 @@ def _compare_target(
     _save_lowered(session, model, target, options.save_onnx)
 
     def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:
-        samples = tuple(map(Sample, inputs, golden))
-        request = Compare(target, model, samples, tolerance, tuple(names), every=True, details=True)
-        return subject.workers.ask(replace(request, save_outputs=outputs), options.timeout)
+        samples, compared = tuple(map(Sample, inputs, golden)), tuple(names)
+        request = Compare(target, model, samples, tolerance, compared, every=True, details=True, save_outputs=outputs)
+        return subject.workers.ask(request, options.timeout)
 
     for prefix, files in golden:
         reply = session.answered(compare(model, files))
@@ -304,13 +354,9 @@ def _compare_target(
 
 def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -> list[Path]:
     """Write the outputs of a saved run for the worker, a file for each sample."""
-    files = list[Path]()
     same_samples(run, len(session.subject.samples), "the target runs")
-    for number, sample in enumerate(run.samples, 1):
-        files.append(session.subject.workspace.scratch(f"golden-{place}-{number}.npz"))
-        known = _shared(run.name, sample, names, session.console)
-        save_npz(files[-1], {name: sample[name] for name in known})
-    return files
+    known = ({name: each[name] for name in _shared(run.name, each, names, session.console)} for each in run.samples)
+    return [session.subject.models.feed(f"golden-{place}-{number}", each) for number, each in enumerate(known, 1)]
 
 
 def _save_lowered(session: Session, model: Path, target: TargetSettings, path: Path | None) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.arbitration import Fault
+from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.checks import CheckSettings
+from bisect_trt.commands.minimal_case import find_minimum
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, first_few, quoted
@@ -35,6 +37,7 @@ from bisect_trt.onnxlib.rewrites import (
 )
 from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
+from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
@@ -42,7 +45,7 @@ from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough
-from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.oracle import Mode, Subset, Verdict
 from bisect_trt.tensors.comparison import to_plain
 
 PATCHED = "patched.onnx"
@@ -265,6 +268,34 @@ def work_around(
     session.result.artifacts["patched"] = next((way.file for way in ways if way.file is not None), None)
     session.result.extra["workarounds"] = [way.to_json() for way in ways]
     return ways
+
+
+def work_around_limits(session: Session, check: CheckSettings, search: Search, output: Path) -> Result:
+    """Find the nodes that take the target past a limit, and a form of the model that keeps it; its values are compared too.
+
+    Raises:
+        DoesNotReproduce: No limit is exceeded.
+        BudgetSpent: No more probes may be made.
+        UsageError: The patched model cannot be written.
+    """
+    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
+
+    console, subject, result = session.console, session.subject, session.result
+    console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
+    record = session.probe_original(search)
+    console.step(f"Which of {len(subject.units)} units take it there?")
+    minimum = find_minimum(session, Mode.AUTO)
+    result.culprits = subject.describe_searched(minimum.units)
+    name_cause(session, check, subject.original)
+    console.step("Search barriers and rewrites")
+    if isinstance(session.prober.check, LimitCheck):  # else a form that slows the baseline down would pass
+        yardstick = subject.models.write("yardstick", subject.original.proto)
+        session.prober.check = replace(session.prober.check, yardstick=yardstick)
+    ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
+    print_ways(result, console)
+    passes = any(way.passes for way in ways)
+    session.conclude(minimum if passes else replace(minimum, proven=False, why="no workaround was found"))
+    return result
 
 
 def add_precision(result: Result) -> None:
