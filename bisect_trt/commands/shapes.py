@@ -23,7 +23,7 @@ from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_nodes
-from bisect_trt.onnxlib.shapes import element_type, forget_shapes, free_inputs
+from bisect_trt.onnxlib.shapes import element_type, fix_input_shapes, forget_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import reconfirm
@@ -165,10 +165,10 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
 
     def run_at(changed: Mapping[Axis, int]) -> dict[str, Sequence[int]]:
         """Return the shapes of all tensors at other sizes; the sample's values are repeated or cut."""
-        inputs: dict[str, NDArray[Any]] = {}
-        for name, value in subject.samples[0].items():
-            shape = tuple(changed.get((name, axis), size) for axis, size in enumerate(base[name]))
-            inputs[name] = resized(value, shape)
+        inputs = {
+            name: resized(value, tuple(changed.get((name, axis), size) for axis, size in enumerate(value.shape)))
+            for name, value in subject.samples[0].items()
+        }
         run = Reference(network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit)
         return _static(run.infos)
 
@@ -176,9 +176,9 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
     shapes: dict[str, Shape] = {}
     for name, sizes in here.items():
         if len(there.get(name, ())) == len(sizes):
-            changes = enumerate(zip(sizes, there.get(name, ()), strict=True))
             names = declared.get(name) or [f"{name}_{axis}" for axis in range(len(sizes))]
-            shape = tuple(names[axis] if one != two else one for axis, (one, two) in changes)
+            changes = zip(names, sizes, there.get(name, ()), strict=True)
+            shape = tuple(symbol if one != two else one for symbol, one, two in changes)
             shapes |= {name: shape} if shape != tuple(sizes) else {}
     places = [place for each in symbols.values() for place in each if place[0] in profile]
     ends = [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)] if profile else []
@@ -212,15 +212,11 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
     subject, console, freed = session.subject, session.console, session.subject.freed
     if freed is None:
         return answer
-    values = subject.values(answer, (*answer.inputs, *answer.outputs))
     names = ", ".join(_free_places(answer))
     console.step(f"Does it need its free dimensions ({names or 'none are left'})?")
     fixed = clone(answer.proto)
-    for value in (*fixed.graph.input, *fixed.graph.output):
-        sizes = values[value.name].shape if value.name in values else ()
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
-            if dim.dim_param:
-                dim.dim_value = size
+    fix_input_shapes(fixed, {name: value.shape for name, value in subject.values(answer, answer.inputs).items()})
+    fixed = with_output_shapes(fixed, subject.values(answer, answer.outputs))
     static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
     needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
     session.result.extra["dynamic"] = {"needed": needed, "dimensions": []}
@@ -311,9 +307,9 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     return Piece(proto, inputs)
 
 
-def with_output_shapes(piece: Piece, golden: _Arrays) -> onnx.ModelProto:
+def with_output_shapes(model: onnx.ModelProto, golden: _Arrays) -> onnx.ModelProto:
     """Return the model with the output shapes of a run, unless its inputs have free dimensions."""
-    proto = clone(piece.proto)
+    proto = clone(model)
     if any(dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim):
         return proto
     for value in proto.graph.output:
@@ -390,7 +386,7 @@ class _Shrinker:
         order = [value.name for value in answer.proto.graph.input if value.name in answer.inputs]
         self.piece = Piece(answer.proto, {name: values[name] for name in order})
         self._sound = is_sound(answer.proto)
-        self._golden: Mapping[str, NDArray[Any]] = {name: values[name] for name in answer.outputs if name in values}
+        self._golden: _Arrays = {name: values[name] for name in answer.outputs if name in values}
         self._finite = {name for name, value in self._golden.items() if not any(count_nonfinite(value))}
         self._seen = session.outcome(record).comparisons
 
@@ -399,7 +395,7 @@ class _Shrinker:
         golden = self._expected(piece) if self.probes < MOST_PROBES else None
         if golden is None:
             return False
-        proto = with_output_shapes(piece, golden)
+        proto = with_output_shapes(piece.proto, golden)
         values, outputs = {**piece.inputs, **golden}, tuple(piece.outputs)
         candidate = replace(
             self.best, made=proto, inputs=tuple(piece.inputs), outputs=outputs, title=title, values=values
@@ -414,7 +410,7 @@ class _Shrinker:
         self._seen = self._session.outcome(record).comparisons
         return True
 
-    def _expected(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
+    def _expected(self, piece: Piece) -> _Arrays | None:
         """Return the reference's outputs of a piece; ``None`` if it is unsound: a runtime may read past the end of a tensor."""
         if self._sound and not is_sound(piece.proto):
             return None
@@ -423,7 +419,7 @@ class _Shrinker:
             return None
         if any(any(count_nonfinite(golden[name])) for name in self._finite.intersection(golden)):
             return None
-        return golden if not self._sound or is_sound(with_output_shapes(piece, golden)) else None
+        return golden if not self._sound or is_sound(with_output_shapes(piece.proto, golden)) else None
 
     def drop_outputs(self) -> None:
         """Keep one output if it fails; else drop the outputs that are not needed."""
@@ -469,13 +465,9 @@ class _Shrinker:
 
     def _worst(self, place: int, size: int) -> int | None:
         """Return where the worst element is along an output's axis of this size: the axis at this place, else the first."""
-        wrong = [
-            seen for seen in self._seen if not seen.passed and seen.worst is not None and seen.name in self._golden
-        ]
         found: dict[int, int] = {}
-        for seen in wrong:
-            assert seen.worst is not None
-            for axis, index in enumerate(seen.worst.index):
-                if self._golden[seen.name].shape[axis] == size:
-                    found.setdefault(axis, index)
+        for seen in self._seen:
+            if not seen.passed and seen.worst is not None and seen.name in self._golden:
+                axes = enumerate(zip(seen.worst.index, self._golden[seen.name].shape, strict=True))
+                found |= {axis: index for axis, (index, length) in axes if length == size and axis not in found}
         return found.get(place, next(iter(found.values()), None))

@@ -28,7 +28,6 @@ from bisect_trt.errors import (
     ValueRefusedError,
     first_few,
 )
-from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
@@ -37,11 +36,10 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.ordered import AskSize, Point, go_down, intervals, smallest_failing, sweep_points
+from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import save_npz
-from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import make_inputs, resized
 
 FAILING = "failing-inputs.npz"
@@ -103,7 +101,6 @@ class Sized:
         # Sizes that the reference should run, if it runs any.
         likely = [tuple(each.sizes[place % len(each.sizes)] for each in swept) for place in range(_MOST_REFUSED)]
         self._fed = Fed(session, free, lambda: map(self.inputs, likely), forget=self._unlike_file)
-        self._names = [info.name for info in input_infos(Network(self._fed.proto))]
         self.refused = cache(self._refused)
         self.target, self._engine = asked, None
         if asked is None or asked.build_only:  # each size is built by itself
@@ -145,9 +142,9 @@ class Sized:
         subject = self._session.subject
         data, shapes = subject.settings.data, self.shapes(point)
         if data.given:
-            return {name: resized(subject.samples[0][name], shapes[name]) for name in self._names}
+            return {name: resized(subject.samples[0][name], shapes[name]) for name in subject.network.inputs}
         infos = input_infos(subject.network)
-        return make_inputs([TensorInfo(info.name, info.dtype, shapes[info.name]) for info in infos], data)[0]
+        return make_inputs([replace(info, shape=shapes[info.name]) for info in infos], data)[0]
 
     def _refused(self, point: Point) -> str | None:
         """Return why a point has no verdict: the reference does not run it, or it is outside the user's profile."""
@@ -195,19 +192,14 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     sized = Sized(session, swept, check)
     series: Series[Point] = Series(sized.candidate, sized.refused, apart=True)
 
-    def strategy(ask: AskSize) -> dict[Point, Verdict]:
-        seen = sweep_points(axes, ask, tries)
-        go_down(seen, ask, sized.below)
-        return seen
-
     def so_far() -> None:
-        answer = _fill(session, sized, series)
+        answer, *_ = _fill(session, sized, series)
         if answer["smallest_failing"] is not None:
             console.answer(f"So far it fails {answer['said']}")
 
     with saving_best(so_far):
-        seen = series.search(session.prober, strategy)
-    answer, smallest = _fill(session, sized, series), smallest_failing(seen)
+        series.search(session.prober, lambda ask: go_down(sweep_points(axes, ask, tries), ask, sized.below))
+    answer, seen, smallest = _fill(session, sized, series)
     if smallest is None:
         if Verdict.PASS not in seen.values():
             raise ModelRefusedError(f"no size has a verdict: {answer['map'][0]['reason']}.")
@@ -268,8 +260,10 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     return [Dimension(called, sizes[called], tuple(places[called])) for called in sizes if len(sizes[called]) > 1]
 
 
-def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, Any]:
-    """Put the probed sizes into the result; return that field."""
+def _fill(
+    session: Session, sized: Sized, series: Series[Point]
+) -> tuple[dict[str, Any], dict[Point, Verdict], Point | None]:
+    """Put the probed sizes into the result; return that field, the verdicts and the smallest point that fails."""
     known = series.verdicts(session.prober)
     seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
     smallest, number = smallest_failing(seen), prod(len(each.sizes) for each in sized.swept)
@@ -291,7 +285,7 @@ def _fill(session: Session, sized: Sized, series: Series[Point]) -> dict[str, An
         "map": [{"sizes": sized.sizes(each), "shapes": plain(each), **known[each]} for each in sorted(seen)],
         "said": f"{failing}{tried}.",
     }
-    return answer
+    return answer, seen, smallest
 
 
 def _words(sizes: Mapping[str, int]) -> str:
