@@ -19,7 +19,7 @@ import onnx
 import pytest
 from building import proto_of
 from hypothesis import settings
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.commands.commands import COMMANDS as COMMAND_TABLE
@@ -202,11 +202,8 @@ def save(path: Path, *model: Any, **more: Any) -> Path:
 def chain(path: Path, length: int = 4) -> Path:
     """A chain of Adds, named ``<0>``, ``<1>``, ..., from ``x`` over ``t0``, ``t1``, ...; each adds 1."""
     names = ["x", *(f"t{place}" for place in range(length))]
-    nodes = [
-        helper.make_node("Add", [names[place], "one"], [names[place + 1]], name=node_tag(place))
-        for place in range(length)
-    ]
-    return save(path, nodes, [numpy_helper.from_array(np.ones(SHAPE[-1], np.float32), "one")])
+    nodes = [helper.make_node("Add", [names[n], "one"], [names[n + 1]], name=node_tag(n)) for n in range(length)]
+    return save(path, nodes, {"one": np.ones(SHAPE[-1], np.float32)})
 
 
 def line(steps: Iterable[tuple[str, str, str]]) -> list[onnx.NodeProto]:
@@ -252,10 +249,10 @@ def chained_convolutions(
     ``x`` and the output are of ``shape``.
     """
     values = np.random.default_rng(0)
-    nodes, weights, tensor, channels = [], [], "x", shape[1]
+    nodes, weights, tensor, channels = [], dict[str, Any](), "x", shape[1]
     for place, (width, kernel) in enumerate(layers):
         weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
-        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
+        weights[f"w{place}"] = weight.astype(np.float32)
         pads = [kernel // 2] * 4
         nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
         tensor, channels = f"c{place}", width
@@ -269,10 +266,7 @@ def squares_between_convolutions(path: Path) -> Path:
     """What a convolution makes is squared by a layer that fuses with neither neighbour, and the squares are past fp16."""
     values = np.random.default_rng(0)
     sizes = {"w0": 900, "w1": 1e-3, "w2": 1.0}
-    weights = [
-        numpy_helper.from_array(values.normal(0, size / np.sqrt(16 * 9), (16, 16, 3, 3)).astype(np.float32), name)
-        for name, size in sizes.items()
-    ]
+    weights = {name: values.normal(0, size / 12, (16, 16, 3, 3)).astype(np.float32) for name, size in sizes.items()}
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0", pads=[1] * 4),
         helper.make_node("Mul", ["c0", "c0"], ["big"], "square"),

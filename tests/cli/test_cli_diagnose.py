@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from building import ort_run, text_model
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import model_of, node_names, overflowing, read_json, reproduced, rest_slow, save
+from support import line, node_names, overflowing, read_json, reproduced, rest_slow, save
 
 from bisect_trt.commands.reproducer import without_paths
 from bisect_trt.commands.subject import ModelSettings, Subject
@@ -48,10 +48,8 @@ def test_an_example_answers_as_its_readme_promises(name: str, tmp_path: Path) ->
 
 def sqrt_of_infinity_is_infinite() -> bool:
     """ONNX Runtime 1.18 makes NaN of it, which spreads further than the README's Inf does."""
-    model = model_of([helper.make_node("Sqrt", ["x"], ["y"])], inputs={"x": [64]}, outputs={"y": [64]})
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (root,) = session.run(None, {"x": np.full(64, np.inf, np.float32)})
-    return bool(np.isposinf(root).all())
+    root = ort_run(text_model("(float[64] x) => (float[64] y)", "y = Sqrt(x)"), {"x": np.full(64, np.inf, np.float32)})
+    return bool(np.isposinf(root["y"]).all())
 
 
 def check_reproducer(tensor: str, folder: Path, tmp_path: Path) -> None:
@@ -71,20 +69,15 @@ def check_reproducer(tensor: str, folder: Path, tmp_path: Path) -> None:
 
 def rounding_then_overflow(path: Path) -> Path:
     """``away`` and ``back`` round mildly in fp16, well before ``big`` makes 300000 of what is left."""
-    weights = {"much": 120.0, "big": 3e5, "small": 1e-5}
     steps = [("Add", "much", "away"), ("Sub", "much", "back"), ("Mul", "big", "big"), ("Mul", "small", "small")]
-    nodes, last = [], "x"
-    for op, weight, name in steps:
-        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
-        last = f"{name}_out"
-    return save(path, nodes, weights)
+    return save(path, line(steps), {"much": 120.0, "big": 3e5, "small": 1e-5})
 
 
 def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     # Rounding alone is a mismatch: on its own it is what a search would find.
-    cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "mild.json").ended(1)
-    assert read_json(Path("mild.json"))["comparisons"][0]["kind"] == "mismatch"
+    mild = cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "m.json").ended(1).result
+    assert mild["comparisons"][0]["kind"] == "mismatch"
     assert cli("reduce", model, "--onnxrt", "--fp16", "-o", "out.onnx").status == 0
     assert node_names(Path("out.onnx")) == ["big"]
 
@@ -95,9 +88,9 @@ def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> 
     assert result["first_mismatch"]["node"]["name"] == "big"
     assert [entry["node"]["name"] for entry in result["mild_origins"]] == ["back"]
     # Tolerances that are given are meant to the letter.
-    given = ["--atol", "0.005", "--rtol", "0.01"]
-    assert cli("layerwise", model, "--onnxrt", "--fp16", *given, "--json", "r.json").status == 0
-    assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "back"
+    given = ["--atol", "0.005", "--rtol", "0.01", "--json", "r.json"]
+    result = cli("layerwise", model, "--onnxrt", "--fp16", *given).ended(0).result
+    assert result["first_mismatch"]["node"]["name"] == "back"
 
 
 @pytest.mark.slow
@@ -156,7 +149,7 @@ def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: C
     model = spoken(Path(f"{SECRET}.onnx"))
     ran = cli("diagnose", model, "--onnxrt", "--fp16", "--zip", "-o", "out", "--json", "r.json").ended(0)
     assert re.search(r"^Wrote +out/, out\.zip$", ran.out, re.MULTILINE)
-    probes = read_json(Path("r.json"))["probes"]["run"]
+    probes = ran.result["probes"]["run"]
     assert re.findall(r"probe (\d+) ", ran.out)[-1] == str(probes)
     issue, readme = (Path("out", page).read_text() for page in ("ISSUE.md", "README.md"))
     assert all(f"in {probes} probes" in page for page in (issue, readme))

@@ -14,15 +14,10 @@ from building import save_text
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, chain, overflowing, read_json, script
+from onnx import helper, numpy_helper
+from support import SHAPE, chain, model_of, overflowing, script
 
-from bisect_trt.commands.minimal_case import (
-    by_blame,
-    extract_suspect,
-    find_suspects,
-    named_nodes,
-)
+from bisect_trt.commands.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes
 from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.commands.session import Session, unless_lost
 from bisect_trt.commands.subject import ModelSettings, Subject
@@ -106,17 +101,14 @@ def test_what_is_wrong_by_itself_comes_first(tmp_path: Path) -> None:
         assert set(names[:2]) <= {"big", "small", right[0]}, "what reads a number that fp16 has not is next"
 
 
-NAMED = helper.make_graph(
+NAMED = model_of(
     [
         helper.make_node("Relu", ["x"], ["/blocks.0/Relu_output_0"], name="/blocks.0/Relu"),
         helper.make_node("Reshape", ["/blocks.0/Relu_output_0", "s"], ["r"], name="resh"),
         helper.make_node("Add", ["r", "r"], ["token"], name="Add"),
         helper.make_node("Relu", ["token"], ["y"], name=""),
     ],
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, SHAPE)],
-    [numpy_helper.from_array(np.array(SHAPE), "s")],
+    {"s": np.array(SHAPE)},
 )
 
 
@@ -135,12 +127,12 @@ NAMED = helper.make_graph(
     ],
 )
 def test_the_node_of_which_a_message_speaks(message: str, nodes: list[int]) -> None:
-    assert named_nodes(Network(helper.make_model(NAMED)), message) == nodes
+    assert named_nodes(Network(NAMED), message) == nodes
 
 
 @given(st.text(), st.sampled_from(["/blocks.0/Relu", "resh", "Add"]), st.text())
 def test_a_quoted_name_is_found_in_any_message(before: str, name: str, after: str) -> None:
-    network = Network(helper.make_model(NAMED))
+    network = Network(NAMED)
     plain = [text.translate({ord(quote): " " for quote in "'\""}) for text in (before, after)]
     place = next(index for index, node in enumerate(network.nodes) if node.name == name)
     assert place in named_nodes(network, f"{plain[0]} '{name}' {plain[1]}")
@@ -192,8 +184,7 @@ def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> 
     assert (result["fault"]["whose"], result["more_failures"]) == ("tie", True)
     assert (result["cause"], result["workarounds"]) == ([], [])
     assert not Path("out/mixed.onnx").exists()
-    cli(*words, "--overwrite", "--all")
-    result = read_json(Path("r.json"))
+    result = cli(*words, "--overwrite", "--all").result
     assert "overflow" in [node["name"] for each in result["failures"] for node in each["culprits"]]
     assert "precision" in [each["fault"]["whose"] for each in result["failures"][1:]]
 
@@ -217,8 +208,7 @@ def test_a_failure_that_is_lost_at_once_is_not_searched_for(
     whole = f'[ "$(grep -oaE "<[0-9]+>" "$1" | wc -l)" -ge {LENGTH} ]'
     script(here / "check", f'grep -qa poison "$1" && exit 1\n{whole} && exit 0\nexit {otherwise}')
     line = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", workers, "--json", "r.json"]
-    cli(*line, "--check", "./check", "{model}").refused("BT3003", "so it cannot be cut")
-    result = read_json(Path("r.json"))
+    result = cli(*line, "--check", "./check", "{model}").refused("BT3003", "so it cannot be cut").result
     assert result["status"] == "inconclusive"
     assert result["probes"]["run"] <= 2 + LENGTH.bit_length() + 1
     assert not Path("out.onnx").exists()

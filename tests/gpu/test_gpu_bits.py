@@ -9,7 +9,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
-from support import read_json, save
+from support import save
 
 LAYERS, WIDTH = 6, 64
 BAD = "s3"
@@ -59,22 +59,10 @@ def quantized(path: Path, *, tail: bool = False) -> None:
 def test_the_bad_scale_is_found_on_tensorrt(cli: CommandLine, here: Path) -> None:
     quantized(here / "model.onnx")
     np.savez("x.npz", x=np.random.default_rng(1).standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
-    line = [
-        "--trt",
-        "--int8",
-        "-o",
-        "mixed.onnx",
-        "--json",
-        "r.json",
-        "--load-inputs",
-        "x.npz",
-        "--fresh-samples",
-        "20",
-    ]
-    ran = cli("precision", "model.onnx", *line)
+    line = "--trt --int8 -o mixed.onnx --json r.json --load-inputs x.npz --fresh-samples 20"
+    ran = cli("precision", "model.onnx", *line.split()).ended(0)
     print(ran.out)
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    result = ran.result
     assert [entry["name"] for entry in result["keep_fp32"]] == ["conv3"]
     assert result["keep_fp32"][0]["bad_scales"] == [BAD]
     assert result["minimality"] == "1-minimal"
@@ -87,10 +75,9 @@ def test_the_ladder_on_tensorrt(cli: CommandLine, here: Path) -> None:
     quantized(here / "model.onnx", tail=True)
     np.savez("x.npz", x=np.random.default_rng(1).standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
     words = ["--trt", "--ladder", "int8,fp16,fp32", "-o", "mixed.onnx", "--json", "r.json", "--load-inputs", "x.npz"]
-    ran = cli("precision", "model.onnx", *words, "--fresh-samples", "20", "--no-sensitivity")
+    ran = cli("precision", "model.onnx", *words, "--fresh-samples", "20", "--no-sensitivity").ended(0)
     print(ran.out)
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    result = ran.result
     assert result["minimality"] == "1-minimal", result["why"]
     rungs = {group["name"]: group["rung"] for group in result["groups"]}
     assert [name for name, rung in rungs.items() if rung != "int8"] == ["conv3"]
@@ -123,14 +110,12 @@ def test_calibration_is_searched_layer_by_layer(cli: CommandLine, here: Path) ->
     for number in range(4):
         np.savez(f"x{number}.npz", x=rng.standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
     inputs = [f"x{number}.npz" for number in range(4)]
-    words = ["--trt", "--int8", "--load-inputs", *inputs]
-    words += ["--metric", "cosine", "--min", "0.99"]
+    words = ["--trt", "--int8", "--load-inputs", *inputs, "--metric", "cosine", "--min", "0.99"]
     ran = cli("precision", "model.onnx", *words, "-o", "mixed.engine", "--json", "r.json", "--fresh-samples", "20")
     print(ran.out)
     if ran.status == 2 and "has no QuantizeLinear" in ran.err:
         pytest.skip("this TensorRT does not calibrate: quantization is in the graph")
-    assert ran.status == 0, ran.out + ran.err
-    result = read_json(Path("r.json"))
+    result = ran.ended(0).result
     kept = {node["name"] for node in result["minimal"]}
     assert result["precision"] == "int8"
     assert result["minimality"] == "1-minimal", result["why"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
-from support import chained_convolutions, save
+from building import save_text
+from support import chained_convolutions
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
@@ -48,14 +48,8 @@ def needs_layers() -> None:
 
 def overflowing(path: Path) -> Path:
     """The squares of one node are past fp16, and their root is not."""
-    nodes = [
-        helper.make_node("Mul", ["x", "s"], ["m"], "m"),
-        helper.make_node("Mul", ["m", "m"], ["big"], "square"),
-        helper.make_node("Sqrt", ["big"], ["root"], "root"),
-        helper.make_node("Mul", ["root", "one"], ["y"], "last"),
-    ]
-    weights = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in (("s", 900), ("one", 1))]
-    return save(path, nodes, weights, inputs={"x": [2, 3]}, outputs={"y": [2, 3], "big": [2, 3]})
+    body = "m = Mul(x, s) big = Mul(m, m) root = Sqrt(big) y = Mul(root, one)"
+    return save_text(path, "(float[2, 3] x) => (float[2, 3] y, float[2, 3] big)", body, {"s": 900.0, "one": 1.0})
 
 
 def test_a_network_takes_other_orders_again_and_again(tmp_path: Path) -> None:

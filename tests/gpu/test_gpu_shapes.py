@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import CommandLine
-from onnx import helper, numpy_helper
+from onnx import helper
 from support import node_names, read_json, save
 
 WIDTH = 64
@@ -21,17 +22,14 @@ def write(path: Path, *, middle: int = 3) -> Path:
     """Rows of [n, 64]: a few layers, a sum over the batch (each row adds 15,000: past fp16's 65,504 from 5 on), scaled back."""
     rng = np.random.default_rng(5)
     nodes, last = [], "x"
-    weights = [numpy_helper.from_array(np.array(0, np.int64).reshape(1), "axis")]
+    weights: dict[str, Any] = {"axis": np.array([0]), "one": 0.0, "big": 15000.0, "small": 1e-5}
     for layer in range(middle):
-        weight = np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))
-        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
+        weights[f"w{layer}"] = (np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))).astype(np.float32)
         nodes += [
             helper.make_node("MatMul", [last, f"w{layer}"], [f"h{layer}"], name=f"project{layer}"),
             helper.make_node("Relu", [f"h{layer}"], [f"r{layer}"], name=f"relu{layer}"),
         ]
         last = f"r{layer}"
-    numbers = {"one": 0.0, "big": 15000.0, "small": 1e-5}
-    weights += [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in numbers.items()]
     nodes += [
         helper.make_node("Mul", [last, "one"], ["nothing"], name="nothing"),
         helper.make_node("Add", ["nothing", "big"], ["large"], name="large"),

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import text_model
 from conftest import CommandLine
-from onnx import helper, numpy_helper
-from support import marked, model_of, save, wait_for
+from support import line, marked, save, wait_for
 
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnavailableError, UsageError
@@ -69,9 +69,8 @@ def connection() -> Iterator[Connection]:
 
 def overflowing() -> onnx.ModelProto:
     """Overflows in fp16."""
-    weight = {"w": np.full((300, 100), 300, np.float32)}
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Mul", ["m", "m"], ["y"])]
-    return model_of(nodes, weight, inputs={"x": [2, 300]}, outputs={"y": [2, 100]}, opset=17)
+    weight = {"w": np.full((300, 100), 300.0)}
+    return text_model("(float[2, 300] x) => (float[2, 100] y)", "m = MatMul(x, w) y = Mul(m, m)", weight, opset=17)
 
 
 def sent_modules() -> dict[str, str]:
@@ -85,14 +84,13 @@ def test_the_application_imports_only_what_is_in_it(module: str) -> None:
     """Imports that only a type checker sees, or that may fail, may be of anything."""
     sent = sent_modules()
     tree = ast.parse(sent[module], feature_version=OLDEST)
-    checked: list[ast.AST] = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    ]
-    checked += [node for node in ast.walk(tree) if isinstance(node, ast.Try) and "ImportError" in ast.dump(node)]
-    checked += [
-        node for node in ast.walk(tree) if isinstance(node, ast.With) and "ImportError" in ast.dump(node.items[0])
-    ]
-    skipped = {id(inner) for node in checked for inner in ast.walk(node)}
+
+    def is_checked(node: ast.AST) -> bool:
+        guard = node.test if isinstance(node, ast.If) else node.items[0] if isinstance(node, ast.With) else node
+        word = "TYPE_CHECKING" if isinstance(node, ast.If) else "ImportError"
+        return isinstance(node, ast.If | ast.With | ast.Try) and word in ast.dump(guard)
+
+    skipped = {id(inner) for node in filter(is_checked, ast.walk(tree)) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in skipped or not isinstance(node, ast.Import | ast.ImportFrom):
             continue
@@ -223,14 +221,10 @@ def test_another_python(python: Path) -> None:
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chain whose middle overflows in fp16."""
     folder = tmp_path_factory.mktemp("places")
-    init = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in (("one", 1), ("big", 3000))]
-    steps = [("Add", "one")] * 5 + [("Add", "big"), ("Mul", ""), ("Sqrt", None)] + [("Add", "one")] * 5
-    nodes, last = [], "x"
-    for number, (op, other) in enumerate(steps):
-        read = [last] if other is None else [last, other or last]
-        nodes.append(helper.make_node(op, read, [f"t{number}"], f"n{number}"))
-        last = f"t{number}"
-    save(folder / "m.onnx", nodes, init, inputs={"x": [4]}, outputs={last: [4]}, opset=17)
+    steps = [("Add", "one")] * 5 + [("Add", "big"), ("Mul", "n5_out"), ("Sqrt", "")] + [("Add", "one")] * 5
+    nodes = line((op, reads, f"n{number}") for number, (op, reads) in enumerate(steps))
+    weights = {"one": 1.0, "big": 3000.0}
+    save(folder / "m.onnx", nodes, weights, inputs={"x": [4]}, outputs={nodes[-1].output[0]: [4]}, opset=17)
     return folder
 
 
@@ -242,11 +236,8 @@ def run(cli: CommandLine, failing: Path, monkeypatch: pytest.MonkeyPatch) -> Com
 
 
 def test_the_answer_is_that_of_this_interpreter_for_any_places(run: CommandLine, failing: Path) -> None:
-    places: list[list[str]] = [
-        [],
-        ["--on", HERE],
-        ["--on", HERE, "--on", f"command={sys.executable} -", "--workers", "3"],
-    ]
+    three = ["--on", HERE, "--on", f"command={sys.executable} -", "--workers", "3"]
+    places: list[list[str]] = [[], ["--on", HERE], three]
     answers, decisions = [], []
     for number, words in enumerate(places):
         argv = ["reduce", "m.onnx", "--onnxrt", "--fp16", "-o", f"r{number}.onnx", "--json", f"{number}.json", *words]
@@ -268,8 +259,7 @@ def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(r
     onnx.save(model, failing / "newer.onnx")
     words = ("reduce", "newer.onnx", "--onnxrt", "--fp16", "-o", "low.onnx", "--json", "low.json", "--on", HERE)
     done = run(*words).ended(0)
-    result = json.loads((failing / "low.json").read_text())
-    assert result["ir_version"] == {"file": 10, "written": 8}
+    assert done.result["ir_version"] == {"file": 10, "written": 8}
     assert done.err.count("reject IR version 10") == 1
     assert onnx.load(failing / "low.onnx").ir_version == 8
     assert onnx.load(failing / "newer.onnx").ir_version == 10
@@ -294,15 +284,11 @@ def test_unlike_places_are_refused(run: CommandLine, tmp_path: Path) -> None:
     assert "GPU: none and Tesla X" in done.err
 
 
-def pooled(tmp_path: Path, *places: Place) -> WorkerPool:
-    return WorkerPool(tmp_path, places=places or (place(),))
-
-
 def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
     """What was asked of it is asked elsewhere, and so is what comes after."""
     gone = Place("command", "command=gone", ("sh", "-c", "echo out of order >&2; exit 3"))
     seen: list[Place] = []
-    with pooled(tmp_path, gone, place()) as workers:
+    with WorkerPool(tmp_path, places=(gone, place())) as workers:
         for _ in range(3):
             reply = workers.ask(Look(TargetSettings(), (), start=False), on_place=seen.append)
             assert not isinstance(reply, Failed)

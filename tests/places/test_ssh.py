@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
-from support import marked, read_json, save, wait_for
+from building import save_text
+from support import marked, read_json, wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 pytestmark = pytest.mark.skipif(
@@ -62,13 +62,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.DEVNULL)
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "BOARD": board}
     for _ in range(100):
-        done = subprocess.run(
-            ["ssh", "-o", "BatchMode=yes", "board", "true"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ["ssh", "-o", "BatchMode=yes", "board", "true"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             break
         time.sleep(0.1)
@@ -84,15 +79,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Overflows in fp16; its weights go over once."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["m"], "scale"),
-        helper.make_node("Mul", ["m", "m"], ["s"], "square"),
-        helper.make_node("Sqrt", ["s"], ["y"], "root"),
-    ]
+    body = "scale = MatMul(x, w) square = Mul(scale, scale) root = Sqrt(square)"
     path = tmp_path_factory.mktemp("model") / "m.onnx"
-    return save(
-        path, nodes, {"w": np.full((300, 100), 30, np.float32)}, inputs={"x": [2, 300]}, outputs={"y": [2, 100]}
-    )
+    return save_text(path, "(float[2, 300] x) => (float[2, 100] root)", body, {"w": np.full((300, 100), 30.0)})
 
 
 def command(model: Path, *words: object) -> list[str]:

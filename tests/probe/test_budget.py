@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import assert_gone, chain, has, node_names, pids, read_json, script
+from support import assert_gone, chain, has, node_names, pids, script
 
 pytestmark = pytest.mark.any_version
 REQUIRED = ("<11>", "<30>")
@@ -23,22 +23,10 @@ def reduced(cli: CommandLine, model: Path, check: str, *options: str) -> tuple[i
     """Status, result, and the nodes of the model that was written, if one was."""
     output = Path("out.onnx")
     output.unlink(missing_ok=True)
-    ran = cli(
-        "reduce",
-        model,
-        "-o",
-        output,
-        "--json",
-        "r.json",
-        "--no-shrink",
-        "--overwrite",
-        *options,
-        "--check",
-        check,
-        "{model}",
-    )
+    words = ["-o", output, "--json", "r.json", "--no-shrink", "--overwrite", *options, "--check", check, "{model}"]
+    ran = cli("reduce", model, *words)
     assert "Traceback" not in ran.err
-    return ran.status, read_json(Path("r.json")), node_names(output) if output.exists() else None
+    return ran.status, ran.result, node_names(output) if output.exists() else None
 
 
 def decided(result: dict[str, Any]) -> dict[str, Any]:
@@ -82,9 +70,8 @@ def test_the_time(cli: CommandLine, model: Path, workers: str) -> None:
     check = "./" + script(Path("check"), body)
     for seconds in (2, 20, 100):  # a busy machine may need more until it asks about a small one
         began = time.monotonic()
-        status, result, best = reduced(
-            cli, model, check, "--workers", workers, "--max-time", str(seconds), "--mode", "linear"
-        )
+        limits = ("--workers", workers, "--max-time", str(seconds), "--mode", "linear")
+        status, result, best = reduced(cli, model, check, *limits)
         assert time.monotonic() - began < seconds + 100
         assert status == 3
         assert result["why"] == f"the budget is spent (--max-time {seconds})."

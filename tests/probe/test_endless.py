@@ -13,27 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from building import save_proto
+from building import save_text
 from conftest import CommandLine
-from onnx import TensorProto, helper
-from support import marked, wait_for
+from support import SHAPE, marked, wait_for
 
 from bisect_trt.worker import pool
-
-SHAPE = (2, 3)
 
 
 def endless(path: Path, *, constant: bool = False) -> Path:
     """A Loop that goes on for as long as a constant is true, over the input or over a constant."""
-    ends = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", "v", "w", "y")}
-    state = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("c", "d")]
-    number = helper.make_tensor_value_info("i", TensorProto.INT64, [])
-    step = [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])]
-    body = helper.make_graph(step, "body", [number, state[0], ends["v"]], [state[1], ends["w"]])
-    values = {"true": np.array(True), "k": np.ones(SHAPE, np.float32)}
-    loop = helper.make_node("Loop", ["", "true", "k" if constant else "a"], ["b"], name="loop", body=body)
-    nodes = [helper.make_node("Neg", ["x"], ["a"], name="first"), loop, helper.make_node("Add", ["a", "b"], ["y"])]
-    return save_proto(path, nodes, [ends["x"]], [ends["y"]], values)
+    turn = "turn (int64 i, bool c, float[2, 3] v) => (bool d, float[2, 3] w) { d = Identity(c) w = Identity(v) }"
+    body = f"a = Neg(x) b = Loop<body = {turn}>(, true, {'k' if constant else 'a'}) y = Add(a, b)"
+    weights = {"true": np.array(True), "k": np.ones(SHAPE)}
+    return save_text(path, "(float[2, 3] x) => (float[2, 3] y)", body, weights, opset=17)
 
 
 @pytest.mark.any_version

@@ -143,15 +143,7 @@ def test_what_is_asked_for(text: str, requirements: tuple[str, ...], python: str
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "python=3.11",
-        "python=3.11 python=3.10 brittle",
-        "-r requirements.txt",
-        "brittle==",
-        "brittle 'numpy",
-        "./no.whl",
-    ],
+    ["", "python=3.11", "python=3.11 python=3.10 brittle", "-r r.txt", "brittle==", "brittle 'numpy", "./no.whl"],
 )
 def test_what_is_no_environment(text: str) -> None:
     with pytest.raises(UsageError, match="env="):

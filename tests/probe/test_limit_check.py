@@ -47,24 +47,16 @@ def write_model(path: Path) -> None:
 
 def test_a_slow_node_is_named(here: Path, cli: CommandLine) -> None:
     write_model(here / "m.onnx")
-    ran = cli("reduce", "m.onnx", *SLOW, "-o", "small.onnx", "--json", "r.json")
-    assert [each["name"] for each in read_json(here / "r.json")["culprits"]] == ["slow"]
-    assert ran.status == 0
+    result = cli("reduce", "m.onnx", *SLOW, "-o", "small.onnx", "--json", "r.json").ended(0).result
+    assert [each["name"] for each in result["culprits"]] == ["slow"]
 
 
-def test_the_quantized_group_that_costs_more_than_it_brings_is_named(here: Path, cli: CommandLine) -> None:
+def test_the_quantized_group_that_costs_more_than_it_brings_is_named(cli: CommandLine) -> None:
     """Four rows are read of each table, and ONNX Runtime dequantizes all of a table in each run."""
     tables = {f"w{number}": np.ones((rows, 64), np.int8) for number, rows in enumerate((64, 65536, 64))}
-    nodes = [helper.make_node("Sum", [f"g{number}" for number in range(3)], ["y"], name="sum")]
-    for number, name in enumerate(tables):
-        nodes.insert(0, helper.make_node("Gather", [f"d{number}", "x"], [f"g{number}"], name=f"rows{number}"))
-        nodes.insert(
-            0, helper.make_node("DequantizeLinear", [name, "scale", "zero"], [f"d{number}"], name=f"dq{number}")
-        )
-    scales = {"scale": np.float32(0.003), "zero": np.int8(0)}
-    save_proto(
-        here / "m.onnx", nodes, [("x", TensorProto.INT64, [4])], [("y", TensorProto.FLOAT, [4, 64])], tables | scales
-    )
+    body = " ".join(f"d{n} = DequantizeLinear(w{n}, scale, zero) rows{n} = Gather(d{n}, x)" for n in range(3))
+    weights = {**tables, "scale": np.float32(0.003), "zero": np.int8(0)}
+    save_text("m.onnx", "(int64[4] x) => (float[4, 64] y)", f"{body} y = Sum(rows0, rows1, rows2)", weights)
     words = ("precision", "m.onnx", "-o", "o.onnx", "--onnxrt", "--json", "r.json", "--latency-limit", "0.2")
     result = cli(*words, "--int8").ended(0).result
     assert [each["name"] for each in result["keep_fp32"]] == ["rows1"]
@@ -91,8 +83,8 @@ def test_a_disabled_optimizer_is_the_cause(cli: CommandLine, words: tuple[str, .
 
 def test_equal_sides_are_not_slower(here: Path, cli: CommandLine) -> None:
     write_model(here / "m.onnx")
-    cli("run", "m.onnx", "--onnxrt", "--slower-than", "2", "--baseline", "onnxrt", "--json", "r.json")
-    assert read_json(here / "r.json")["status"] != "not_reproduced"
+    limit = ("--slower-than", "2", "--baseline", "onnxrt")
+    assert cli("run", "m.onnx", "--onnxrt", *limit, "--json", "r.json").result["status"] != "not_reproduced"
 
 
 @pytest.mark.parametrize(
@@ -232,21 +224,9 @@ def test_layers_are_beside_the_baselines_by_the_nodes_they_run(here: Path, cli: 
     model.graph.node[0].name = ""
     onnx.save(model, "m.onnx")
     slow = SLOW[1:3] if target == "--onnxrt" else ["--openvino-property", "INFERENCE_NUM_THREADS:1"]
-    ran = cli(
-        "layerwise",
-        "m.onnx",
-        target,
-        *slow,
-        "--latency",
-        "--baseline",
-        "onnxrt",
-        "--json",
-        "r.json",
-        "--report",
-        "r.html",
-    )
-    assert (ran.status, "Time of each layer" in (here / "r.html").read_text()) == (0, True)
-    result = read_json(here / "r.json")
+    timed = ["--latency", "--baseline", "onnxrt", "--json", "r.json", "--report", "r.html"]
+    result = cli("layerwise", "m.onnx", target, *slow, *timed).ended(0).result
+    assert "Time of each layer" in (here / "r.html").read_text()
     rows = result["latency"]["rows"]
     named = [node["name"] for row in rows for node in row["nodes"]]
     assert sorted(named) == sorted(node.name for node in onnx.load(str(here / "m.onnx")).graph.node)
@@ -258,8 +238,7 @@ def test_layers_are_beside_the_baselines_by_the_nodes_they_run(here: Path, cli: 
         written = read_profile(Path(result["artifacts"][f"{side}profile"]))
         assert sum(layer["ms"] for layer in written) == pytest.approx(whole)
     again = ["--latency", "--baseline", result["artifacts"]["baseline_profile"], "--json", "again.json"]
-    assert cli("layerwise", "m.onnx", target, *slow, *again).status == 0
-    whole = read_json(here / "again.json")["latency"]["baseline_ms"]
+    whole = cli("layerwise", "m.onnx", target, *slow, *again).ended(0).result["latency"]["baseline_ms"]
     assert whole == pytest.approx(result["latency"]["baseline_ms"])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from answers.models import cancelling
 from browser import CHROMIUM, Browser
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper
 from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script
 
 from bisect_trt.report.page import write_report
@@ -55,13 +55,10 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chain(folder / "model.onnx", 20)
     check = script(folder / "check.sh", f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi; exit 125")
     options = ["-o", "o.onnx", "--json", "r.json", "--check", check, "{model}"]
-    assert bisect_trt("reduce", "model.onnx", *options, cwd=folder).status == 0
-    result = read_json(folder / "r.json")
+    result = bisect_trt("reduce", "model.onnx", *options, cwd=folder).ended(0).result
     probes = result["report"]["probes"]
-    repeated = [
-        {**probes[place % len(probes)], "number": place + 1, "reason": f"reason {place}"} for place in range(200)
-    ]
-    result["report"]["probes"] = repeated
+    many = ({**probes[n % len(probes)], "number": n + 1, "reason": f"reason {n}"} for n in range(200))
+    result["report"]["probes"] = [*many]
     result["probes"]["run"] = 200
     write_report(result, folder / "report.html")
     return folder / "report.html"
@@ -81,10 +78,7 @@ def branching(path: Path, length: int) -> Path:
             nodes.append(helper.make_node("Div", [last, "small"], ["big_out"], name="big"))
             nodes.append(helper.make_node("Mul", ["big_out", "small"], ["small_out"], name="small"))
             last = "small_out"
-    import numpy as np
-
-    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
-    return save(path, nodes, tensors)
+    return save(path, nodes, weights)
 
 
 def fits(browser: Browser) -> bool:

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from building import save_proto
+from building import save_proto, save_text
 from conftest import CommandLine
 from onnx import NodeProto, TensorProto, helper
 from support import read_json, reproduced
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import BisectError
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.openvino import OpenVinoSettings
 from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
 
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
@@ -50,19 +49,9 @@ def test_outputs_of_any_type_by_their_names(tmp_path: Path) -> None:
     nodes += [make("Cast", ["r"], [name], to=kind) for name, kind in kinds.items()]
     nodes += [make("Identity", ["w"], ["stored"]), make("ReduceSum", ["x"], ["scalar"], keepdims=0)]
     nodes += [make("TopK", ["x", "k"], ["a/b:0", "index\n"], axis=1)]
-    ends = {
-        "r": FLOAT,
-        "same": FLOAT,
-        "in": FLOAT,
-        "a/b:0": FLOAT,
-        "index\n": 7,
-        "stored": FLOAT,
-        "scalar": FLOAT,
-        **kinds,
-    }
-    path = save(
-        tmp_path / "m.onnx", nodes, ends, weights={"w": np.array([1, 2], np.float32), "k": np.array([2], np.int64)}
-    )
+    ends = dict.fromkeys(("r", "same", "in", "a/b:0", "index\n", "stored", "scalar"), FLOAT) | {"index\n": 7} | kinds
+    weights = {"w": np.array([1, 2], np.float32), "k": np.array([2], np.int64)}
+    path = save(tmp_path / "m.onnx", nodes, ends, weights=weights)
     session, reference = load(path), load(path, reference_settings())
     found, expected = session.run({"x": X}), reference.run({"x": X})
     assert list(found) == list(ends)
@@ -82,9 +71,8 @@ def test_an_input_that_is_passed_on_is_fed_by_its_own_name(tmp_path: Path, kind:
 
 def test_a_low_precision_is_seen(tmp_path: Path) -> None:
     """By a hint or by rounding: either way a product has no more digits than that."""
-    path = save(
-        tmp_path / "m.onnx", [make("MatMul", ["x", "w"], ["y"])], weights={"w": np.full((3, 4), 1.0003, np.float32)}
-    )
+    weights = {"w": np.full((3, 4), 1.0003)}
+    path = save_text(tmp_path / "m.onnx", "(float[2, 3] x) => (float[2, 4] y)", "y = MatMul(x, w)", weights)
     full = load(path).run({"x": X})["y"]
     half = load(path, TargetSettings("openvino", bf16=True)).run({"x": X})["y"]
     error = np.abs(half - full).max() / np.abs(full).max()
@@ -94,26 +82,21 @@ def test_a_low_precision_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "kind", "complaint"),
+    ("own", "code", "complaint"),
     [
+        ({"device": "XYZ"}, "BT2003", r"has no device 'XYZ' here; it has: CPU.*\. Its message: .*not registered"),
+        ({"properties": (("NOSUCH", "1"),)}, "BT1002", "does not take NOSUCH:1 for CPU: "),
         (
-            OpenVinoSettings("XYZ"),
-            UnavailableError,
-            r"has no device 'XYZ' here; it has: CPU.*\. Its message: .*not registered",
-        ),
-        (OpenVinoSettings(properties=(("NOSUCH", "1"),)), UsageError, "does not take NOSUCH:1 for CPU: "),
-        (
-            OpenVinoSettings(properties=(("INFERENCE_PRECISION_HINT", "i9"),)),
-            UsageError,
-            "does not take INFERENCE_PRECISION_HINT:i9 for CPU: .*bf16",
+            {"properties": (("INFERENCE_PRECISION_HINT", "i9"),)},
+            "BT1002",
+            "INFERENCE_PRECISION_HINT:i9 for CPU: .*bf16",
         ),
     ],
 )
-def test_what_it_does_not_take_is_no_failure_of_the_model(
-    own: OpenVinoSettings, kind: type[Exception], complaint: str
-) -> None:
-    with pytest.raises(kind, match=complaint):
-        make_runtime(TargetSettings("openvino", own=own))
+def test_what_it_does_not_take_is_no_failure_of_the_model(own: dict[str, Any], code: str, complaint: str) -> None:
+    with pytest.raises(BisectError, match=complaint) as refused:
+        make_runtime(PLAIN.with_own(**own))
+    assert refused.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -147,23 +130,10 @@ def test_diagnose_and_its_reproducer(cli: CommandLine) -> None:
 def quantized(path: Path) -> Path:
     """What OpenVINO 2024.2 to 2026.4 computes wrong on a CPU: the scale of a quantized Concat is lost before a Conv."""
     steps = np.arange(32) * 37 % 255 - 127
-    weights = {
-        "s": np.array(0.03, np.float32),
-        "z": np.array(0, np.int8),
-        "k": steps.reshape(4, 8, 1, 1).astype(np.int8),
-        "ks": np.array(2 / 4 / 127, np.float32),
-    }
-    nodes = [
-        make("Tanh", ["x"], ["t"]),
-        make("Sigmoid", ["t"], ["g"]),
-        make("Concat", ["t", "g"], ["j"], axis=1, name="joined"),
-        make("QuantizeLinear", ["j", "s", "z"], ["q"]),
-        make("DequantizeLinear", ["q", "s", "z"], ["d"]),
-        make("DequantizeLinear", ["k", "ks", "z"], ["kd"]),
-        make("Conv", ["d", "kd"], ["c"]),
-        make("Tanh", ["c"], ["y"]),
-    ]
-    return save(path, nodes, weights=weights, shape=(1, 4, 6, 6))
+    weights = {"s": 0.03, "z": np.int8(0), "k": steps.reshape(4, 8, 1, 1).astype(np.int8), "ks": 2 / 4 / 127}
+    body = """t = Tanh(x) g = Sigmoid(t) joined = Concat<axis = 1>(t, g) q = QuantizeLinear(joined, s, z)
+        d = DequantizeLinear(q, s, z) kd = DequantizeLinear(k, ks, z) c = Conv(d, kd) y = Tanh(c)"""
+    return save_text(path, "(float[1, 4, 6, 6] x) => (float[a, b, c, d] y)", body, weights, opset=17)
 
 
 def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
