@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,18 @@ pytestmark = [
 Arrays = dict[str, NDArray[Any]]
 
 
+def searched_in(folder: Path, **options: Any) -> bisect_trt.Result:
+    """What is found in ``model.onnx`` of a folder, whose mixed model lies beside it; nothing is measured beside the search."""
+    given = {
+        "low": "int8",
+        "target": "onnxrt",
+        "output": folder / "mixed.onnx",
+        "sensitivity": False,
+        "fresh_samples": 0,
+    }
+    return bisect_trt.precision(folder / "model.onnx", **{**given, **options})
+
+
 def planted(source: Float, path: Path, count: int, seed: int, **how: bool) -> tuple[set[str], list[Arrays]]:
     """Write a spoiled model; the names of its bad scales, and samples."""
     quantize(source, path, samples=8, **how)
@@ -55,15 +66,7 @@ def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: 
     """And the model without them is like the float one, which the search has not seen."""
     path = tmp_path / "model.onnx"
     bad, samples = planted(source, path, count, seed=count, **how)
-    result = bisect_trt.precision(
-        path,
-        low="int8",
-        target="onnxrt",
-        inputs=samples,
-        output=tmp_path / "mixed.onnx",
-        sensitivity=False,
-        fresh_samples=20,
-    )
+    result = searched_in(tmp_path, inputs=samples, fresh_samples=20)
     groups = result.extra["groups"]
     wanted = {group["id"] for group in groups if bad & set(group["scales"])}
     assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
@@ -112,23 +115,13 @@ def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     bad, samples = planted(source, path, 5, seed=1)
     onnx.save(source.model, tmp_path / "float.onnx")
-    weight = next(t for t in onnx.load(path).graph.initializer if t.name.endswith("conv2.w_scale"))
     model = onnx.load(path)
-    stored = next(t for t in model.graph.initializer if t.name == weight.name)
+    stored = next(t for t in model.graph.initializer if t.name.endswith("conv2.w_scale"))
     stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(8), stored.name))
     onnx.save(model, path)
-    result = bisect_trt.precision(
-        path,
-        low="int8",
-        target="onnxrt",
-        inputs=samples,
-        output=tmp_path / "mixed.onnx",
-        reference=tmp_path / "float.onnx",
-        sensitivity=False,
-        fresh_samples=0,
-    )
+    result = searched_in(tmp_path, inputs=samples, reference=tmp_path / "float.onnx")
     groups = result.extra["groups"]
-    wanted = {group["id"] for group in groups if (bad | {weight.name}) & set(group["scales"])}
+    wanted = {group["id"] for group in groups if (bad | {stored.name}) & set(group["scales"])}
     assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
 
 
@@ -162,22 +155,12 @@ def layers(kind: str, bad: dict[int, float]) -> tuple[onnx.ModelProto, onnx.Mode
             nodes.append(helper.make_node("DequantizeLinear", read_as, [f"d{layer}"], axis=0, block_size=16))
         else:
             constant(f"z{layer}", helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0]))
-            for name, size, tensor in (
-                (f"a{layer}", 3.5 * worse, read),
-                (f"b{layer}", float(np.abs(weight).max()), ""),
-            ):
-                source = tensor or f"w{layer}"
-                if not tensor:
-                    constant(source, numpy_helper.from_array(weight))
-                constant(f"{name}s", numpy_helper.from_array(np.asarray(size / 448, np.float32)))
-                nodes.append(
-                    helper.make_node("QuantizeLinear", [source, f"{name}s", f"z{layer}"], [f"{name}q"], f"{name}q")
-                )
-                nodes.append(
-                    helper.make_node(
-                        "DequantizeLinear", [f"{name}q", f"{name}s", f"z{layer}"], [f"{name}d"], f"{name}d"
-                    )
-                )
+            constant(f"w{layer}", numpy_helper.from_array(weight))
+            for name, size, tensor in (("a", 3.5 * worse, read), ("b", np.abs(weight).max(), f"w{layer}")):
+                scale, zero, *named = (f"{name}{layer}s", f"z{layer}", f"{name}{layer}q", f"{name}{layer}d")
+                constant(scale, numpy_helper.from_array(np.asarray(size / 448, np.float32)))
+                for op, source, to in zip(("Quantize", "Dequantize"), (tensor, named[0]), named, strict=True):
+                    nodes.append(helper.make_node(f"{op}Linear", [source, scale, zero], [to], to))
             read = f"a{layer}d"
         other = f"d{layer}" if kind == "int4" else f"b{layer}d"
         made = "y" if layer == 3 else f"m{layer}"
@@ -202,16 +185,9 @@ def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]
     onnx.save(quantized, tmp_path / "model.onnx")
     onnx.save(original, tmp_path / "float.onnx")
     rng = np.random.default_rng(1)
-    result = bisect_trt.precision(
-        tmp_path / "model.onnx",
-        low=kind,
-        target="onnxrt",
-        inputs=[{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(2)],
-        output=tmp_path / "mixed.onnx",
-        sensitivity=False,
-        fresh_samples=10,
-        reference=tmp_path / "float.onnx" if kind == "int4" else None,
-    )
+    samples = [{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(2)]
+    reference = tmp_path / "float.onnx" if kind == "int4" else None
+    result = searched_in(tmp_path, low=kind, inputs=samples, reference=reference, fresh_samples=10)
     assert [entry["name"] for entry in result.extra["keep_fp32"]] == [f"matmul{layer}" for layer in sorted(bad)]
     assert result.minimality == "1-minimal"
 
@@ -223,17 +199,10 @@ SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8),
 FLOAT = text_model(ENDS, "y = Tanh(x)")
 OTHER = text_model(ENDS.replace("y", "other"), "other = Tanh(x)")
 PASSES = text_model(ENDS, f"{PAIR} y = Tanh(d)", SCALE)
-INTEGER = text_model(
-    ENDS,
-    "q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, w, s, z, s, z) y = DequantizeLinear(p, s, z)",
-    SCALE,
-)
-LOOKED_UP = text_model(
-    ENDS, "ids = Cast <to = 7> (x) lookup = Gather(w, ids) y = DequantizeLinear(lookup, s, z)", SCALE
-)
-JOINED = text_model(
-    ENDS, "q = QuantizeLinear(x, s, z) qw = Concat <axis = 0> (q, w) y = DequantizeLinear(qw, s, z)", SCALE
-)
+BACK = "y = DequantizeLinear(p, s, z)"
+INTEGER = text_model(ENDS, f"q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, w, s, z, s, z) {BACK}", SCALE)
+LOOKED_UP = text_model(ENDS, f"ids = Cast <to = 7> (x) p = Gather(w, ids) {BACK}", SCALE)
+JOINED = text_model(ENDS, f"q = QuantizeLinear(x, s, z) p = Concat <axis = 0> (q, w) {BACK}", SCALE)
 INSIDE = text_model(
     ENDS,
     "d = Relu(x) y = If (c) <then_branch = b () => (float[m, n] di) "
@@ -255,8 +224,8 @@ CALLING = text_model(
     [
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to search"),
         (INTEGER, {"low": "int8"}, "operators that compute with integers themselves (QLinearMatMul)"),
-        (JOINED, {"low": "int8"}, "Concat 'qw' moves it from a quantized weight"),
-        (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' moves it from a quantized weight"),
+        (JOINED, {"low": "int8"}, "Concat 'p' moves it from a quantized weight"),
+        (LOOKED_UP, {"low": "int8"}, "Gather 'p' moves it from a quantized weight"),
         (INSIDE, {"low": "int8"}, "If 'y' has Q/DQ nodes in its body"),
         (
             CALLING,
@@ -276,7 +245,7 @@ def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options
     if "reference" in options:
         options = {**options, "reference": tmp_path / f"{options['reference']}.onnx"}
     with pytest.raises(UsageError) as raised:
-        bisect_trt.precision(tmp_path / "model.onnx", target="onnxrt", output=tmp_path / "out.onnx", **options)
+        searched_in(tmp_path, **options)
     assert message in str(raised.value)
 
 
@@ -286,28 +255,23 @@ def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
     model = text_model(ENDS.replace("y", "y_dequantized"), body, {**SCALE, "small": 1 / 127})
     for name, each in (("model", model), ("float", FLOAT)):
         onnx.save(each, tmp_path / f"{name}.onnx")
-    result = bisect_trt.precision(
-        tmp_path / "model.onnx", low="int8", target="onnxrt", reference=tmp_path / "float.onnx", output=tmp_path / "out.onnx",
-        atol=1e-6, sensitivity=False, fresh_samples=0,
-    )  # fmt: skip
+    result = searched_in(tmp_path, reference=tmp_path / "float.onnx", atol=1e-6)
     assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["y"]
     x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
-    assert np.allclose(ort_run(tmp_path / "out.onnx", {"x": x})["y_dequantized"], np.tanh(x), atol=1e-6)
+    assert np.allclose(ort_run(tmp_path / "mixed.onnx", {"x": x})["y_dequantized"], np.tanh(x), atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("code", "message"),
     [
-        ({"check": "false"}, "the check fails with all 1 group in floats too"),
-        ({"check": "exit 125"}, "the check cannot judge the model with all 1 group in floats"),
+        (1, "the check fails with all 1 group in floats too"),
+        (125, "the check cannot judge the model with all 1 group in floats"),
     ],
 )
-def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str, str], message: str) -> None:
+def test_what_is_not_a_matter_of_quantization(tmp_path: Path, code: int, message: str) -> None:
     onnx.save(PASSES, tmp_path / "model.onnx")
-    if options.get("check") == "exit 125":
-        options = {"check": f"{sys.executable} -c 'raise SystemExit(125)'"}
-    result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)
-    assert result.status in ("not_reproduced", "inconclusive")
+    result = searched_in(tmp_path, target=None, check=f"sh -c 'exit {code}'")
+    assert result.status == "not_reproduced"
     assert message in str(result.why)
 
 
@@ -330,15 +294,10 @@ def searched(
     onnx.save(text_model(f"(float[{ROWS}, {WIDTH}] x) => (float[{ROWS}, {WIDTH}] y)", body, given), path)
     rng = np.random.default_rng(1)
     samples = [{"x": (size * rng.standard_normal((ROWS, WIDTH))).astype(np.float32)} for size in (1.0, 1.0, last)]
-    output = path.with_name("mixed.onnx")
-    return bisect_trt.precision(
-        path, low="int8", target="onnxrt", inputs=samples, output=output, fresh_samples=20, sensitivity=False
-    )
+    return searched_in(path.parent, inputs=samples, fresh_samples=20)
 
 
 RNG = np.random.default_rng(0)
-
-
 FIRST, SECOND = (RNG.standard_normal((WIDTH, WIDTH)) / 4 for _ in range(2))
 
 

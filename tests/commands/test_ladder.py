@@ -19,8 +19,6 @@ from bisect_trt.errors import UsageError
 from bisect_trt.report.result import Result
 
 WIDTH = 32
-
-
 BIG = 3e5
 """Past fp16's largest number."""
 
@@ -67,19 +65,10 @@ def samples(count: int) -> list[dict[str, NDArray[Any]]]:
     return [{"x": rng.standard_normal((4, WIDTH)).astype(np.float32)} for _ in range(count)]
 
 
-def on_ladder(
-    folder: Path, model: onnx.ModelProto, ladder: str = "int8,fp16,fp32", *, external: bool = False, **options: Any
-) -> Result:
-    onnx.save(model, folder / "model.onnx", save_as_external_data=external, size_threshold=0)
-    return bisect_trt.precision(
-        folder / "model.onnx",
-        target="onnxrt",
-        ladder=ladder,
-        inputs=samples(3),
-        output=folder / "mixed.onnx",
-        sensitivity=False,
-        **{"fresh_samples": 10, **options},
-    )
+def on_ladder(folder: Path, model: onnx.ModelProto, ladder: str = "int8,fp16,fp32", fresh_samples: int = 10) -> Result:
+    onnx.save(model, folder / "model.onnx")
+    given = {"target": "onnxrt", "inputs": samples(3), "output": folder / "mixed.onnx", "sensitivity": False}
+    return bisect_trt.precision(folder / "model.onnx", ladder=ladder, fresh_samples=fresh_samples, **given)
 
 
 def test_each_group_is_on_the_cheapest_rung_that_passes(tmp_path: Path) -> None:
@@ -127,9 +116,8 @@ def test_nodes_alone(tmp_path: Path) -> None:
 
 def floating() -> onnx.ModelProto:
     """Two nodes past fp16, and one that is not."""
-    nodes = [("Mul", ["x", "big"], "up"), ("Mul", ["up", "small"], "down"), ("Tanh", ["down"], "y")]
-    made = [helper.make_node(op, read, [made], name=made) for op, read, made in nodes]
-    return model_of(made, {"big": 1e5, "small": 1e-5}, inputs={"x": (4, WIDTH)}, outputs={"y": (4, WIDTH)})
+    ends = f"(float[4, {WIDTH}] x) => (float[4, {WIDTH}] y)"
+    return text_model(ends, "up = Mul(x, big) down = Mul(up, small) y = Tanh(down)", {"big": 1e5, "small": 1e-5})
 
 
 @pytest.mark.parametrize(
@@ -165,26 +153,19 @@ def quantized(path: Path, bad: dict[int, float]) -> Path:
     return path
 
 
-def searched(path: Path, refuses: str, **how: Any) -> Result:
+def searched(path: Path, refuses: str) -> Result:
     """Search with a tool that hands models on, but for those of which a line of shell says that it ``refuses`` them."""
     tool = path.with_name("tool.sh")
     tool.write_text(
         f'has() {{ grep -qa "$1" "$model"; }}\nmodel=$1\nif {refuses}; then echo "{NO}" >&2; exit 1; fi\ncp "$1" "$2"\n'
     )
-    sample = {"x": np.random.default_rng(1).standard_normal((4, WIDTH)).astype(np.float32)}
-    return bisect_trt.precision(
-        path,
-        target="through",
-        through=f"sh {tool} {{model}} {{out}}",
-        inputs=[sample],
-        output=path.with_name("mixed.onnx"),
-        **{"fresh_samples": 0, "sensitivity": False, **how},
-    )
+    given = {"inputs": samples(1), "output": path.with_name("mixed.onnx"), "fresh_samples": 0, "sensitivity": False}
+    return bisect_trt.precision(path, low="int8", target="through", through=f"sh {tool} {{model}} {{out}}", **given)
 
 
 def test_groups_that_are_refused(tmp_path: Path) -> None:
     """The one that is refused goes back to floats for that, whatever its scale; and that is said first."""
-    result = searched(quantized(tmp_path / "model.onnx", {2: 1.5}), "has a2_q", low="int8")
+    result = searched(quantized(tmp_path / "model.onnx", {2: 1.5}), "has a2_q")
     (kept,) = result.keep_fp32
     assert (kept["name"], kept["rule"]) == ("matmul2", "not run")
     assert kept["reason"].startswith("without it: the tool refuses the model: ")
@@ -198,12 +179,10 @@ def test_groups_that_are_refused(tmp_path: Path) -> None:
 def test_one_is_refused_among_others_that_are_wrong(tmp_path: Path) -> None:
     """What is refused only without another is no wrong number, and the other is kept for its scale."""
     path = quantized(tmp_path / "model.onnx", {2: 0.05})
-    result = searched(path, "has a1_q && ! has a2_q", low="int8")
+    result = searched(path, "has a1_q && ! has a2_q")
     assert {kept["name"]: kept["rule"] for kept in result.minimal} == {"matmul1": "not run", "matmul2": "clipping"}
-    assert (
-        result.why
-        == "with one of 1 of its units lowered the check ends in another way, which does not count as passing"
-    )
+    said = "with one of 1 of its units lowered the check ends in another way, which does not count as passing"
+    assert result.why == said
 
 
 @pytest.mark.parametrize(("quantized_fails", "rung"), [("grep -qa a2_q {model}", "fp16"), ("false", "int8")])
@@ -271,20 +250,14 @@ def test_a_bad_scale_of_a_tied_weight_is_the_answer(
     tmp_path: Path, stored: bool, by_channel: bool, factor: float
 ) -> None:
     """One group with all its readers, and no other scale is blamed."""
-    for name, model in zip(
-        ("quantized", "float"), tied(stored=stored, by_channel=by_channel, factor=factor), strict=True
-    ):
-        onnx.save(model, tmp_path / f"{name}.onnx")
+    quantized, before = tied(stored=stored, by_channel=by_channel, factor=factor)
+    onnx.save(quantized, tmp_path / "quantized.onnx")
+    onnx.save(before, tmp_path / "float.onnx")
     rng = np.random.default_rng(1)
+    ids = [{"ids": rng.integers(0, WORDS, (1, TOKENS))} for _ in range(3)]
+    known = {"reference": tmp_path / "float.onnx", "output": tmp_path / "mixed.onnx", "inputs": ids}
     result = bisect_trt.precision(
-        tmp_path / "quantized.onnx",
-        low="int8",
-        target="onnxrt",
-        inputs=[{"ids": rng.integers(0, WORDS, (1, TOKENS))} for _ in range(3)],
-        output=tmp_path / "mixed.onnx",
-        reference=tmp_path / "float.onnx",
-        sensitivity=False,
-        fresh_samples=0,
+        tmp_path / "quantized.onnx", low="int8", target="onnxrt", sensitivity=False, fresh_samples=0, **known
     )
     assert result.minimality == "1-minimal", result.why
     (kept,) = result.extra["minimal"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_text
 from onnx import TensorProto, helper
-from support import overflowing, save
+from support import overflowing
 
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
@@ -22,16 +22,6 @@ from bisect_trt.targets.trt.settings import TrtSettings
 
 FP32 = TargetSettings(runtime="trt")
 FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such small models in fp32
-Value = tuple[str, int, Sequence[int | str]]
-
-
-def model(
-    path: Path, nodes: Sequence[onnx.NodeProto], inputs: Sequence[Value], outputs: Sequence[Value], **weights: object
-) -> Path:
-    fed, returned = ({name: shape for name, _, shape in ends} for ends in (inputs, outputs))
-    stored = {name: np.asarray(value) for name, value in weights.items()}
-    types = {name: kind for name, kind, _ in (*inputs, *outputs)}
-    return save(path, nodes, stored, inputs=fed, outputs=returned, types=types)
 
 
 def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict[str, Any]:
@@ -39,18 +29,8 @@ def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict
 
 
 def test_integers_and_bools_keep_their_onnx_types(tmp_path: Path) -> None:
-    path = model(
-        tmp_path / "m.onnx",
-        [
-            helper.make_node("Add", ["i", "one"], ["more"]),
-            helper.make_node("Greater", ["x", "zero"], ["big"]),
-            helper.make_node("Where", ["big", "more", "i"], ["y"]),
-        ],
-        [("i", TensorProto.INT64, [4]), ("x", TensorProto.FLOAT, [4])],
-        [("y", TensorProto.INT64, [4]), ("big", TensorProto.BOOL, [4])],
-        one=np.int64(1),
-        zero=np.float32(0),
-    )
+    ends, body = "(int64[4] i, float[4] x) => (int64[4] y, bool[4] big)", "more = Add(i, one) big = Greater(x, zero)"
+    path = save_text(tmp_path / "m.onnx", ends, f"{body} y = Where(big, more, i)", {"one": np.int64(1), "zero": 0.0})
     out = run(path, i=np.arange(4), x=np.array([1, -1, 2, -2], np.float32))
     assert out["y"].dtype == np.int64
     assert out["big"].dtype == np.bool_
@@ -59,38 +39,20 @@ def test_integers_and_bools_keep_their_onnx_types(tmp_path: Path) -> None:
 
 
 def test_an_output_whose_size_depends_on_values(tmp_path: Path) -> None:
-    path = model(
-        tmp_path / "m.onnx",
-        [helper.make_node("NonZero", ["x"], ["y"])],
-        [("x", TensorProto.FLOAT, [2, 3])],
-        [("y", TensorProto.INT64, [2, "n"])],
-    )
+    path = save_text(tmp_path / "m.onnx", "(float[2, 3] x) => (int64[2, n] y)", "y = NonZero(x)")
     x = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
     np.testing.assert_array_equal(run(path, x=x)["y"], np.array(np.nonzero(x)))
 
 
 def test_a_shape_that_comes_as_an_input_is_built_in(tmp_path: Path) -> None:
-    path = model(
-        tmp_path / "m.onnx",
-        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
-        [("x", TensorProto.FLOAT, [2, 3]), ("shape", TensorProto.INT64, [2])],
-        [("y", TensorProto.FLOAT, ["a", "b"])],
-    )
+    path = save_text(tmp_path / "m.onnx", "(float[2, 3] x, int64[2] shape) => (float[a, b] y)", "y = Reshape(x, shape)")
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(run(path, x=x, shape=np.array([3, 2]))["y"], x.reshape(3, 2))
 
 
 def test_shape_tensors_are_no_outputs(tmp_path: Path) -> None:
-    path = model(
-        tmp_path / "m.onnx",
-        [
-            helper.make_node("Shape", ["x"], ["s"]),
-            helper.make_node("Reshape", ["x", "s"], ["r"]),
-            helper.make_node("Relu", ["r"], ["y"]),
-        ],
-        [("x", TensorProto.FLOAT, [2, 3])],
-        [("y", TensorProto.FLOAT, [2, 3]), ("s", TensorProto.INT64, [2])],
-    )
+    ends, body = "(float[2, 3] x) => (float[2, 3] y, int64[2] s)", "s = Shape(x) r = Reshape(x, s) y = Relu(r)"
+    path = save_text(tmp_path / "m.onnx", ends, body)
     x = np.ones((2, 3), np.float32)
     session = make_runtime(FP32).load(path, {"x": x})
     assert set(session.run({"x": x})) | set(session.skipped) == {"y", "s"}
@@ -110,15 +72,13 @@ def test_fp16_overflows_and_kept_layers_do_not(tmp_path: Path) -> None:
 
 
 def test_the_parser_names_the_node_and_why(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NoSuchPlugin", ["r"], ["y"], name="odd one")]
-    ends: Any = [("x", TensorProto.FLOAT, [2])], [("y", TensorProto.FLOAT, [2])]
-    path = model(tmp_path / "m.onnx", nodes, *ends)
-    with pytest.raises(BuildError, match="refuses node 'odd one'") as whole:
-        run(path, x=np.ones(2, np.float32))
-    smaller = model(tmp_path / "n.onnx", [helper.make_node("NoSuchPlugin", ["x"], ["y"], name="odd one")], *ends)
-    with pytest.raises(BuildError) as part:
-        run(smaller, x=np.ones(2, np.float32))
-    assert whole.value.signature == part.value.signature
+    signatures = set()
+    for body in ("r = Relu(x) odd = NoSuchPlugin(r)", "odd = NoSuchPlugin(x)"):
+        path = save_text(tmp_path / "m.onnx", "(float[2] x) => (float[2] odd)", body)
+        with pytest.raises(BuildError, match="refuses node 'odd'") as refused:
+            run(path, x=np.ones(2, np.float32))
+        signatures.add(refused.value.signature)
+    assert len(signatures) == 1
 
 
 def test_every_layer_has_its_node(tmp_path: Path) -> None:
@@ -148,12 +108,7 @@ def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_an_optimisation_profile(tmp_path: Path) -> None:
-    path = model(
-        tmp_path / "m.onnx",
-        [helper.make_node("Relu", ["x"], ["y"])],
-        [("x", TensorProto.FLOAT, [2, 3])],
-        [("y", TensorProto.FLOAT, ["n", 3])],
-    )
+    path = save_text(tmp_path / "m.onnx", "(float[2, 3] x) => (float[n, 3] y)", "y = Relu(x)")
     profile = TrtSettings(min_shapes=(("x", (1, 3)),), max_shapes=(("x", (8, 3)),))
     session = make_runtime(replace(FP32, own=profile)).load(path, {})
     for size in (1, 5, 8):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from building import ort_run, proto_of, tensor_info, text_model
-from cutting import SHAPE, Cutter, activations, assert_same, cutter, feeds, models
+from cutting import Cutter, activations, assert_same, cutter, feeds, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 from support import examples
 
 from bisect_trt.onnxlib.cut import Cut, Isolated, cut, is_frozen, isolate, nothing_stored
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.tensors.info import TensorInfo
 
-FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+FLOAT = TensorProto.FLOAT
+OWN = '<domain: "own", opset_import: ["" : 17, "own" : 1]>'
+"""What a function begins with in ONNX's text."""
 X = tensor_info("x", FLOAT, [2, 3])
 x = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 node = helper.make_node
@@ -61,50 +62,18 @@ def every_unit_and_all(whole: Cutter) -> None:
             whole.check(units, bare=False)
 
 
-def body(nodes: Sequence[NodeProto], inputs: Sequence[Any], outputs: Sequence[Any], name: str = "body") -> GraphProto:
-    return helper.make_graph(list(nodes), name, list(inputs), list(outputs))
-
-
 def with_bodies() -> ModelProto:
     """A Loop and a Scan; their bodies capture a tensor, a weight, and a constant that a node makes, one of them twice deep."""
-    state, step = tensor_info("state", FLOAT, [2, 3]), tensor_info("state_out", FLOAT, [2, 3])
-    deep = body([node("Mul", ["a", "made"], ["deep"])], [], [tensor_info("deep", FLOAT, [2, 3])], "deep")
-    shallow = body([node("Add", ["state", "w"], ["shallow"])], [], [tensor_info("shallow", FLOAT, [2, 3])], "shallow")
-    loop = body(
-        [
-            node("Identity", ["go_on"], ["go_on_out"]),
-            node("If", ["go_on"], ["branch"], then_branch=deep, else_branch=shallow),
-            node("Add", ["branch", "state"], ["state_out"]),
-        ],
-        [tensor_info("i", INT64, []), tensor_info("go_on", BOOL, []), state],
-        [tensor_info("go_on_out", BOOL, []), step],
-    )
-    row, total = tensor_info("row", FLOAT, [3]), tensor_info("total", FLOAT, [3])
-    scan = body(
-        [
-            node("ReduceSum", ["b"], ["sum"], keepdims=0),
-            node("Mul", ["row", "sum"], ["scaled"]),
-            node("Add", ["total", "scaled"], ["total_out"]),
-            node("Identity", ["total_out"], ["each"]),
-        ],
-        [total, row],
-        [tensor_info("total_out", FLOAT, [3]), tensor_info("each", FLOAT, [3])],
-    )
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Neg", ["x"], ["b"]),
-        node("Constant", [], ["made"], value=numpy_helper.from_array(np.array(2, np.float32))),
-        node("Loop", ["three", "true", "b"], ["looped"], body=loop),
-        node("Scan", ["zeros", "looped"], ["last", "all"], body=scan, num_scan_inputs=1),
-        node("Sub", ["all", "last"], ["y"]),
-    ]
-    weights: dict[str, Any] = {
-        "w": np.float32(3),
-        "three": np.array(3),
-        "true": np.array(True),
-        "zeros": np.zeros(3, np.float32),
-    }
-    return proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights)
+    branches = """then_branch = deep () => (float[2, 3] deep) { deep = Mul(a, made) },
+        else_branch = shallow () => (float[2, 3] shallow) { shallow = Add(state, w) }"""
+    loop = f"""loop (int64 i, bool go_on, float[2, 3] state) => (bool go_on_out, float[2, 3] state_out) {{
+        go_on_out = Identity(go_on) branch = If(go_on) <{branches}> state_out = Add(branch, state) }}"""
+    scan = """scan (float[3] total, float[3] row) => (float[3] total_out, float[3] each) {
+        sum = ReduceSum<keepdims = 0>(b) scaled = Mul(row, sum) total_out = Add(total, scaled) each = Identity(total_out) }"""
+    nodes = f"""a = Relu(x) b = Neg(x) made = Constant<value = float {{2.0}}>() looped = Loop<body = {loop}>(three, true, b)
+        last, all = Scan<body = {scan}, num_scan_inputs = 1>(zeros, looped) y = Sub(all, last)"""
+    weights = {"w": 3.0, "three": np.array(3), "true": np.array(True), "zeros": np.zeros(3)}
+    return text_model("(float[2, 3] x) => (float[2, 3] y)", nodes, weights, opset=17)
 
 
 def test_bodies_that_capture_outer_tensors() -> None:
@@ -121,23 +90,10 @@ def test_bodies_that_capture_outer_tensors() -> None:
 
 
 def local_function() -> ModelProto:
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    inner = helper.make_function("mine", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets[:1])
-    outer = helper.make_function(
-        "mine",
-        "TwiceAndSplit",
-        ["a"],
-        ["b", "c"],
-        [node("Twice", ["a"], ["d"], domain="mine"), node("Split", ["d"], ["b", "c"], axis=1)],
-        opsets,
-    )
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("TwiceAndSplit", ["a"], ["b", "c"], domain="mine"),
-        node("Neg", ["c"], ["y"]),
-    ]
-    declared = tensor_info("x", FLOAT, [2, 4])
-    return proto_of(nodes, [declared], [tensor_info("y", FLOAT, [2, 2])], domains=["mine"], functions=[inner, outer])
+    functions = f"""{OWN} Twice (a) => (b) {{ b = Add(a, a) }}
+        {OWN} TwiceAndSplit (a) => (b, c) {{ d = own.Twice(a) b, c = Split<axis = 1>(d) }}"""
+    body = "a = Relu(x) b, c = own.TwiceAndSplit(a) y = Neg(c)"
+    return text_model("(float[2, 4] x) => (float[2, 2] y)", body, opset=17, functions=functions)
 
 
 def test_model_local_functions() -> None:
@@ -174,27 +130,13 @@ def test_new_names_are_nobodys() -> None:
 
 
 def test_what_is_drawn_is_no_constant() -> None:
-    branch = body([node("RandomNormal", [], ["r"], shape=[2, 3])], [], [tensor_info("r", FLOAT, [2, 3])])
-    draws = helper.make_function(
-        "mine",
-        "RandomDraws",
-        [],
-        ["r"],
-        [node("RandomUniform", [], ["r"], shape=[2, 3])],
-        [helper.make_opsetid("", 17)],
-    )
-    nodes = [
-        node("RandomNormal", [], ["r1"], shape=[2, 3]),
-        node("Constant", [], ["true"], value=numpy_helper.from_array(np.array(True))),
-        node("If", ["true"], ["r2"], then_branch=branch, else_branch=branch),
-        node("RandomDraws", [], ["r3"], domain="mine"),
-        node("RandomNormalLike", ["w"], ["r4"]),
-        node("Add", ["x", "r1"], ["a"]),
-        node("Add", ["r2", "r3"], ["b"]),
-        node("Add", ["a", "b"], ["c"]),
-        node("Add", ["c", "r4"], ["y"]),
+    branches = [
+        f"{way}_branch = g () => (float[2, 3] r) {{ r = RandomNormal<shape = [2, 3]>() }}" for way in ("then", "else")
     ]
-    model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], {"w": x}, domains=["mine"], functions=[draws])
+    body = f"""r1 = RandomNormal<shape = [2, 3]>() true = Constant<value = bool {{1}}>() r2 = If(true) <{", ".join(branches)}>
+        r3 = own.RandomDraws() r4 = RandomNormalLike(w) a = Add(x, r1) b = Add(r2, r3) c = Add(a, b) y = Add(c, r4)"""
+    draws = f"{OWN} RandomDraws () => (r) {{ r = RandomUniform<shape = [2, 3]>() }}"
+    model = text_model("(float[2, 3] x) => (float[2, 3] y)", body, {"w": x}, opset=17, functions=draws)
     whole = cutter(model, {"x": x})
     constant = [model.graph.node[i].op_type for i, is_constant in enumerate(whole.network.constant) if is_constant]
     assert constant == ["Constant"]
@@ -273,9 +215,8 @@ def test_each_node_gives_its_own_values_of_values_that_are_fed(model: ModelProto
 
 
 def test_wrong_values_that_are_fed_do_not_reach_the_next_node() -> None:
-    names = ["x", "a", "b", "c"]
-    nodes = [helper.make_node("Neg", [names[i]], [names[i + 1]]) for i in range(3)]
-    cut = cutter(proto_of(nodes, [tensor_info("x", TensorProto.FLOAT, SHAPE)], ["c"]), {"x": feeds()["x"]})
+    model = text_model("(float[2, 3] x) => (float[2, 3] c)", "a = Neg(x) b = Neg(a) c = Neg(b)", opset=17)
+    cut = cutter(model, {"x": feeds()["x"]})
     piece = isolated(cut, ["a", "b", "c"])
     fed = {name: cut.values[tensor] for name, tensor in piece.fed.items()}
     wrong = {name: value + (piece.fed[name] == "a") for name, value in fed.items()}
@@ -284,14 +225,9 @@ def test_wrong_values_that_are_fed_do_not_reach_the_next_node() -> None:
 
 
 def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Gather", ["shape", "one"], ["width"]),
-        helper.make_node("Reshape", ["x", "width"], ["flat"]),
-    ]
-    x = np.ones((1, 6), np.float32)
-    model = proto_of(nodes, [tensor_info("x", TensorProto.FLOAT, [1, 6])], ["flat"], {"one": np.array([1])})
-    piece = check_alone(cutter(model, {"x": x}), ["shape", "width", "flat"])
+    body = "shape = Shape(x) width = Gather(shape, one) flat = Reshape(x, width)"
+    model = text_model("(float[1, 6] x) => (float[n] flat)", body, {"one": np.array([1])}, opset=17)
+    piece = check_alone(cutter(model, {"x": np.ones((1, 6), np.float32)}), ["shape", "width", "flat"])
     assert piece.outputs == ("shape", "flat")
     assert "width" in piece.left_out
     assert [value.name for value in piece.proto.graph.input] == ["x"]

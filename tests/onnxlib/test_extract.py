@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import ort_run, proto_of, tensor_info
+from building import BARE, ort_run, text_model
 from conftest import CommandLine
 from cutting import activations, assert_same, cutter, feeds, models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light import Light
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 from support import TARGET, examples, overflowing
 
 from bisect_trt.errors import UsageError
@@ -25,10 +25,6 @@ from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.worker.pool import WorkerPool
-
-FLOAT = TensorProto.FLOAT
-X = tensor_info("x", FLOAT, [2, 4])
-node = helper.make_node
 
 
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -70,18 +66,14 @@ def walked_back(network: Network, outputs: list[str], stop: list[str]) -> tuple[
 
 @pytest.fixture
 def network() -> Network:
-    nodes = [
-        node("Relu", ["x"], ["a"]),
-        node("Split", ["a"], ["left", "right"], axis=1),
-        node("Constant", [], ["half"], value=numpy_helper.from_array(np.array(0.5, np.float32))),
-        node("Mul", ["left", "half"], ["b"]),
-        node("Add", ["b", "right"], ["c"]),
-        node("Add", ["c", "z"], ["y"]),
-        node("MatMul", ["left", "dense"], ["m"]),
-    ]
-    inputs = [X, tensor_info("z", FLOAT, [2, 2])]
-    weights = {"w": np.ones(1, np.float32), "dense": DENSE}
-    return Network(proto_of(nodes, inputs, ["y", "m", "x", "w"], weights))
+    body = """a = Relu(x) left, right = Split<axis = 1>(a) half = Constant<value = float {0.5}>() b = Mul(left, half)
+        c = Add(b, right) y = Add(c, z) m = MatMul(left, dense)"""
+    model = text_model(
+        "(float[2, 4] x, float[2, 2] z) => (float[2, 2] y, float[2, 2] m)", body, {"dense": DENSE}, opset=17
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    model.graph.output.extend(BARE(name=name) for name in "xw")
+    return Network(model)
 
 
 DENSE = np.array([[0, 5], [0, 0]], np.float32)
@@ -112,7 +104,7 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
     assert len(ops) == 7
     assert extracted(network, ["left", "right"], [])[0] == ["left", "right", "z"]
     # One of them that is an input is none to compute.
-    model = proto_of([node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])], [X], ["a", "y"])
+    model = text_model("(float[2, 4] x) => (float[2, 4] a, float[2, 4] y)", "a = Relu(x) y = Neg(a)")
     piece, ends = extract(Network(model), ["a"], [], {})
     assert (ends, [value.name for value in piece.graph.output]) == (["a"], ["y"])
 

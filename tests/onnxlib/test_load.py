@@ -107,20 +107,16 @@ def test_weights_outside_the_folder(tmp_path: Path, location: str) -> None:
         load_model(external(tmp_path / "model.onnx", location))
 
 
-@pytest.mark.parametrize("link", ["a link to a file", "a link to a folder", "a link to a link"])
-def test_weights_behind_a_link_out_of_the_folder(tmp_path: Path, link: str) -> None:
+@pytest.mark.parametrize("location", ["file", "folder/w.bin", "link"])
+def test_weights_behind_a_link_out_of_the_folder(tmp_path: Path, location: str) -> None:
     folder, secret = tmp_path / "folder", tmp_path / "elsewhere" / "w.bin"
     folder.mkdir()
     secret.parent.mkdir()
     secret.write_bytes(bytes(12))
-    if link == "a link to a file":
-        (folder / "w.bin").symlink_to(secret)
-    elif link == "a link to a folder":
-        (folder / "sub").symlink_to(secret.parent)
-    else:
-        (tmp_path / "w.bin").symlink_to(secret)
-        (folder / "w.bin").symlink_to("../w.bin")
-    path = external(folder / "model.onnx", "sub/w.bin" if link == "a link to a folder" else "w.bin")
+    for link, to in ((folder / "file", secret), (folder / "folder", secret.parent), (tmp_path / "outside", secret)):
+        link.symlink_to(to)
+    (folder / "link").symlink_to("../outside")
+    path = external(folder / "model.onnx", location)
     with pytest.raises(UsageError, match=r"outside its own folder \(.*/elsewhere/w\.bin\)"):
         load_model(path)
     # The user may name another folder; it is that which counts then.
@@ -201,6 +197,17 @@ def no_name(field: str) -> ModelProto:
     return changed(lambda model: getattr(model.graph, field)[0].ClearField("name"))
 
 
+def weight(change: Callable[[TensorProto], object]) -> ModelProto:
+    return changed(lambda model: change(model.graph.initializer[0]))
+
+
+def of_dimensions(field: str) -> ModelProto:
+    return changed(lambda model: getattr(model.graph, field).add().CopyFrom(DEEP))
+
+
+CONSTANT = node("Constant", [], ["k"], value=TensorProto(name="k", data_type=1, dims=[2], raw_data=b""))
+
+
 BROKEN = {
     "a node's name is no text": (with_bytes(b"\x1a\x03add", b"\x1a\x03\xffdd"), r"b'\\xffdd' is not UTF-8"),
     "an output is no text": (with_bytes(b"\x01y", b"\x01\xff"), r"b'\\xff' is not UTF-8"),
@@ -212,55 +219,39 @@ BROKEN = {
     "a function calls itself": (calling([function("F", ["F"])]), "the function 'F' calls itself"),
     "functions that double": (doubling(30), "makes 1,073,741,824 nodes, more than the limit of 250,000"),
     "functions that double often": (doubling(400), "makes about 1e120 nodes"),
-    "functions in a circle": (calling([function("F", ["G"]), function("G", ["F"])]), "the function '[FG]' calls itself"),
-    "a weight without a type": (
-        changed(lambda model: model.graph.initializer[0].ClearField("data_type")),
-        "the weight 'w' has no element type",
+    "functions in a circle": (
+        calling([function("F", ["G"]), function("G", ["F"])]),
+        "the function '[FG]' calls itself",
     ),
+    "a weight without a type": (weight(lambda w: w.ClearField("data_type")), "the weight 'w' has no element type"),
     "a weight of an unknown type": (
-        changed(lambda model: setattr(model.graph.initializer[0], "data_type", 2**31 - 1)),
+        weight(lambda w: setattr(w, "data_type", 2**31 - 1)),
         "the weight 'w' has the element type 2147483647, which is unknown to ONNX",
     ),
-    "a weight in segments": (
-        changed(lambda model: setattr(model.graph.initializer[0].segment, "begin", 1)),
-        "the weight 'w' is stored in segments",
-    ),
-    "a weight of too many dimensions": (
-        changed(lambda model: model.graph.initializer[0].dims.extend([1] * 64)),
-        "the weight 'w' has 65 dimensions",
-    ),
+    "a weight in segments": (weight(lambda w: setattr(w.segment, "begin", 1)), "the weight 'w' is stored in segments"),
+    "a weight of too many dimensions": (weight(lambda w: w.dims.extend([1] * 64)), "the weight 'w' has 65 dimensions"),
     **{
-        f"too many dimensions in {field}": (
-            changed(lambda model, field=field: getattr(model.graph, field).add().CopyFrom(DEEP)),  # type: ignore[misc]
-            "the tensor 'deep' has 65 dimensions",
-        )
+        f"too many dimensions in {field}": (of_dimensions(field), "the tensor 'deep' has 65 dimensions")
         for field in ("input", "output", "value_info")
     },
-    "a weight of negative size": (
-        changed(lambda model: model.graph.initializer[0].dims.append(-1)),
-        r"the weight 'w' has the shape \[3, -1\]",
-    ),
+    "a weight of negative size": (weight(lambda w: w.dims.append(-1)), r"the weight 'w' has the shape \[3, -1\]"),
     "a weight past memory": (
-        changed(lambda model: model.graph.initializer[0].dims.append(2**60)),
+        weight(lambda w: w.dims.append(2**60)),
         r"the weight 'w' has 12 bytes, and its shape \[3, 1152921504606846976\] needs 13835058055282163712",
     ),
     "a weight cut short": (
-        changed(lambda model: setattr(model.graph.initializer[0], "raw_data", b"12345")),
+        weight(lambda w: setattr(w, "raw_data", b"12345")),
         r"the weight 'w' has 5 bytes, and its shape \[3\] needs 12",
     ),
     "too few values": (
-        changed(lambda model: model.graph.initializer[0].CopyFrom(TensorProto(name="w", data_type=1, dims=[2], float_data=[1]))),
+        weight(lambda w: w.CopyFrom(TensorProto(name="w", data_type=1, dims=[2], float_data=[1]))),
         r"the weight 'w' has 1 values, and its shape \[2\] needs 2",
     ),
     "a constant cut short": (
-        changed(
-            lambda model: model.graph.node.add().CopyFrom(
-                node("Constant", [], ["k"], value=TensorProto(name="k", data_type=1, dims=[2], raw_data=b""))
-            )
-        ),
+        changed(lambda model: model.graph.node.append(CONSTANT)),
         r"the weight 'k' has 0 bytes, and its shape \[2\] needs 8",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BROKEN)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from building import BARE, proto_of, tensor_info
+from building import BARE, proto_of, tensor_info, text_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.network import Network, depth_first_order
@@ -85,10 +85,9 @@ def test_a_cycle_names_a_node_that_is_on_it() -> None:
 
 
 def test_a_function_that_calls_itself_is_no_endless_question() -> None:
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    again = helper.make_function("mine", "Again", [], ["r"], [node("Again", [], ["r"], domain="mine")], opsets)
-    nodes = [node("Again", [], ["r"], domain="mine"), node("Add", ["x", "r"], ["y"])]
-    assert Network(proto_of(nodes, [X], ["y"], domains=["mine"], functions=[again])).constant == [True, False]
+    again = '<domain: "own", opset_import: ["own" : 1]> Again () => (r) { r = own.Again() }'
+    model = text_model("(float[2] x) => (float[2] y)", "r = own.Again() y = Add(x, r)", functions=again)
+    assert Network(model).constant == [True, False]
 
 
 # Fixed shapes for inputs whose shape is free.
@@ -179,13 +178,8 @@ def test_every_element_type_there_and_back(name: str) -> None:
 
 
 def test_what_inference_knows() -> None:
-    nodes: list[NodeProto] = [
-        node("Relu", ["x"], ["a"]),
-        node("SplitToSequence", ["a"], ["s"]),
-        node("Mystery", ["a"], ["b"], domain="my"),
-        node("Neg", ["b"], ["y"]),
-    ]
-    model = proto_of(nodes, [tensor_info("x", FLOAT, [2])], [tensor_info("y", FLOAT, ["n"])], domains=["my"])
+    body = "a = Relu(x) s = SplitToSequence(a) b = own.Mystery(a) y = Neg(b)"
+    model = text_model("(float[2] x) => (float[n] y)", body, opset=17)
     network = Network(model)
     infos = network.infos
     assert {name: info.shape for name, info in infos.items()} == {"x": (2,), "a": (2,), "y": ("n",)}
@@ -197,35 +191,15 @@ def test_what_inference_knows() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_stretch_by_stretch_inference_finds_the_same(at_once: int) -> None:
-    branch = [
-        helper.make_graph([node("Neg", ["r"], [f"{name}_out"])], name, [], [tensor_info(f"{name}_out", FLOAT, None)])
-        for name in ("then", "else")
-    ]
-    nodes: list[NodeProto] = [
-        node("Constant", [], ["shape"], value_ints=[3, 2]),
-        node("Constant", [], ["yes"], value=helper.make_tensor("yes", TensorProto.BOOL, [], [True])),
-        node("Add", ["x", "w"], ["a"]),
-        node("Reshape", ["a", "shape"], ["r"]),
-        node("SplitToSequence", ["r"], ["s"], axis=0),
-        node("ConcatFromSequence", ["s"], ["c"], axis=0),
-        node("If", ["yes"], ["d"], then_branch=branch[0], else_branch=branch[1]),
-        node("Mystery", ["c"], ["m"], domain="my"),
-        node("Reshape", ["m", "shape"], ["n"]),
-        node("Reshape", ["d", "kept"], ["e"]),
-        node("Double", ["e"], ["y"], domain="my"),
-        node("Relu", ["c"], ["z"]),
-    ]
-    model = proto_of(
-        nodes,
-        [tensor_info("x", FLOAT, [2, "n"])],
-        [tensor_info("y", FLOAT, None), tensor_info("z", FLOAT, [None, None])],
-        {"w": np.ones((2, 3), np.float32), "kept": np.array([6], np.int64)},
-        domains=["my"],
+    branches = ", ".join(
+        f"{way}_branch = {way} () => (float[] {way}_out) {{ {way}_out = Neg(r) }}" for way in ("then", "else")
     )
-    double = helper.make_function(
-        "my", "Double", ["i"], ["o"], [node("Add", ["i", "i"], ["o"])], [helper.make_opsetid("", 17)]
-    )
-    model.functions.append(double)
+    body = f"""shape = Constant<value_ints = [3, 2]>() yes = Constant<value = bool {{1}}>() a = Add(x, w) r = Reshape(a, shape)
+        s = SplitToSequence<axis = 0>(r) c = ConcatFromSequence<axis = 0>(s) d = If(yes) <{branches}> m = own.Mystery(c)
+        n = Reshape(m, shape) e = Reshape(d, kept) y = own.Double(e) z = Relu(c)"""
+    double = '<domain: "own", opset_import: ["" : 17]> Double (i) => (o) { o = Add(i, i) }'
+    weights = {"w": np.ones((2, 3)), "kept": np.array([6])}
+    model = text_model("(float[2, n] x) => (float[] y, float[?, ?] z)", body, weights, opset=17, functions=double)
     model.graph.value_info.append(tensor_info("m", FLOAT, [None, 2]))
     whole = Network(model).inferred
     assert whole["s"].type.WhichOneof("value") == "sequence_type"

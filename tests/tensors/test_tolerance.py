@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import text_model
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 from support import tolerances
 
 from bisect_trt.errors import UsageError
@@ -204,7 +204,6 @@ def test_what_is_milder_than_the_original_in_half_precision_is_not_in_fp32() -> 
 
 
 SIZE = 8192
-make = helper.make_node
 
 
 def reference(dtype: str, scale: float, seed: int) -> NDArray[Any]:
@@ -334,45 +333,18 @@ def test_each_channel_has_a_step_of_its_own() -> None:
 
 def quantized() -> onnx.GraphProto:
     """x, quantized, moved, dequantized, computed with, quantized again; and integers that no rounding made."""
-    nodes = [
-        make("Constant", [], ["coarse"], value=numpy_helper.from_array(np.array(0.5, np.float32))),
-        make("Conv", ["x", "w"], ["before"]),
-        make("QuantizeLinear", ["before", "fine", "zero"], ["q"]),
-        make("Transpose", ["q"], ["moved"]),
-        make("DequantizeLinear", ["moved", "fine", "zero"], ["d"]),
-        make("MaxPool", ["d"], ["pooled"], kernel_shape=[2]),
-        make("Conv", ["pooled", "w"], ["float"]),
-        make("QuantizeLinear", ["float", "coarse"], ["q2"]),
-        make("DequantizeLinear", ["q2", "coarse"], ["d2"]),
-        make("QLinearConv", ["q2", "a", "b", "w8", "a", "b", "a", "b"], ["q3"]),
-        make("Concat", ["d", "d2"], ["two grids"], axis=0),
-        make("ArgMax", ["d2"], ["index"]),
-        make("DequantizeLinear", ["w8", "fine"], ["weight"]),
-        make("DequantizeLinear", ["q", "measured"], ["d3"]),
-        make("DynamicQuantizeLinear", ["x"], ["q4", "scale", "zero point"]),
-    ]
-    weights = [
-        numpy_helper.from_array(np.array(0.25, np.float32), "fine"),
-        numpy_helper.from_array(np.zeros(4, np.int8), "w8"),
-    ]
-    return helper.make_graph(nodes, "g", [], [], weights)
+    body = """coarse = Constant<value = float {0.5}>() before = Conv(x, w) q = QuantizeLinear(before, fine, zero)
+        moved = Transpose(q) d = DequantizeLinear(moved, fine, zero) pooled = MaxPool<kernel_shape = [2]>(d)
+        float_ = Conv(pooled, w) q2 = QuantizeLinear(float_, coarse) d2 = DequantizeLinear(q2, coarse)
+        q3 = QLinearConv(q2, a, b, w8, a, b, a, b) two_grids = Concat<axis = 0>(d, d2) index = ArgMax(d2)
+        weight = DequantizeLinear(w8, fine) d3 = DequantizeLinear(q, measured) q4, scale, point = DynamicQuantizeLinear(x)"""
+    return text_model("() => ()", body, {"fine": 0.25, "w8": np.zeros(4, np.int8)}).graph
 
 
 def test_what_one_step_of_each_tensor_is() -> None:
     scale = {"measured": np.array([3.0], np.float32)}
     steps = steps_of(quantized(), scale.get)
     sizes = {name: None if step.size is None else step.size.tolist() for name, step in steps.items()}
-    assert sizes == {
-        "q": [1],
-        "moved": [1],
-        "d": [0.25],
-        "pooled": [0.25],
-        "float": None,
-        "q2": [1],
-        "d2": [0.5],
-        "q3": [1],
-        "two grids": None,
-        "d3": [3.0],
-        "q4": [1],
-    }
-    assert {name for name, step in steps.items() if step.after} == {"float", "q2", "d2", "q3", "two grids"}
+    wanted = {"d": 0.25, "pooled": 0.25, "d2": 0.5, "d3": 3.0} | dict.fromkeys(("q", "moved", "q2", "q3", "q4"), 1)
+    assert sizes == {**{name: [size] for name, size in wanted.items()}, "float_": None, "two_grids": None}
+    assert {name for name, step in steps.items() if step.after} == {"float_", "q2", "d2", "q3", "two_grids"}
