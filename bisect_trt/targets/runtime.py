@@ -156,8 +156,8 @@ def load_proto(path: Path) -> ModelProto:
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
-def low_type(settings: TargetSettings) -> int | None:
-    """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it is not lowered."""
+def low_type(settings: TargetSettings) -> int:
+    """ONNX's element type of the low precision, fp16 or bf16, that a graph is lowered to."""
     from bisect_trt.onnxlib.lower import LOW_TYPES  # noqa: PLC0415 - as above
 
-    return next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)
+    return next(LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES)

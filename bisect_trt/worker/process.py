@@ -171,7 +171,7 @@ def run_to_end(
             left_out += _shorten(log)
     finally:
         if process.poll() is None:  # the last output of a probe that is not needed any more is not waited for
-            _signal_group(process.pid, signal.SIGTERM)
+            kill_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0 if limits.past == "cancelled" else GRACE_SECONDS)
         kill_group(process.pid)
@@ -231,12 +231,8 @@ def _wait(process: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
         select.select(watched, [], [], limits.seconds_left(_POLL_SECONDS))
 
 
-def kill_group(group: int) -> None:
-    """Kill the rest of a process group."""
-    _signal_group(group, signal.SIGKILL)
-
-
-def _signal_group(group: int, number: int) -> None:
+def kill_group(group: int, number: int = signal.SIGKILL) -> None:
+    """Kill the rest of a process group, or send it another signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 

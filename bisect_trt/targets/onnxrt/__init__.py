@@ -137,18 +137,16 @@ class OnnxRuntimeTarget(Target):
 
         The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are emulated by round trips.
         """
-        if not settings.low_precisions:
+        if not (settings.fp16 or settings.bf16):
             return None
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
         from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
-        low, proto = low_type(settings), load_proto(model)
-        if low is None:
-            return None
+        proto = load_proto(model)
         lower = lower_roundtrip if list(facts["providers"]) == ["CPUExecutionProvider"] else lower_fp16
         libraries = settings.of(OnnxRuntimeSettings).custom_op_libraries
-        return lower(proto, settings.keep, _types_onnx_cannot_infer(proto, model, libraries), low)
+        return lower(proto, settings.keep, _types_onnx_cannot_infer(proto, model, libraries), low_type(settings))
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""

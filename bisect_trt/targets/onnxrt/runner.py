@@ -126,7 +126,7 @@ class OrtRunner:
             session = self._set(*options).load(path, feed, hints)
             given = {info.name: feed[info.name] for info in session.inputs}
             profiled(lambda: session.run(given))
-            return read_events(json.loads(pathlib.Path(session.end_profiling()).read_text()), made)
+            return read_events(json.loads(pathlib.Path(session.session.end_profiling()).read_text()), made)
 
     def _set(self, *options: tuple[str, str]) -> OrtRunner:
         """Return the same with more options of the session."""
@@ -169,6 +169,7 @@ class OrtSession:
     """A loaded model.
 
     Attributes:
+        session: ONNX Runtime's own.
         inputs: What it has to be fed.
         names: Of its outputs that are arrays.
         ignored: Inputs that it is given and does not have.
@@ -177,12 +178,12 @@ class OrtSession:
     """
 
     def __init__(self, session: Any) -> None:
-        """``session`` is ONNX Runtime's own.
+        """Read its inputs and outputs.
 
         Raises:
             BuildError: An input has a type that NumPy does not have.
         """
-        self._session, self.ignored = session, frozenset[str]()
+        self.session, self.ignored = session, frozenset[str]()
         outputs = {value.name: (value.type, type_of(value.type)) for value in session.get_outputs()}
         self.elements = {name: found.element for name, (_, found) in outputs.items() if found is not None}
         self.skipped = {
@@ -206,10 +207,6 @@ class OrtSession:
         known = {name: found for name, (_, found) in outputs.items() if found is not None}
         self._raw_outputs = {name: known[name].dtype for name in self.names if known[name].raw}
 
-    def end_profiling(self) -> str:
-        """Return the file of the profile."""
-        return str(self._session.end_profiling())
-
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All outputs that are tensors.
 
@@ -221,9 +218,9 @@ class OrtSession:
         given = {name: value for name, value in inputs.items() if name not in self.ignored}
         try:
             if self._raw_inputs or self._raw_outputs:
-                values = run_with_values(self._session, self.names, given, self._raw_inputs, self._raw_outputs)
+                values = run_with_values(self.session, self.names, given, self._raw_inputs, self._raw_outputs)
             else:
-                values = self._session.run(self.names, given)
+                values = self.session.run(self.names, given)
         except Exception as error:  # as above
             raise RunError(str(error)) from error
         return dict(zip(self.names, values, strict=True))

@@ -95,9 +95,7 @@ class OpenVinoTarget(Target):
         from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
         from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
-        kind = low_type(settings)
-        assert kind is not None  # OpenVINO takes no other low precision
-        return lower_roundtrip(load_proto(model), settings.keep, None, kind)
+        return lower_roundtrip(load_proto(model), settings.keep, None, low_type(settings))
 
     def hints(
         self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
@@ -124,20 +122,11 @@ class OpenVinoTarget(Target):
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return properties that are given, each left out; those that the device takes, each set; precisions."""
         own, takes = settings.of(OpenVinoSettings), (looked.trace or {}).get("takes", {})
-        given = dict(own.properties)
         found = list(left_out(own, "properties"))
         for name, value in takes.items():
-            if name in given:
-                continue
             quantized = name.startswith("LP_")
-            if quantized and not looked.operators & _QUANTIZED:
-                continue
-            found.append(
-                Switch(
-                    f"option:{name}={value}",
-                    adding("properties", (name, value)),
-                    Tier.PASS if name in ("LP_TRANSFORMS_MODE", "SNIPPETS_MODE") else Tier.OPTION,
-                    LIKELY if quantized and looked.suspects & _QUANTIZED else 1.0,
-                )
-            )
+            if name not in dict(own.properties) and (not quantized or looked.operators & _QUANTIZED):
+                tier = Tier.PASS if name in ("LP_TRANSFORMS_MODE", "SNIPPETS_MODE") else Tier.OPTION
+                weight = LIKELY if quantized and looked.suspects & _QUANTIZED else 1.0
+                found.append(Switch(f"option:{name}={value}", adding("properties", (name, value)), tier, weight))
         return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)

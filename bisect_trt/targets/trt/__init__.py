@@ -52,8 +52,8 @@ class TensorRtTarget(Target):
         Its dimensions are free where a profile has ranges, every node has a unique name, and, if the graph's types run, it
         has Casts to the low precision.
         """
-        from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - a command line is read without
-        from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
             return None
@@ -61,7 +61,7 @@ class TensorRtTarget(Target):
         free_dimensions(proto, settings)
         name_nodes(proto)
         if self._by_cast(settings, facts):
-            return lower_fp16(proto, settings.keep, low=LOW_TYPES["bf16" if settings.bf16 else "fp16"])
+            return lower_fp16(proto, settings.keep, low=low_type(settings))
         return proto
 
     def changes_model(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.targets.messages import RunError, layer_times, profiled
+from bisect_trt.targets.trt.config import layer_parts
 from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
-from bisect_trt.targets.trt.process import Cuda, TensorRt
+from bisect_trt.targets.trt.process import UNNAMED_LAYER, Cuda, TensorRt
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
@@ -20,8 +21,6 @@ _METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _REGION = re.compile(r"\{ForeignNode\[(.*?)\.\.\.(.*?)\]\}")
 """A region that Myelin compiled as a whole: its first and its last layer."""
 _SINGLE = re.compile(r"\{ForeignNode\[(.*?)\]\}")
-_UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
-_PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
 _FORMATS = {
     "FP32|Float": "float32",
     "FP16|Half": "float16",
@@ -85,7 +84,7 @@ class Origins:
         words = [*_METADATA.findall(str(entry.get("Metadata", ""))), name]
         words += [end for ends in _REGION.findall(name) for end in ends]
         rest = _SINGLE.sub(r"\1", _REGION.sub("", name))
-        words += [rest, *_UNNAMED.findall(rest), *_PIECES.split(_UNNAMED.sub("", rest))]
+        words += [rest, *UNNAMED_LAYER.findall(rest), *layer_parts(UNNAMED_LAYER.sub("", rest))]
         return {place for word in words if (place := self.place(word.strip())) is not None}
 
     def region(self, first: str, last: str) -> set[int]:
@@ -259,7 +258,9 @@ class TrtSession:
             if self._context.set_input_shape(name, value.shape) is False:
                 raise self._log.failure(RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'")
         outputs = self._execute(given)
-        return {name: self._typed(name, outputs[name]) for name in self._outputs}
+        for name in self._types.keys() & outputs.keys():
+            outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
+        return {name: outputs[name] for name in self._outputs}
 
     def profile(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the time of each layer."""
@@ -277,7 +278,8 @@ class TrtSession:
         grown = {name: make_allocator(self._trt, cuda) for name, shape in shapes.items() if min(shape, default=0) < 0}
         made = {name: np.empty(shapes[name], self._dtype(name)) for name in shapes if name not in grown}
         arrays = {**given, **made}
-        on_gpu = [name for name in arrays if not self._on_host(name)]
+        on_host = self._trt.TensorLocation.HOST
+        on_gpu = [name for name in arrays if self.engine.get_tensor_location(name) != on_host]
         with self._memory({name: arrays[name].nbytes for name in on_gpu}, grown.values()) as addresses:
             for name, array in arrays.items():
                 context.set_tensor_address(name, addresses.get(name, array.ctypes.data))
@@ -297,9 +299,6 @@ class TrtSession:
             late = {name: cuda.download(a.address, self._dtype(name), a.shape) for name, a in grown.items()}
         return {**made, **late}
 
-    def _on_host(self, name: str) -> bool:
-        return bool(self.engine.get_tensor_location(name) == self._trt.TensorLocation.HOST)
-
     def _fitted(self, name: str, inputs: Mapping[str, Any]) -> Any:
         """Return an input, contiguous and of the type that the engine takes."""
         if name not in inputs:
@@ -311,9 +310,6 @@ class TrtSession:
                 raise RunError(f"the input '{name}' holds values past {dtype.name}, which TensorRT takes")
             value = fitted
         return np.ascontiguousarray(value).reshape(value.shape)
-
-    def _typed(self, name: str, value: Any) -> Any:
-        return value.astype(dtype_from_name(self._types[name]), copy=False) if name in self._types else value
 
     @contextlib.contextmanager
     def _memory(self, sizes: Mapping[str, int], allocators: Any) -> Iterator[dict[str, int]]:

@@ -88,7 +88,7 @@ _BUILDER_GAVE_UP = re.compile(r"Assertion engine != nullptr failed|Builder faile
 """Follows the reason of every failed build."""
 _POISON = re.compile(r"Cuda Runtime|cuda(?:Error|Stream|Event|Launch)|illegal|misaligned|launch failure", re.IGNORECASE)
 _IN_BRACES = re.compile(r"\{[^{}]*\}")
-_UNNAMED_LAYER = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
+UNNAMED_LAYER = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
 _FUSED = re.compile(r"PWN\(#(?:, #)*\)|#(?: \+ #)+|#(?:\|\|#)+|#(?:, #)+")
 """Several layers that became one, their names masked."""
 Failure = TypeVar("Failure", bound=RuntimeFailure)
@@ -123,7 +123,7 @@ def signature(message: str, names: Iterable[str]) -> str:
     """
     if is_out_of_memory(message):
         return OUT_OF_MEMORY
-    text = mask_names(_UNNAMED_LAYER.sub("#", _IN_BRACES.sub("#", message)), names)
+    text = mask_names(UNNAMED_LAYER.sub("#", _IN_BRACES.sub("#", message)), names)
     while (shorter := _FUSED.sub("#", text)) != text:
         text = shorter
     return mask_values(text)
