@@ -9,7 +9,7 @@ import importlib
 import re
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -238,9 +238,10 @@ class Target(ABC):
 
     def changed(self, settings: TargetSettings) -> list[tuple[str, Value]]:
         """Return its own settings that differ from their defaults, by name."""
-        own, defaults = settings.of(self.own), self.own()
-        names = [entry.name for entry in fields(own)]
-        return [(name, getattr(own, name)) for name in names if getattr(own, name) != getattr(defaults, name)]
+        defaults = self.own()
+        return [
+            (name, value) for name, value in vars(settings.of(self.own)).items() if value != getattr(defaults, name)
+        ]
 
     def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
         """Return how ``reproduce.py`` runs a model: by the target's runner, or by bisect-trt where it has none.

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bisect_trt.errors import BisectError
 from bisect_trt.targets.messages import OUT_OF_MEMORY
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
 from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, OnModel, Order, R_co, Request
@@ -139,8 +138,9 @@ class WorkerPool:
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
                     on_place(worker.place)
+                limits = ProcessLimits(time.monotonic(), allowed, cancel, self.memory_limit, start=LEAST_SECONDS)
                 try:
-                    reply = self._exchange(worker, order, allowed, cancel)
+                    reply = worker.ask(order, limits).reply
                 except WorkerDied as death:
                     outside = death.outside is not None
                     lost, damaged = lost + outside, damaged + (not outside)
@@ -152,22 +152,12 @@ class WorkerPool:
                         by_default = "" if self.bounded else ", the most by default"
                         return _failed(death, "" if timeout is not None else f"{by_default}; --timeout allows more")
                     continue
+                finally:
+                    self._give_back(worker)
             if used and isinstance(reply, Failed) and reply.poisoned:
                 damaged += 1
                 continue
             return reply  # type: ignore[no-any-return]
-
-    def _exchange(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Any:  # noqa: ANN401 - of the request's type
-        try:
-            limits = ProcessLimits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
-            return worker.ask(order, limits).reply
-        except (WorkerDied, BisectError):
-            raise
-        except BaseException:  # Ctrl-C: its answer is not needed
-            worker.close()
-            raise
-        finally:
-            self._give_back(worker)
 
     def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new worker; ``fresh`` if it must not have served, ``away`` in a place, by default the least used."""

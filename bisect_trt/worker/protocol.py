@@ -75,27 +75,36 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Blocks:
+    """The timed blocks of a model and its baseline.
+
+    Attributes:
+        seconds: Of each block of the model, its fastest run; or each run.
+        baseline: Of each block of the baseline; empty without one.
+        over: The number of them in which the model took too long.
+        slow: Whether it takes too long; ``None`` if that was not known in the time given, or nothing was timed.
+    """
+
+    seconds: tuple[float, ...] = ()
+    baseline: tuple[float, ...] = ()
+    over: int = 0
+    slow: bool | None = None
+
+
+@dataclass(frozen=True)
+class Measured(Blocks):
     """The time and memory that a model takes.
 
     Attributes:
         build_s: Seconds that it takes to build or load, the fastest time.
         memory: Bytes that it takes beyond what the process had before, by the kind: ``build`` and ``run`` are peaks of the host's
             memory, ``device`` is the GPU's in use.
-        seconds: Of each timed block, the seconds of its fastest run.
-        baseline: The same of the baseline.
-        over: The number of blocks that were too long.
-        slow: Whether most are; ``None`` if that was not known in the time given, or nothing was timed.
         idle_s: Seconds that a model that computes nothing loses to the baseline.
         refused: Why the baseline does not run it, if so.
     """
 
-    build_s: float
-    memory: Mapping[str, int]
-    seconds: tuple[float, ...] = ()
-    baseline: tuple[float, ...] = ()
-    over: int = 0
-    slow: bool | None = None
+    build_s: float = 0.0
+    memory: Mapping[str, int] = field(default_factory=dict)
     idle_s: float = 0.0
     refused: str | None = None
 

@@ -84,11 +84,8 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
     return feed
 
 
-def run(session: RuntimeSession, feed: Mapping[str, Any], feeds: Path | None = None) -> Feed:
-    """Run a model on values, possibly more than its inputs, and on values of a store where one is named."""
-    if feeds is not None:
-        store = ActivationStore(feeds)
-        feed = {**feed, **{info.name: store[info.name] for info in session.inputs if info.name in store}}
+def run(session: RuntimeSession, feed: Mapping[str, Any]) -> Feed:
+    """Run a model on values, possibly more than its inputs."""
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
@@ -235,7 +232,11 @@ class Worker:
     def _collect(self, request: Collect) -> None:
         session = self._runtime(request.target).load(request.model, load_npz(request.inputs[0]))
         for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
-            outputs = run(session, load_npz(inputs), to if request.append else None)
+            feed: Feed = load_npz(inputs)
+            if request.append:
+                store = ActivationStore(to)
+                feed |= {info.name: store[info.name] for info in session.inputs if info.name in store}
+            outputs = run(session, feed)
             if to.suffix == ".npz":
                 save_npz(to, outputs)
             else:
@@ -296,7 +297,7 @@ class Worker:
                 build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
         peaks = {name: seen["peak"] - before["host"] for name, seen in (("build", built), ("run", ran))}
         peaks["device"] = ran["gpu"] - before["gpu"]
-        measured = Measured(build_s, {name: max(size, 0) for name, size in peaks.items()})
+        measured = Measured(build_s=build_s, memory={name: max(size, 0) for name, size in peaks.items()})
         if request.budget_s is None:
             return measured
         from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure

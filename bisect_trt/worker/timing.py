@@ -12,6 +12,7 @@ from typing import Any
 
 from bisect_trt.search.statistics import SignTest
 from bisect_trt.worker.host import run_times
+from bisect_trt.worker.protocol import Blocks
 
 _BLOCK_SECONDS = 0.02
 _WARM_SECONDS, _WARM_RUNS = 0.1, 50
@@ -61,23 +62,6 @@ class Timed:
         """Seconds of each run of a block."""
         time.sleep(_PAUSE_SECONDS)
         return self.times(self.runs)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The timed blocks of a model and its baseline.
-
-    Attributes:
-        seconds: Of each block of the model, its fastest run; or each run.
-        baseline: Of each block of the baseline; empty without one.
-        over: The number of them in which the model took too long.
-        slow: Whether it takes too long; ``None`` if that was not known in the time given.
-    """
-
-    seconds: tuple[float, ...]
-    baseline: tuple[float, ...]
-    over: int
-    slow: bool | None
 
 
 def compare_blocks(

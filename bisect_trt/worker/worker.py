@@ -113,6 +113,9 @@ class WorkerProcess:
                     self._process.wait(_LAST_WORDS_SECONDS)
             end, out = self._ended(began, limits.past), oom_kills() > kills
             raise WorkerDied(end, _outside(end, begun=begun, memory=out), out_of_memory=out) from None
+        except BaseException:  # Ctrl-C: its answer is not needed
+            self.close()
+            raise
         self._busy = False
         self.served += 1
         answer: Answered = pickle.loads(content)

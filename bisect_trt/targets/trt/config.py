@@ -180,8 +180,8 @@ def set_ranges(trt: Any, config: Any, network: Any, settings: Mapping[str, Any],
         print("TensorRT: nothing in this network is quantized, so it is built without INT8", flush=True)
 
 
-def write_file(path: str | pathlib.Path, content: bytes) -> None:
-    """Write a file, which appears under its name when it is whole.
+def write_file(path: str | pathlib.Path, content: Any) -> None:
+    """Write bytes, or a buffer of TensorRT's, to a file, which appears under its name when it is whole.
 
     Raises:
         UsageError: It cannot be written.
@@ -231,7 +231,7 @@ def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.
 
         def write_calibration_cache(self, content: memoryview) -> None:
             if cache is not None:
-                write_file(cache, bytes(content))
+                write_file(cache, content)
 
     return Calibrator()
 

@@ -228,7 +228,7 @@ class TrtRunner:
         to = pathlib.Path(folder)
         write_file(to / LAYERS, inspect_engine(process.trt, engine).encode())
         if built.timings is not None:
-            write_file(to / TIMINGS, bytes(memoryview(built.timings.serialize())))
+            write_file(to / TIMINGS, built.timings.serialize())
         try:
             write_choices(to / RECORD, choices_of_layers(session.layers()))
         except OSError as error:
@@ -238,9 +238,9 @@ class TrtRunner:
     def _save(self, built: Built) -> None:
         """Write the engine and the timing cache, if their files are given."""
         if self._settings["save_engine"] is not None:
-            write_file(self._settings["save_engine"], bytes(memoryview(built.plan)))
+            write_file(self._settings["save_engine"], built.plan)
         if self._settings["save_timing_cache"] is not None:
-            write_file(self._settings["save_timing_cache"], bytes(memoryview(built.timings.serialize())))
+            write_file(self._settings["save_timing_cache"], built.timings.serialize())
 
 
 def read_file(path: str) -> bytes:
