@@ -18,7 +18,6 @@ from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError, WrongResultError
 from bisect_trt.onnxlib.cleanup import (
     Folding,
-    Removed,
     constant_value,
     fold_shapes,
     remove_unread,
@@ -164,12 +163,12 @@ def sanitize(session: Session, options: Sanitize) -> Result:
     share_weights(model, subject.settings.weights, subject.workspace.candidates)
     if options.override_input_shapes:
         fix_input_shapes(model, options.override_input_shapes, assume=False)
-    first = remove_unread(model) if options.cleanup else Removed()  # these need not be computed
+    first = remove_unread(model) if options.cleanup else Counter[str]()  # these need not be computed
     if options.fold_constants:
         model = _fold(model, subject, changes, shapes=options.shape_inference)
-    last = remove_unread(model) if options.cleanup else Removed()
-    changes.update(removed_nodes=first.nodes, removed_weights=first.weights)
-    changes.update(removed_declarations=first.declarations + last.declarations)
+    last = remove_unread(model) if options.cleanup else Counter[str]()
+    changes.update(removed_nodes=first["nodes"], removed_weights=first["weights"])
+    changes.update(removed_declarations=first["declarations"] + last["declarations"])
     ordered, shaped = sort_nodes(model), list(options.override_input_shapes)
     changes.update(declared_shapes=_declare(model) if options.shape_inference else 0)
     said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + ["nodes sorted topologically"] * ordered
@@ -226,8 +225,7 @@ def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[s
     """Return the values of tensors that depend on no input: computed at once, else one by one; some may be missing."""
     if not names:
         return {}
-    part, _ = extract(network, (), names, network.infos)
-    values = subject.models.run("fold", part, {})
+    values = subject.models.constants(network, names)
     if not isinstance(values, Failed):
         tensors = {name: to_tensor(name, value) for name, value in values.items()}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -133,7 +133,7 @@ def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attribute
             "outputs": [_describe_tensor(name, infos) for name in node.output],
         }
         if (module := module_of(node)) is not None:
-            layer["module"] = module.to_json()
+            layer["module"] = module
         if attributes:
             layer["attributes"] = {each.name: _describe_attribute(each) for each in node.attribute}
         if graphs := [each for each in node.attribute if each.HasField("g")]:

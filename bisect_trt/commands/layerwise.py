@@ -429,7 +429,7 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
         return {
             **comparison.to_json(),
             "op": node.op_type,
-            **({} if module is None else {"module": module.to_json()}),
+            **({} if module is None else {"module": module}),
             **({"own": own and own.to_json()} if layers.own else {}),
         }
 

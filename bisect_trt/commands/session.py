@@ -174,7 +174,7 @@ class Session:
             mode=mode,
             weights=units.with_weights,
             inseparable=units.bare,
-            pattern=self.subject.patterns.around,
+            pattern=units.pattern,
             suspect=suspect,
             passing=passing,
         )

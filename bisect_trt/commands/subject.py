@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.shapes import (
     take_input_shapes,
     to_info,
 )
-from bisect_trt.onnxlib.units import NetworkUnits, Patterns
+from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
-_MADE = ("infos", "units", "patterns", "constants", "original")
+_MADE = ("infos", "units", "constants", "original")
 """The cached properties that depend on the network."""
 
 
@@ -301,14 +301,9 @@ class Subject:
         return NetworkUnits(self.network, self.reference.infos, self.infos, self.reference.lost)
 
     @cached_property
-    def patterns(self) -> Patterns:
-        """Groups of units that belong together."""
-        return Patterns(self.network, self.units.searched)
-
-    @cached_property
     def constants(self) -> StoredValue:
         """Values of weights that nodes compute."""
-        return stored_values(self.network, self.units, self.models)
+        return stored_values(self.network, self.models)
 
     @cached_property
     def original(self) -> Candidate:

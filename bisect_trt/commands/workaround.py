@@ -121,18 +121,18 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     samples = None if none is not None else fresh.round(0)
     if samples is None:
         return replace(way, why="; ".join(filter(None, (way.why, f"no fresh inputs: {none or 'the reference fails'}"))))
-    what = f"{len(samples.files)} fresh inputs"
+    what = f"{len(samples)} fresh inputs"
     outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
     if not outcome.errors:
-        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(len(samples.files), 0))
+        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(len(samples), 0))
     passed = sum(error <= 1 for error in outcome.errors)
     seen = f"{passed} of {what} pass"
     return replace(
         way,
-        passes=passed == len(samples.files),
+        passes=passed == len(samples),
         worst_error=max(way.worst_error or 0.0, *outcome.errors),
         why=f"{way.why}; {seen}" if way.why else seen,
-        fresh=(len(samples.files), passed),
+        fresh=(len(samples), passed),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         "lowered": len(task.lowering.units) - len(fix.kept),
         "measured_on": measured_on(task),
         "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
-        "uses": [vars(use) for use in try_uses(task, fix.kept, written)],
+        "uses": try_uses(task, fix.kept, written),
         "latency_ms": None,
         **space.extra(fix.kept, minimum.units),
     }
@@ -200,14 +200,12 @@ def _rounding(fix: Fix) -> str:
     return f"{reason} With {space.count(len(point.units))} in {space.high} {held}."
 
 
-@dataclass(frozen=True)
-class Use:
-    """One way to use an answer."""
+Use = dict[str, Any]
+"""One way to use an answer, as the result has it."""
 
-    what: str
-    command: str
-    passed: bool | None
-    reason: str
+
+def _use(what: Path, command: str, reason: str, *, passed: bool | None) -> Use:
+    return {"what": str(what), "command": command, "passed": passed, "reason": reason}
 
 
 def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
@@ -220,11 +218,11 @@ def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
     if written is not None:
         passed, reason = written.verdict is Verdict.PASS, written.reason
     if not isinstance(lowering, LayerLowering):
-        return [Use(str(output), "", passed, reason)]
+        return [_use(output, "", reason, passed=passed)]
     engine = engine_path(output)
     load = target.target.loading(target, engine).flags() if target.target.engines else []
     command = shlex.join(["bisect-trt", "run", str(task.subject.settings.path), *load])
-    return [*_models(task, lowering, keep, tried=written is not None), Use(str(engine), command, passed, reason)]
+    return [*_models(task, lowering, keep, tried=written is not None), _use(engine, command, reason, passed=passed)]
 
 
 def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -> Iterator[Use]:
@@ -249,7 +247,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
                 reason = str(error)
             except UsageError:  # this version of the target has no such way
                 continue
-        yield Use(str(output), command, passed, reason)
+        yield _use(output, command, reason, passed=passed)
 
 
 def recommended(result: Result) -> str | None:

@@ -246,16 +246,13 @@ class Fix(Watcher):
         if score(best) > score(minimum.units):
             self.minimum = replace(make_minimal(best, lambda units: ask(units).opposite), steps=minimum.steps)
 
-    def _why_none(self) -> str | None:
-        """Why no set is run on fresh samples, if so."""
-        return _why_not_judged(self.task) or self._fresh.why_none
-
     def _run_rounds(self) -> None:
         """Run sets on fresh samples until one holds, or the probes for that are spent."""
         task, minimal = self.task, self.minimum.units
         known = minimal | task.space.certain
-        self.why = self._why_none()
-        enough = known == minimal or (_why_not_judged(task) is None and self._passes_on_given(known))
+        not_judged = _why_not_judged(task)
+        self.why = not_judged or self._fresh.why_none
+        enough = known == minimal or (not_judged is None and self._passes_on_given(known))
         self._start = known if enough else minimal
         samples = None if self.why else self._fresh.round(0)
         if samples is None:
@@ -306,7 +303,7 @@ class Fix(Watcher):
     def _run_on(self, units: Subset, samples: Round) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
         task, given = self.task, self._fresh.given
-        outcome = run_on(task, units, samples, f"{len(samples.files)} fresh samples")
+        outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
         failing = self._really_failing(samples, [place for place, error in enumerate(errors) if error > 1])
         kept = tuple(error for place, error in enumerate(errors) if error <= 1 or place in failing)
@@ -324,16 +321,17 @@ class Fix(Watcher):
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
-            more = samples.only(_spread(failing, _MOST_FAILING))
-            self._failing = samples.only(sorted(self._learned)) if given else more + self._failing
-            self._worst += samples.only(_spread(failing, _LOOKED_AT)).samples
+            more = [samples[place] for place in _spread(failing, _MOST_FAILING)]
+            self._failing = [samples[place] for place in sorted(self._learned)] if given else more + self._failing
+            self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
         return point
 
     def _really_failing(self, samples: Round, failing: Sequence[int]) -> list[int]:
         """Return the failing samples on which the model passes with nothing lowered; precision does not explain the others."""
         if not failing:
             return []
-        outcome = run_on(self.task, self.task.everything, samples.only(failing), f"{len(failing)} that failed")
+        some = [samples[place] for place in failing]
+        outcome = run_on(self.task, self.task.everything, some, f"{len(some)} that failed")
         return [place for place, error in zip(failing, outcome.errors, strict=False) if error <= 1]
 
     def _clears(self, units: Subset) -> Verdict:
@@ -345,7 +343,7 @@ class Fix(Watcher):
         quantized = bool(self.task.settings.bits)
         if quantized and units == self.task.everything:
             return Verdict.PASS  # samples on which it fails are dropped
-        errors = run_on(self.task, units, self._failing, f"{len(self._failing.files)} that failed").errors
+        errors = run_on(self.task, units, self._failing, f"{len(self._failing)} that failed").errors
         spared, margin = (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
         left = sorted(errors, reverse=True)[spared:]
         passed = bool(errors) and max(errors) <= SEVERE / 2 and max(left, default=0.0) <= margin

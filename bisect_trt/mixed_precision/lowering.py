@@ -30,7 +30,7 @@ from bisect_trt.errors import (
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
 from bisect_trt.onnxlib.lower import LOW_TYPES, Slots, check_opset, lower_fp16, plan_slots
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.nodes import clone, first_output, keep_only
 from bisect_trt.onnxlib.qdq import Group, Stored, has_quantized, unquantize
 from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
 from bisect_trt.onnxlib.roundings import emulate
@@ -207,9 +207,7 @@ class GroupLowering(_ModelLowering):
     def write(self, keep: Subset, path: Path) -> None:
         """Write the model without the pairs."""
         source = self._subject.settings
-        model = onnx.ModelProto()
-        model.CopyFrom(self._without(Network(source.load()), keep))
-        save_model(model, source.weights, path, beside=True)
+        save_model(self._without(Network(source.load()), keep), source.weights, path, beside=True)
 
     def _without(self, network: Network, keep: Subset) -> onnx.ModelProto:
         pairs = [pair for unit in sorted(keep) for pair in self._groups[unit].pairs]
@@ -223,8 +221,7 @@ def marked(candidate: Candidate, precision: str) -> Candidate:
 
 def with_metadata(candidate: Candidate, key: str, value: str) -> Candidate:
     """A candidate with an entry more in the metadata, so that it has another key."""
-    model = onnx.ModelProto()
-    model.CopyFrom(candidate.proto)
+    model = clone(candidate.proto)
     model.metadata_props.add(key=key, value=value)
     return replace(candidate, made=model)
 
@@ -233,10 +230,8 @@ def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:
     """The model with its nodes in topological order, as lowering wants them; itself if they are."""
     if network.is_sorted:
         return proto
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
-    del model.graph.node[:]
-    model.graph.node.extend(proto.graph.node[index] for index in network.order)
+    model = clone(proto)
+    keep_only(model.graph.node, [proto.graph.node[index] for index in network.order])
     return model
 
 

@@ -103,7 +103,7 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
         value = stored_value(network, name, subject.workspace.weights.folder_of(network.proto))
     except Exception:  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
-    made = {name: value} if value is not None else _computed(subject, [name], network)
+    made = {name: value} if value is not None else subject.models.constants(network, [name])
     return None if isinstance(made, Failed) else np.asarray(made[name])
 
 
@@ -119,31 +119,10 @@ def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProt
     Raises:
         UnavailableError: It cannot.
     """
-    made = _computed(subject, names, subject.network) if names else {}
+    made = subject.models.constants(subject.network, names) if names else {}
     if isinstance(made, Failed):
         raise ModelRefusedError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
     return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
-
-
-def _computed(subject: Subject, names: Sequence[str], network: Network) -> dict[str, NDArray[Any]] | Failed:
-    """Tensors that depend on no input; the model itself is not run, so this is not taken for the reference."""
-    nodes, waiting = set[int](), list(names)
-    while waiting:
-        maker = network.producer.get(waiting.pop())
-        if maker is not None and maker not in nodes:
-            nodes.add(maker)
-            waiting += network.reads[maker]
-    model = onnx.ModelProto()
-    model.CopyFrom(network.proto)
-    read = {name for index in nodes for name in network.reads[index]}
-    copies = [onnx.NodeProto.FromString(network.nodes[i].SerializeToString()) for i in network.order if i in nodes]
-    stored = [tensor for tensor in network.proto.graph.initializer if tensor.name in read]
-    for field in ("node", "initializer", "input", "output", "value_info"):
-        model.graph.ClearField(field)
-    model.graph.node.extend(copies)
-    model.graph.initializer.extend(stored)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return subject.models.run("weights", model, {})
 
 
 def _original(subject: Subject, path: Path) -> Network:
@@ -211,13 +190,9 @@ def _same(subject: Subject, one: Network, other: Network) -> bool:
     first, second = (subject.models.run("same", network.proto, subject.samples[0]) for network in (one, other))
     if isinstance(first, Failed) or isinstance(second, Failed):
         return False
-    for name, value in first.items():
-        if value.dtype.kind == "f":
-            exact = value.astype(np.float64)
-            error = float(np.sqrt(np.mean(np.square(exact - second[name]))))
-            if not error <= _SAME * float(np.sqrt(np.mean(np.square(exact)))) + 1e-12:
-                return False
-    return True
+    exact = {name: value.astype(np.float64) for name, value in first.items() if value.dtype.kind == "f"}
+    norm = np.linalg.norm
+    return all(norm(value - second[name]) <= _SAME * norm(value) + 1e-12 for name, value in exact.items())
 
 
 def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +37,8 @@ _PASSES_ON = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", 
 """Operators that leave the values of indices as they are."""
 
 
-@dataclass(frozen=True)
-class Round:
-    """Some samples."""
-
-    files: tuple[SampleFiles, ...] = ()
-    samples: tuple[Sample, ...] = ()
-
-    def only(self, places: Sequence[int]) -> Round:
-        """Some of them."""
-        return Round(tuple(self.files[p] for p in places), tuple(self.samples[p] for p in places))
-
-    def __add__(self, other: Round) -> Round:
-        return Round(self.files + other.files, self.samples + other.samples)
+Round = list[tuple[SampleFiles, Sample]]
+"""Some samples, each in files and in memory."""
 
 
 class Fresh:
@@ -110,19 +99,19 @@ class Fresh:
             each = sum(value.nbytes for value in (*self._subject.samples[0].values(), *first.values()))
             wanted = max(min(self._count, _MOST_BYTES // max(each, 1)), 1)
             for attempt in range(3):
-                missing = range(self._next, self._next + wanted - len(found.samples))
+                missing = range(self._next, self._next + wanted - len(found))
                 self._next = missing.stop
                 found += self._predicted(f"fresh-{number}-{attempt}", [self._like.draw(place) for place in missing])
-        return found if found.samples else None
+        return found or None
 
     def _predicted(self, name: str, samples: Sequence[Sample]) -> Round:
         """Those samples on which the reference is as finite as on the first of the search."""
         subject = self._subject
         models, workspace, first = subject.models, subject.workspace, subject.reference.select(subject.network.outputs)
-        files = tuple(
+        files = [
             SampleFiles(models.feed(f"{name}-{place}", sample), workspace.scratch(f"{name}-{place}.golden.npz"))
             for place, sample in enumerate(samples)
-        )
+        ]
         path = models.write(name, subject.truth.proto) if samples else Path()
 
         def run(some: Sequence[SampleFiles]) -> bool:
@@ -139,7 +128,7 @@ class Fresh:
         if files and not run(files):
             for each in files:  # the model does not run on some: an index past the end of a table
                 run([each])
-        return Round(files, tuple(samples)).only([place for place, each in enumerate(files) if usable(each.golden)])
+        return [(each, sample) for each, sample in zip(files, samples, strict=True) if usable(each.golden)]
 
 
 def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
@@ -198,9 +187,10 @@ def probe_on(prober: Prober, candidate: Candidate, samples: Round, tolerance: To
     check = prober.check
     assert isinstance(check, BuiltinCheck)
     candidate = replace(candidate, title=f"{candidate.title}, on {what}")
-    names = " ".join(each.inputs.name for each in samples.files)  # the same set is another candidate on other samples
+    files = tuple(each for each, _ in samples)
+    names = " ".join(each.inputs.name for each in files)  # the same set is another candidate on other samples
     candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
-    record = prober.beside(FreshCheck(check, samples.files, tolerance), 1).probe(candidate)
+    record = prober.beside(FreshCheck(check, files, tolerance), 1).probe(candidate)
     outcome = prober.ledger.outcome(record.key)
     assert outcome is not None, "it was probed"
     return outcome

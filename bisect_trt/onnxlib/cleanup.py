@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -23,15 +24,6 @@ from bisect_trt.tensors.info import TensorInfo, is_extension
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
-
-
-@dataclass(frozen=True)
-class Removed:
-    """Numbers of removed parts."""
-
-    nodes: int = 0
-    weights: int = 0
-    declarations: int = 0
 
 
 class Folding:
@@ -114,8 +106,12 @@ def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
     return onnx.TensorProto(name=name, data_type=element_type(value.dtype), dims=value.shape, raw_data=raw)
 
 
-def remove_unread(model: onnx.ModelProto) -> Removed:
-    """Remove nodes that no output depends on, unread weights, and declarations of missing tensors, in place; inputs stay."""
+def remove_unread(model: onnx.ModelProto) -> Counter[str]:
+    """Remove nodes that no output depends on, unread weights, and declarations of missing tensors, in place; inputs stay.
+
+    Returns:
+        The numbers of removed ``nodes``, ``weights`` and ``declarations``.
+    """
     network, graph = Network(model), model.graph
     before = len(graph.node), len(graph.value_info)
     live = network.leading_to(network.producer[name] for name in network.outputs if name in network.producer)
@@ -126,7 +122,8 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
     keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
     keep_only(graph.input, [value for value in graph.input if value.name not in idle])
     keep_only(graph.value_info, [value for value in graph.value_info if value.name in made])
-    return Removed(before[0] - len(live), len(idle), before[1] - len(graph.value_info))
+    declarations = before[1] - len(graph.value_info)
+    return Counter(nodes=before[0] - len(live), weights=len(idle), declarations=declarations)
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:

@@ -287,9 +287,9 @@ class Network:
         """Return a node as plain values: name, operator, outputs, and its module if known."""
         node, module = self.nodes[index], module_of(self.nodes[index])
         known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
-        return known if module is None else {**known, "module": module.to_json()}
+        return known if module is None else {**known, "module": module}
 
     def written(self, index: int) -> str | None:
         """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.nodes.describe_module`."""
         module = module_of(self.nodes[index])
-        return None if module is None else describe_module(module.to_json())
+        return None if module is None else describe_module(module)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -188,22 +187,28 @@ def drawing_nodes(model: onnx.ModelProto) -> list[int]:
 
     A Dropout does unless its training mode is known to be off.
     """
-    drawing: set[tuple[str, str]] = set()
     switched_off = cache(partial(_false_constants, model))  # few models have a Dropout
 
     def draws(node: onnx.NodeProto) -> bool:
-        return any(
-            each.op_type in _RANDOM or (each.domain, each.op_type) in drawing or drops(each)
-            for each in inner_nodes([node])
-        )
-
-    def drops(node: onnx.NodeProto) -> bool:
         flags = node.input[_TRAINING_MODE:] if node.op_type == "Dropout" else ()
-        return any(name and name not in switched_off() for name in flags)
+        return node.op_type in _RANDOM or any(name and name not in switched_off() for name in flags)
 
-    while more := {(each.domain, each.name) for each in model.functions if any(map(draws, each.node))} - drawing:
-        drawing |= more
-    return [index for index, node in enumerate(model.graph.node) if draws(node)]
+    has_one = containing(model, draws)
+    return [index for index, node in enumerate(model.graph.node) if has_one([node])]
+
+
+def containing(
+    model: onnx.ModelProto, wanted: Callable[[onnx.NodeProto], bool]
+) -> Callable[[Iterable[onnx.NodeProto]], bool]:
+    """Return a function: whether some nodes of a model have a wanted one among them, in a body, or in a function they call."""
+    functions: set[tuple[str, str]] = set()
+
+    def has_one(nodes: Iterable[onnx.NodeProto]) -> bool:
+        return any(wanted(node) or (node.domain, node.op_type) in functions for node in inner_nodes(nodes))
+
+    while more := {(each.domain, each.name) for each in model.functions if has_one(each.node)} - functions:
+        functions |= more
+    return has_one
 
 
 def _false_constants(model: onnx.ModelProto) -> set[str]:
@@ -224,37 +229,23 @@ _TEXT_LIMIT = 1 << 16
 """The longest text that is read; exporters write less."""
 
 
-@dataclass(frozen=True)
-class Module:
-    """The origin of a node.
+def module_of(node: onnx.NodeProto) -> dict[str, str | None] | None:
+    """Return the origin of a node, if its file names it, as a result has it.
 
-    Attributes:
-        path: The module's path from the model's root, as ``get_submodule`` takes it; empty for the root.
-        kind: The module's class, where known: ``package.module.Class``.
-        source: ``file:line`` of the model's code, where known.
+    Its ``path`` is the module's from the model's root, as ``get_submodule`` takes it, and empty for the root. Where they are known,
+    its ``class`` is ``package.module.Class``, and its ``source`` is ``file:line`` of the model's code.
     """
-
-    path: str
-    kind: str | None = None
-    source: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, for a node of a result."""
-        return {"path": self.path, "class": self.kind, "source": self.source}
-
-
-def module_of(node: onnx.NodeProto) -> Module | None:
-    """Return the origin of a node, if its file names it."""
     entries = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT}
     scopes = _scopes(entries)
     if scopes is not None:
-        return Module(*scopes, _innermost(entries.get(f"{PACKAGE}stack_trace", "")))
+        source = _innermost(entries.get(f"{PACKAGE}stack_trace", ""))
+        return {"path": scopes[0], "class": scopes[1], "source": source}
     path = _path_of(node)
-    return None if path is None else Module(path)
+    return None if path is None else {"path": path, "class": None, "source": None}
 
 
 def describe_module(entries: Mapping[str, Any]) -> str:
-    """Return the values of :meth:`Module.to_json` as text: ``model.norm (RMSNorm), net.py:7``."""
+    """Return what :func:`module_of` returns as text: ``model.norm (RMSNorm), net.py:7``."""
     path, kind, source = (entries.get(key) or "" for key in ("path", "class", "source"))
     words = path or "the root"
     if kind:

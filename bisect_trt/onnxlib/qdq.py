@@ -18,7 +18,7 @@ from bisect_trt.onnxlib.nodes import (
     attribute,
     bodies,
     clone,
-    inner_nodes,
+    containing,
     keep_only,
     label,
     last_alias,
@@ -136,21 +136,15 @@ def has_quantized(model: onnx.ModelProto) -> bool:
 
 def _components(items: Sequence[int], links: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
     """Yield the connected components of a graph, each in the order of its items."""
-    near: defaultdict[int, list[int]] = defaultdict(list)
+    part = {item: [item] for item in items}
     for one, other in links:
-        near[one].append(other)
-        near[other].append(one)
+        small, large = sorted((part[one], part[other]), key=len)
+        if small is not large:
+            large += small
+            part |= dict.fromkeys(small, large)
     place = {item: at for at, item in enumerate(items)}
-    seen: set[int] = set()
-    for item in items:
-        waiting, part = [item], set() if item in seen else {item}
-        while waiting and part:
-            more = set(near[waiting.pop()]) - part
-            part |= more
-            waiting += more
-        seen |= part
-        if part:
-            yield sorted(part, key=place.__getitem__)
+    for found in {id(each): each for each in part.values()}.values():
+        yield sorted(found, key=place.__getitem__)
 
 
 def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
@@ -243,21 +237,15 @@ def find_quantized(network: Network) -> Quantized:
     """Return the pairs of a model's main graph, in groups."""
     left: dict[int, str] = {}
     pairs = _find_pairs(network, left)
-    functions: set[tuple[str, str]] = set()
-
-    def inside(nodes: Iterable[onnx.NodeProto]) -> bool:
-        return any(_is_end(node) or (node.domain, node.op_type) in functions for node in inner_nodes(nodes))
-
-    while more := {(each.domain, each.name) for each in network.proto.functions if inside(each.node)} - functions:
-        functions |= more
+    inside = containing(network.proto, _is_end)
     for index, node in enumerate(network.nodes):
-        if (node.domain, node.op_type) in functions:
+        if any(inside(body.node) for body in bodies(node)):
+            left[index] = f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
+        elif not _is_end(node) and inside([node]):
             left[index] = (
                 f"{network.describe(index)} has Q/DQ nodes in its function, which is not searched; inline the functions "
                 "(onnx.inliner.inline_local_functions) and use that model"
             )
-        elif any(inside(body.node) for body in bodies(node)):
-            left[index] = f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
     return Quantized(tuple(_groups(network, pairs)), left)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -18,65 +18,6 @@ from bisect_trt.tensors.info import TensorInfo
 
 LARGEST_PATTERN = 24
 """Units. A decomposed LayerNorm has 7 to 9, an attention core or a residual block of a ResNet about 12."""
-
-
-class Patterns:
-    """The patterns of a network, as windows of its searched units.
-
-    A window is a region between two places of the order that fewer live tensors cross than any place between them, such as a
-    residual branch, a decomposed norm, softmax or GELU.
-    """
-
-    def __init__(self, network: Network, searched: Sequence[int]) -> None:
-        """Prepare the units of a search, ``searched``, in topological order."""
-        self._searched = list(searched)
-        self._widths = _crossing_widths(network, self._searched)
-
-    def around(self, unit: int) -> Subset:
-        """Return the largest pattern around a unit up to the limit; the unit alone if there is none."""
-        place = bisect_left(self._searched, unit)
-        windows = self._narrow_windows(place)
-        fitting = [(start, stop) for start, stop in windows if 1 < stop - start <= LARGEST_PATTERN]
-        start, stop = max(fitting, key=lambda window: window[1] - window[0], default=(place, place + 1))
-        return frozenset(self._searched[start:stop])
-
-    def _narrow_windows(self, place: int) -> Iterator[tuple[int, int]]:
-        """Yield the stretches around a place up to places that fewer and fewer tensors cross."""
-        for width in range(max(self._widths[place], self._widths[place + 1]), 0, -1):
-            start, stop = _stretch(place, [crossing >= width for crossing in self._widths[:-1]])
-            if stop - start > LARGEST_PATTERN:
-                break
-            yield start, stop
-
-
-def _stretch(place: int, joined: Sequence[bool]) -> tuple[int, int]:
-    """Return the window around a place in which each unit is ``joined`` to the one before it."""
-    start, stop = place, place + 1
-    while start > 0 and joined[start]:
-        start -= 1
-    while stop < len(joined) and joined[stop]:
-        stop += 1
-    return start, stop
-
-
-def _crossing_widths(network: Network, searched: Sequence[int]) -> array[int]:
-    """Return how many tensors cross the place before each unit, and the end of the order.
-
-    A tensor lives from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
-    """
-    place = {network.order[unit]: index for index, unit in enumerate(searched)}
-    end, inputs = len(searched), set(network.inputs)
-    steps = array("i", bytes(4 * (end + 2)))
-    for name, readers in network.consumers.items():
-        maker = network.producer.get(name)
-        if name not in inputs if maker is None else maker not in place:
-            continue
-        born = 0 if maker is None else place[maker] + 1
-        last = end if name in network.returned else max(place.get(reader, -1) for reader in readers)
-        if last >= born:
-            steps[born] += 1
-            steps[last + 1] -= 1
-    return array("i", accumulate(steps[: end + 1]))
 
 
 STORED_LIMIT_BYTES = 1 << 20
@@ -150,6 +91,45 @@ class NetworkUnits:
     def bare(self, units: Iterable[int]) -> frozenset[int]:
         """Return the units with the makers of weights that cannot be stored and of inputs that cannot be fed."""
         return _close(units, self._bare)
+
+    def pattern(self, unit: int) -> Subset:
+        """Return the largest pattern around a unit up to the limit; the unit alone if there is none.
+
+        It is a stretch of the searched units between two places of the order that fewer live tensors cross than any place
+        between them, such as a residual branch, a decomposed norm, softmax or GELU.
+        """
+        widths, place = self._widths, bisect_left(self.searched, unit)
+        pattern = place, place + 1
+        for width in range(max(widths[place : place + 2]), 0, -1):
+            start, stop = place, place + 1
+            while start > 0 and widths[start] >= width:
+                start -= 1
+            while stop < len(self.searched) and widths[stop] >= width:
+                stop += 1
+            if stop - start > LARGEST_PATTERN:
+                break
+            pattern = start, stop
+        return frozenset(self.searched[slice(*pattern)])
+
+    @cached_property
+    def _widths(self) -> array[int]:
+        """How many tensors cross the place before each searched unit, and the end of the order.
+
+        A tensor lives from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
+        """
+        network, end = self.network, len(self.searched)
+        place = {network.order[unit]: index for index, unit in enumerate(self.searched)}
+        inputs, steps = set(network.inputs), array("i", bytes(4 * (end + 2)))
+        for name, readers in network.consumers.items():
+            maker = network.producer.get(name)
+            if name not in inputs if maker is None else maker not in place:
+                continue
+            born = 0 if maker is None else place[maker] + 1
+            last = end if name in network.returned else max(place.get(reader, -1) for reader in readers)
+            if last >= born:
+                steps[born] += 1
+                steps[last + 1] -= 1
+        return array("i", accumulate(steps[: end + 1]))
 
     def leading_to(self, units: Iterable[int]) -> frozenset[int]:
         """Return the units with all units that they depend on, makers of weights too."""

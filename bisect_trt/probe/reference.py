@@ -19,7 +19,6 @@ from bisect_trt.onnxlib.cleanup import constant_value, shape_value
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
-from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
@@ -69,6 +68,11 @@ class Models:
         made = self._scratch(f"{name}.made.npz")
         failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made, target, timeout)
         return load_npz(made) if failed is None else failed
+
+    def constants(self, network: Network, names: Sequence[str]) -> dict[str, NDArray[Any]] | Failed:
+        """Return the values of tensors that nodes make and that depend on no input, or the reason why they cannot be computed."""
+        nodes = network.leading_to({network.producer[name] for name in names})
+        return self.run("constants", cut(network, nodes, {}, nothing_stored, names).proto, {})
 
     def collect(
         self,
@@ -121,7 +125,7 @@ class Models:
         return onnx.load(str(path), load_external_data=False) if reply else None
 
 
-def stored_values(network: Network, units: NetworkUnits, models: Models) -> StoredValue:
+def stored_values(network: Network, models: Models) -> StoredValue:
     """Return a function that computes weights that nodes make, each once, on the reference runtime.
 
     It raises an ``UnavailableError`` if ONNX Runtime cannot compute a weight.
@@ -132,8 +136,7 @@ def stored_values(network: Network, units: NetworkUnits, models: Models) -> Stor
         maker = network.producer[name]
         if (constant := constant_value(network.nodes[maker])) is not None:
             return constant
-        nodes = units.to_nodes(units.with_weights([network.rank[maker]]))
-        made = models.run("constant", cut(network, nodes, {}, value, [name]).proto, {})
+        made = models.constants(network, [name])
         if isinstance(made, Failed):
             raise ModelRefusedError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
         return numpy_helper.from_array(made[name], name)
