@@ -232,8 +232,8 @@ _TEXT_LIMIT = 1 << 16
 def module_of(node: onnx.NodeProto) -> dict[str, str | None] | None:
     """Return the origin of a node, if its file names it, as a result has it.
 
-    Its ``path`` is the module's from the model's root, as ``get_submodule`` takes it, and empty for the root. Where they are known,
-    its ``class`` is ``package.module.Class``, and its ``source`` is ``file:line`` of the model's code.
+    Its ``path`` is the module's from the model's root, as ``get_submodule`` takes it, and empty for the root. Where known, its
+    ``class`` is ``package.module.Class``, and its ``source`` is ``file:line`` of the model's code.
     """
     entries = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT}
     scopes = _scopes(entries)
