@@ -113,7 +113,7 @@ class NetworkUnits:
 
     @cached_property
     def _widths(self) -> array[int]:
-        """How many tensors cross the place before each searched unit, and the end of the order.
+        """The number of tensors that cross the place before each searched unit, and the end of the order.
 
         A tensor lives from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
         """
