@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,10 @@ _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _REASON_LENGTH = 200
 _BITS = {"FLOAT": 32, "DOUBLE": 64}
+_ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
 
+@cache
 def element_bits(element_type: int) -> int:
     """Return the bits of an element, which its type's name has; 8 for a string."""
     name = TensorProto.DataType.Name(element_type)
@@ -214,16 +217,17 @@ def check_model(model: ModelProto) -> None:
     if graph.sparse_initializer:
         raise ModelFileError("it has sparse weights, which few runtimes read; export it with dense ones.")
     for name in _names(model):
-        if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
-            raise _invalid(f"the name {name!r} is not UTF-8 text")
+        _check_name(name)
     for what, field in (("graph input", graph.input), ("weight", graph.initializer), ("graph output", graph.output)):
         if not all(each.name for each in field):
             raise _invalid(f"a {what} has no name")
     for value in (*graph.input, *graph.output, *graph.value_info):
         _check_rank(f"the tensor '{value.name}'", value.type.tensor_type.shape.dim)
     for tensor in model_tensors(model):
+        _check_name(tensor.name)
         _check_tensor(tensor)
-    _check_functions(model)
+    if model.functions:
+        _check_functions(model)
 
 
 def _names(model: ModelProto) -> Iterator[object]:
@@ -235,7 +239,11 @@ def _names(model: ModelProto) -> Iterator[object]:
     for node in all_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (each.name for each in node.attribute)
-    yield from (tensor.name for tensor in model_tensors(model))
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
+        raise _invalid(f"the name {name!r} is not UTF-8 text")
 
 
 def _invalid(what: str) -> UnavailableError:
@@ -257,7 +265,7 @@ def _check_functions(model: ModelProto) -> None:
     except CycleError as error:
         raise _invalid(f"the function '{error.args[1][0][1]}' calls itself") from None
     whole = sum(sizes.get(call, 1) for call in _calls(model.graph.node))
-    if calls and whole > EXPANDED_NODES:
+    if whole > EXPANDED_NODES:
         amount = f"{whole:,}" if whole < 10**12 else f"about 1e{len(str(whole)) - 1}"
         raise ModelFileError(
             f"inlining its functions makes {amount} nodes, more than the limit of {EXPANDED_NODES:,}; export it without "
@@ -285,7 +293,7 @@ def _check_tensor(tensor: TensorProto) -> None:
     where = f"the weight '{tensor.name}'"
     if not tensor.data_type:
         raise _invalid(f"{where} has no element type")
-    if tensor.data_type not in TensorProto.DataType.values():
+    if tensor.data_type not in _ELEMENT_TYPES:
         raise ModelFileError(
             f"{where} has the element type {tensor.data_type}, which is unknown to ONNX {onnx.__version__}; upgrade onnx."
         )
@@ -326,8 +334,9 @@ def needed_ir_version(model: ModelProto) -> int:
     """
     graph, own = model.graph, int(model.ir_version)
     newer = model.functions or model.training_info or graph.quantization_annotation
-    newer = newer or any(tensor.data_type > TensorProto.BFLOAT16 for tensor in model_tensors(model))
     if newer or not IR_WITHOUT_INITIALIZER_INPUTS < own <= onnx.IR_VERSION:
+        return own
+    if any(tensor.data_type > TensorProto.BFLOAT16 for tensor in model_tensors(model)):
         return own
     standard = [each for each in model.opset_import if not each.domain or each.domain.split(".")[:2] == ["ai", "onnx"]]
     try:

@@ -297,11 +297,11 @@ class Weights:
     def refer(self, model: onnx.ModelProto, weights: Path) -> None:
         """Have candidates of a model find its weights, in the folder ``weights``; large ones inside it go into a file."""
         files, inside = external_files(model), sum(map(inner_bytes, model.graph.initializer))
-        if not files or inside > EMBED_LIMIT_BYTES or not all(_is_plain(weights, location) for location in files):
+        if files and inside <= EMBED_LIMIT_BYTES and all(_is_plain(weights, location) for location in files):
+            self._note(files, weights.absolute())
+        elif files or inside > EMBED_LIMIT_BYTES:
             share_weights(model, weights, self._folder)
             self._homes |= dict.fromkeys(external_files(model), self._folder)
-            return
-        self._note(files, weights.absolute())
 
     def take_in(self, model: onnx.ModelProto, folder: Path) -> None:
         """Have a model that was written elsewhere find its weights too, to probe what was written.
