@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bisect_trt.commands.record import prepare_report
 from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
@@ -248,6 +249,7 @@ def look_for_others(session: Session, case: Case, deliver: Delivery | None = Non
     console, result, searched = session.console, session.result, session.subject.units.searched
     if deliver is None and isinstance(session.prober.check, PromptCheck):
         return
+    prepare_report()
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
     failures = [first | {"reduced": result.artifacts["reduced"]}]
     result.extra |= {"failures": failures, "more_failures": None}

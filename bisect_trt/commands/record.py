@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -118,6 +119,18 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
         }
         for record in chosen
     ]
+
+
+def prepare_report() -> None:
+    """Import what the report needs, in a thread beside a probe that is waited for."""
+
+    def prepare() -> None:
+        from bisect_trt.report import page  # noqa: PLC0415 - as below
+
+        page.environment()
+        environment()
+
+    Thread(target=prepare, daemon=True).start()
 
 
 def leave_record(
