@@ -57,12 +57,13 @@ def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
         name = str(layer["name"])
         if layer.get("tactic") is not None:
             found.append(Choice(name, TACTIC, str(layer["tactic"]), bool(layer.get("pins"))))
-        for kind, values in ((PRECISION, layer.get("precisions")), (FORMAT, layer.get("formats"))):
-            if values:
-                found.append(Choice(name, kind, ", ".join(map(str, values))))
         fused = layer.get("tensors") or ()
-        if len(fused) > 1:
-            found.append(Choice(name, FUSION, ", ".join(map(str, fused))))
+        listed = {
+            PRECISION: layer.get("precisions"),
+            FORMAT: layer.get("formats"),
+            FUSION: fused if len(fused) > 1 else (),
+        }
+        found += [Choice(name, kind, ", ".join(map(str, values))) for kind, values in listed.items() if values]
     return list(dict.fromkeys(found))
 
 

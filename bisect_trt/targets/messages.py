@@ -154,12 +154,7 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         self.poisoned = poisoned
         self.masked = signature
 
-    @property
-    def signature(self) -> str:
-        """The message as a template, where the names of the model are not known."""
-        return self.sign(())
-
-    def sign(self, names: Iterable[str]) -> str:
+    def sign(self, names: Iterable[str] = ()) -> str:
         """The message with numbers, addresses, paths and the model's names masked: the same for this failure of another model."""
         if self.masked is not None:
             return self.masked

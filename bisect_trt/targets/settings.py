@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from bisect_trt.targets import find
@@ -199,24 +200,21 @@ def left_out(
 ) -> Iterator[Switch]:
     """Yield each value, or pair by its name, of such a setting, left out."""
     for each in getattr(own, field):
+        turn = changing(field, partial(_without, each))
+        yield Switch(f"{kind}:{each if isinstance(each, str) else each[0]}", turn, weight=weight, how=how)
 
-        def without(known: tuple[Any, ...], dropped: object = each) -> tuple[Any, ...]:
-            return tuple(value for value in known if value != dropped)
 
-        yield Switch(
-            f"{kind}:{each if isinstance(each, str) else each[0]}", changing(field, without), weight=weight, how=how
-        )
+def _without(dropped: object, known: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(value for value in known if value != dropped)
 
 
 def precision_switches(settings: TargetSettings) -> list[Switch]:
     """Each low precision that it may run in, left out."""
 
-    def without(name: str) -> Turn:
-        def turn(given: TargetSettings) -> TargetSettings:
-            changes: dict[str, Any] = {name: False}
-            turned = replace(given, **changes)
-            return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
+    def without(precision: Mapping[str, Any], given: TargetSettings) -> TargetSettings:
+        turned = replace(given, **precision)
+        return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
 
-        return turn
-
-    return [Switch(f"precision:{name}", without(name), Tier.WHOLE) for name in settings.low_precisions]
+    return [
+        Switch(f"precision:{name}", partial(without, {name: False}), Tier.WHOLE) for name in settings.low_precisions
+    ]

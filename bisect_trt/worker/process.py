@@ -202,11 +202,12 @@ class ProcessLimits:
         if self._timeout is not None:
             self._deadline = time.monotonic() + self._timeout
 
-    def seconds_left(self, most: float = _LONG_SECONDS) -> float:
-        """Return the seconds until the next check of the limits, at most ``most``."""
+    def wait(self, *fds: int, most: float = _LONG_SECONDS) -> bool:
+        """Wait until a file descriptor is ready, or the limits are to be looked at; returns whether one is."""
         looks = most if self._memory is None else self._next_look - time.monotonic()
         ends = most if self._deadline is None else self._deadline - time.monotonic()
-        return max(min(most, looks, ends), 0)
+        watched = [*fds, *([] if self.cancel is None else [self.cancel.read_fd])]
+        return not {*fds}.isdisjoint(select.select(watched, [], [], max(min(most, looks, ends), 0))[0])
 
     def passed(self, pid: int) -> Limit | None:
         """Return the limit that a process exceeds, if any."""
@@ -223,12 +224,12 @@ class ProcessLimits:
 
 def _wait(process: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
     """Wait for the end of a process, or until its limits are to be looked at."""
-    watched = [] if limits.cancel is None else [limits.cancel.read_fd]
+    ending = list[int]()
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(AttributeError, OSError):  # Linux from 5.3 on
-            watched.append(os.pidfd_open(process.pid))
-            opened.callback(os.close, watched[-1])
-        select.select(watched, [], [], limits.seconds_left(_POLL_SECONDS))
+            ending.append(os.pidfd_open(process.pid))
+            opened.callback(os.close, *ending)
+        limits.wait(*ending, most=_POLL_SECONDS)
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:

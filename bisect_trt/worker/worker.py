@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import os
 import pickle
-import select
 import subprocess
 import tempfile
 import time
@@ -146,10 +145,9 @@ class WorkerProcess:
             Closed: The worker has ended.
             _PastLimit: A limit is passed first.
         """
-        watched = [self._reply_read, *([] if limits.cancel is None else [limits.cancel.read_fd])]
 
         def wait() -> None:
-            while self._reply_read not in select.select(watched, [], [], limits.seconds_left())[0]:
+            while not limits.wait(self._reply_read):
                 if limits.passed(self._process.pid) is not None:
                     raise _PastLimit
 

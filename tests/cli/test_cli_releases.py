@@ -157,7 +157,7 @@ def test_a_failure_is_known_in_other_words_by_node_kind_and_operator(
 ) -> None:
     def refusal(kind: str, message: str) -> str:
         failure = (BuildError if kind == "build" else RunError)(message)
-        return refusal_of(Outcome(Ending.BROKEN, f"{kind}: {failure.signature}", failure.message), model)
+        return refusal_of(Outcome(Ending.BROKEN, f"{kind}: {failure.sign()}", failure.message), model)
 
     model = Network(onnx.load(chain(tmp_path / "model.onnx")))
     original = refusal("run", SAYS.format("Add", "<1>", "output.SizeInBytes() == size was false"))

@@ -107,7 +107,7 @@ def test_a_build_that_cannot_be_held_is_refused(tmp_path: Path) -> None:
     held = PLAIN.target.pinned(PLAIN, [Choice(layer, TACTIC, "1:1", pins=True)])
     with pytest.raises(BuildError, match="does not take the pinned tactic") as refused:
         make_runtime(held).load(path, feed())
-    assert refused.value.signature == "pin"
+    assert refused.value.sign() == "pin"
 
 
 OPTIONS: dict[str, tuple[TargetSettings, dict[str, Any]]] = {

@@ -90,7 +90,7 @@ class RealBuilds:
         try:
             make_runtime(settings).load(self.model, feed)
         except BuildError as error:
-            if error.signature != "pin":
+            if error.sign() != "pin":
                 raise
             return None
         found = read_choices(json.loads((self.folder / RECORD).read_text()))

@@ -214,7 +214,7 @@ def test_out_of_memory_is_a_failure_that_is_searched(here: Path) -> None:
     ["std::bad_alloc", "CUDA failure 2: out of memory", "Failed to allocate memory for requested buffer of size 9"],
 )
 def test_no_memory_is_one_signature(message: str) -> None:
-    assert {kind(message).signature for kind in (BuildError, RunError)} == {"out of memory"}
+    assert {kind(message).sign() for kind in (BuildError, RunError)} == {"out of memory"}
 
 
 @pytest.mark.parametrize("target", ["--onnxrt", "--openvino"])

@@ -162,7 +162,10 @@ class OnnxRuntimeTarget(Target):
         """Its graph optimizers one by one, then options, then levels and precisions."""
         own = settings.of(OnnxRuntimeSettings)
         found = list(_optimizers(own, looked)) if own.graph_optimization_level != OFF else []
-        found += [*_options(own), *_levels(own), *_providers(own), *precision_switches(settings)]
+        found += [*_options(own), *_levels(own), *precision_switches(settings)]
+        if own.providers:
+            alone = setting(providers=(), provider_options=())
+            found.append(Switch("provider:cpu", alone, Tier.WHOLE, how="used alone"))
         return sorted(found, key=lambda each: each.tier)
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
@@ -319,11 +322,3 @@ def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
         turn = setting(graph_optimization_level=level)
         covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
         yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers, within=within)
-
-
-def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
-    """Return the switch to the CPU provider alone, if others are given."""
-    if not own.providers:
-        return []
-    turn = setting(providers=(), provider_options=())
-    return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]

@@ -184,18 +184,19 @@ class OrtSession:
             BuildError: An input has a type that NumPy does not have.
         """
         self.session, self.ignored = session, frozenset[str]()
-        outputs = {value.name: (value.type, type_of(value.type)) for value in session.get_outputs()}
-        self.elements = {name: found.element for name, (_, found) in outputs.items() if found is not None}
+        outputs = {value.name: type_of(value.type) for value in session.get_outputs()}
+        self.elements = {name: found.element for name, found in outputs.items() if found.element}
         self.skipped = {
-            name: f"a {kind}, which NumPy has no arrays of"
-            for name, (kind, found) in outputs.items()
-            if found is None or found.dtype is None
+            name: f"a {found.kind}, which NumPy has no arrays of"
+            for name, found in outputs.items()
+            if found.dtype is None
         }
         self.names = [name for name in outputs if name not in self.skipped]
+        self._raw_outputs = {name: outputs[name].dtype for name in self.names if outputs[name].raw}
         self.inputs, self._raw_inputs = list[TensorInfo](), dict[str, int]()
         for value in session.get_inputs():
             found = type_of(value.type)
-            if found is None or found.dtype is None:
+            if found.dtype is None:
                 raise BuildError(
                     f"input '{value.name}' is a {value.type}, which ONNX Runtime {load_onnxruntime().__version__} cannot be fed "
                     "from a NumPy array; a later version can if it is bfloat16 or float8"
@@ -204,8 +205,6 @@ class OrtSession:
             self.inputs.append(TensorInfo(value.name, found.dtype, tuple(value.shape) or None))
             if found.raw:
                 self._raw_inputs[value.name] = found.element
-        known = {name: found for name, (_, found) in outputs.items() if found is not None}
-        self._raw_outputs = {name: known[name].dtype for name in self.names if known[name].raw}
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All outputs that are tensors.
@@ -217,13 +216,27 @@ class OrtSession:
             return {}
         given = {name: value for name, value in inputs.items() if name not in self.ignored}
         try:
-            if self._raw_inputs or self._raw_outputs:
-                values = run_with_values(self.session, self.names, given, self._raw_inputs, self._raw_outputs)
-            else:
-                values = self.session.run(self.names, given)
+            raw = self._raw_inputs or self._raw_outputs
+            values = self._run_with_values(given) if raw else self.session.run(self.names, given)
         except Exception as error:  # as above
             raise RunError(str(error)) from error
         return dict(zip(self.names, values, strict=True))
+
+    def _run_with_values(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Run the model with inputs or outputs of types that are exchanged by their bits; returns the outputs."""
+        # What an OrtValue is made of has to stay alive until the model has run.
+        given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
+        bits = {name: given[name].view(storage_dtype(given[name].dtype)) for name in self._raw_inputs}
+        kinds = load_onnxruntime().OrtValue
+        fed = {
+            name: kinds.ortvalue_from_numpy_with_onnx_type(bits[name], self._raw_inputs[name])
+            if name in bits
+            else kinds.ortvalue_from_numpy(value)
+            for name, value in given.items()
+        }
+        made = zip(self.names, self.session.run_with_ort_values(self.names, fed), strict=True)
+        dtypes = self._raw_outputs
+        return [_to_array(value, dtypes[name]) if name in dtypes else value.numpy() for name, value in made]
 
 
 def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
@@ -291,60 +304,34 @@ def short_name(name: str) -> str:
 
 
 class OrtType(NamedTuple):
-    """ONNX's number of the element type of a tensor, and NumPy's type (``None`` if ONNX Runtime does not exchange it as arrays).
+    """A type by ONNX Runtime's name; of a tensor of a known type ONNX's number of the elements (else 0), and NumPy's type.
 
-    It is ``raw`` if it is exchanged by its bits, as the types are that NumPy itself lacks.
+    NumPy's is ``None`` if ONNX Runtime does not exchange it as arrays. It is ``raw`` if it is exchanged by its bits, as the types
+    are that NumPy itself lacks.
     """
 
-    element: int
-    dtype: Any
-    raw: bool
+    kind: str
+    element: int = 0
+    dtype: Any = None
+    raw: bool = False
 
 
-def type_of(kind: str) -> OrtType | None:
-    """Return the type of ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor, or of an unknown type."""
+def type_of(kind: str) -> OrtType:
+    """Return the type that ONNX Runtime calls so, such as ``tensor(float)``."""
     name = kind[len("tensor(") :].rstrip(")").lower()
     if not kind.startswith("tensor(") or name not in _ORT_TYPES:
-        return None
+        return OrtType(kind)
     element, known = _ORT_TYPES.index(name) + 1, _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
     try:
         dtype = dtype_from_name(known)
     except UnavailableError:  # it needs ml_dtypes, which is not installed
-        return OrtType(element, None, False)
+        return OrtType(kind, element)
     if not is_extension(dtype):
-        return OrtType(element, dtype, False)
+        return OrtType(kind, element, dtype)
     # ONNX Runtime 1.18 takes no types that NumPy lacks; no release takes those of less than a byte.
     feeds = hasattr(getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type")
     whole = not known.endswith(("int2", "int4", "float4_e2m1fn"))
-    return OrtType(element, dtype if feeds and whole else None, True)
-
-
-def run_with_values(
-    session: Any,
-    names: Sequence[str],
-    inputs: Mapping[str, Any],
-    elements: Mapping[str, int],
-    dtypes: Mapping[str, np.dtype[Any]],
-) -> list[Any]:
-    """Run a model with inputs or outputs of such types; returns the outputs that are named, in that order.
-
-    ``elements`` has ONNX's element type of each input of such a type, ``dtypes`` NumPy's type of each such output.
-    """
-    # What an OrtValue is made of has to stay alive until the model has run.
-    given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
-    bits = {name: values.view(storage_dtype(values.dtype)) for name, values in given.items() if name in elements}
-    kinds = load_onnxruntime().OrtValue
-    fed = {
-        name: kinds.ortvalue_from_numpy_with_onnx_type(bits[name], elements[name])
-        if name in bits
-        else kinds.ortvalue_from_numpy(value)
-        for name, value in given.items()
-    }
-    made = session.run_with_ort_values(list(names), fed)
-    return [
-        _to_array(value, dtypes[name]) if name in dtypes else value.numpy()
-        for name, value in zip(names, made, strict=True)
-    ]
+    return OrtType(kind, element, dtype if feeds and whole else None, raw=True)
 
 
 def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:

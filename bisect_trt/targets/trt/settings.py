@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import ConflictError, UnknownNameError
@@ -214,12 +215,12 @@ def _tactics(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
         if offered > 1:
             yield Switch(f"tactic:{layer}", adding("avoid_tactics", tactic), Tier.PASS, how="given another tactic")
     used = tuple(trace.get("sources", ())) if own.tactic_sources is None else own.tactic_sources
+
+    def left(without: str, known: Iterable[str] | None) -> tuple[str, ...]:
+        return tuple(each for each in (used if known is None else known) if each.lower() != without.lower())
+
     for name in used:
-
-        def left(values: Iterable[str] | None, without: str = name) -> tuple[str, ...]:
-            return tuple(each for each in (used if values is None else values) if each.lower() != without.lower())
-
-        yield Switch(f"tactic-source:{name.upper()}", changing("tactic_sources", left))
+        yield Switch(f"tactic-source:{name.upper()}", changing("tactic_sources", partial(left, name)))
 
 
 def _given(own: TrtSettings) -> Iterator[Switch]:

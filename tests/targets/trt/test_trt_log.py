@@ -127,7 +127,7 @@ def test_memory_and_poison(errors: list[str], *, memory: bool, poison: bool) -> 
     log = Log()
     log.errors.extend(errors)
     failure = log.failure(RunError, "no reason")
-    assert (failure.signature == OUT_OF_MEMORY, failure.poisoned) == (memory, poison)
+    assert (failure.sign() == OUT_OF_MEMORY, failure.poisoned) == (memory, poison)
     assert not log.errors
 
 

@@ -243,7 +243,7 @@ def test_a_refused_model_names_its_node(tmp_path: Path) -> None:
         with pytest.raises(BuildError, match=f"the ONNX parser refuses node 'odd {before}': ") as error:
             build(path, target(), {"x": np.ones((2, 2), np.float32)})
         assert "Cuda Runtime" not in error.value.message
-        signatures.add(error.value.signature)
+        signatures.add(error.value.sign())
     assert len(signatures) == 1
 
 

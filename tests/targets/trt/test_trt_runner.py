@@ -137,7 +137,7 @@ def test_a_run_that_fails_gives_its_memory_back(
     world.fails = says
     with pytest.raises(RunError) as error:
         run(world, monkeypatch, doubling(tmp_path / "m.onnx"), trt_target())
-    assert (error.value.signature, error.value.poisoned) == (signature, poisoned)
+    assert (error.value.sign(), error.value.poisoned) == (signature, poisoned)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_failures_of_cuda_itself(
     }  # which must not hide the first
     with pytest.raises(RunError) as error:
         session.run(world.feed)
-    assert (error.value.signature, error.value.poisoned) == (signature, status != 2)
+    assert (error.value.sign(), error.value.poisoned) == (signature, status != 2)
 
 
 @on_each
