@@ -326,7 +326,7 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
     refused = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
-    settings = replace(target, keep=answer.keep or target.keep, held=answer.held or target.held)
+    settings = answer.settings(target)
     inputs, golden = (dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs))
     marked = mark_decisions(answer.proto)
 

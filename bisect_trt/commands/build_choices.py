@@ -59,19 +59,17 @@ def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozense
     Proven ones come first, then those that are more frequent in bad builds.
     """
     goods, bads = _count(builds)
-    counts: dict[Choice, list[int]] = {choice: [0, 0] for choice in sorted(proven)}
-    for build in builds:
-        for choice in build.choices:
-            counts.setdefault(choice, [0, 0])[not build.good] += 1
+    good, bad = (
+        Counter(each for build in builds if build.good is side for each in build.choices) for side in (True, False)
+    )
 
     def rank(choice: Choice) -> tuple[bool, float, Choice]:
-        good, bad = counts[choice]
-        return choice not in proven, good / max(goods, 1) - bad / max(bads, 1), choice
+        return choice not in proven, good[choice] / max(goods, 1) - bad[choice] / max(bads, 1), choice
 
-    differing = [choice for choice, made in counts.items() if sum(made) < len(builds) or choice in proven]
+    differing = (choice for choice in {*good, *bad} if good[choice] + bad[choice] < len(builds))
     return [
-        plain_choice(choice) | {"good": counts[choice][0], "bad": counts[choice][1], "proven": choice in proven}
-        for choice in sorted(differing, key=rank)
+        plain_choice(choice) | {"good": good[choice], "bad": bad[choice], "proven": choice in proven}
+        for choice in sorted(proven.union(differing), key=rank)
     ]
 
 
@@ -239,28 +237,6 @@ def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
     return [unlike, min(goods, key=lambda good: sum(good.get(place) != choice for place, choice in bad.items()))]
 
 
-def diff_builds(builds: Sequence[Build], console: Console, result: Result) -> Result:
-    """Report the layers, tactics, precisions, formats and fusions of bad builds that good ones lack."""
-    goods, bads = _count(builds)
-    good, bad = ({each.layer for b in builds if b.good is side for each in b.choices} for side in (True, False))
-    if good and bad and not good & bad:
-        console.warn("good and bad builds have no layer in common; are they of one model?")
-    rows = compare_builds(builds)
-    console.step(f"{goods} good and {bads} bad builds")
-    tell_choices(builds, rows, console)
-    only = [row for row in rows if row["bad"] and not row["good"]]
-    result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
-    result.extra["builds"] = [{"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds]
-    if not only:
-        console.answer("No choice is in bad builds only.")
-        return result.end("not_reproduced", "no choice is in bad builds only")
-    every = sum(row["bad"] == bads for row in only)
-    console.answer(
-        f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
-    )
-    return result.end()
-
-
 def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
     """Return the builds in files and folders.
 
@@ -346,5 +322,23 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
 
 
 def run(call: Call) -> Result:
-    """Show the choices that bad builds made and good ones did not."""
-    return diff_builds(gather(call[Diff].paths, call.console.warn), call.console, call.result)
+    """Show the layers, tactics, precisions, formats and fusions that bad builds have and good ones lack."""
+    console, result, builds = call.console, call.result, gather(call[Diff].paths, call.console.warn)
+    goods, bads = _count(builds)
+    good, bad = ({each.layer for b in builds if b.good is side for each in b.choices} for side in (True, False))
+    if good and bad and not good & bad:
+        console.warn("good and bad builds have no layer in common; are they of one model?")
+    rows = compare_builds(builds)
+    console.step(f"{goods} good and {bads} bad builds")
+    tell_choices(builds, rows, console)
+    only = [row for row in rows if row["bad"] and not row["good"]]
+    result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
+    result.extra["builds"] = [{"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds]
+    if not only:
+        console.answer("No choice is in bad builds only.")
+        return result.end("not_reproduced", "no choice is in bad builds only")
+    every = sum(row["bad"] == bads for row in only)
+    console.answer(
+        f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
+    )
+    return result.end()

@@ -14,7 +14,6 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.minimal_case import named_nodes
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.space import Space
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Search
@@ -23,7 +22,7 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import Alternatives, find_alternatives
-from bisect_trt.search.oracle import Ask, Enough, Limited, Subset, Verdict
+from bisect_trt.search.oracle import Ask, Enough, Limited, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
 from bisect_trt.worker.protocol import Failed, Trace
@@ -96,8 +95,7 @@ def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case:
         UsageError: The target has no switches.
     """
     assert check.target is not None, "the options require one"
-    models, known = session.subject.models, base.target or check.target
-    target = replace(known, keep=base.keep or known.keep, held=base.held or known.held)
+    models, target = session.subject.models, base.settings(check.target)
     feed = models.feed("trace.in", session.subject.values(base, base.inputs))
     reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
@@ -151,21 +149,15 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
         return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
 
-    def limited(ask: Ask) -> tuple[Alternatives, int] | None:
-        failed = set[Subset]()
-
-        def heard(units: Subset) -> Verdict:
-            verdict = ask(units)
-            failed.update([units] if verdict is Verdict.FAIL else ())
-            return verdict
-
+    def limited(oracle: Oracle) -> tuple[Alternatives, int] | None:
+        heard = Transcript(oracle)
         try:
-            found = story(Limited(heard, frozenset(weights), most))
+            found = story(Limited(about_units(heard), frozenset(weights), most))
         except Enough:
             return None
-        return found, sum(not any(each <= units for each in found.found) for units in failed)
+        return found, sum(not any(each <= units for each in found.found) for units in heard.heard(Verdict.FAIL))
 
-    return Space(panel.candidate).search(session.prober, limited)
+    return session.prober.search(limited, panel.candidate)
 
 
 def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[str]:

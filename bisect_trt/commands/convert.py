@@ -13,7 +13,6 @@ import onnx
 
 from bisect_trt.commands.binding import require_target
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError, WrongResultError
 from bisect_trt.onnxlib.cleanup import (
@@ -28,7 +27,7 @@ from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import first_output, free_name, keep_only, share_names
+from bisect_trt.onnxlib.nodes import clone, first_output, free_name, keep_only, share_names
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model, share_weights
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
@@ -147,43 +146,41 @@ def _tensors(names: Sequence[str], network: Network) -> list[str]:
 
 
 def sanitize_run(call: Call) -> Result:
-    """Fold constants and clean a model up, and write it if its results are equal to the original's."""
+    """Fold constants and clean a model up, and write it if its results are equal to the original's.
+
+    The result has the ``changes``.
+    """
     own = call[Sanitize]
     call.may_write(own.output, overwrite=own.overwrite)
     with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:
-        return sanitize(session, own)
-
-
-def sanitize(session: Session, options: Sanitize) -> Result:
-    """Write the sanitized model, and put its ``changes`` into the result; see :func:`sanitize_run`."""
-    subject, console, result = session.subject, session.console, session.result
-    model = subject.settings.load()
-    before, renamed = len(model.graph.node), _tell_apart(model)
-    changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
-    share_weights(model, subject.settings.weights, subject.workspace.candidates)
-    if options.override_input_shapes:
-        fix_input_shapes(model, options.override_input_shapes, assume=False)
-    first = remove_unread(model) if options.cleanup else Counter[str]()  # these need not be computed
-    if options.fold_constants:
-        model = _fold(model, subject, changes, shapes=options.shape_inference)
-    last = remove_unread(model) if options.cleanup else Counter[str]()
-    changes.update(removed_nodes=first["nodes"], removed_weights=first["weights"])
-    changes.update(removed_declarations=first["declarations"] + last["declarations"])
-    ordered, shaped = sort_nodes(model), list(options.override_input_shapes)
-    changes.update(declared_shapes=_declare(model) if options.shape_inference else 0)
-    said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + ["nodes sorted topologically"] * ordered
-    said += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
-    for line in said or ["nothing to change"]:
-        console.say(f"  {line}")
-    doubt = _compare(model, subject)
-    subject.workspace.save(model, options.output)
-    nodes = [before, len(model.graph.node)]
-    result.extra["changes"] = {"nodes": nodes, "shaped_inputs": shaped, "sorted": ordered, **changes}
-    compared = "not compared with the original" if doubt else "the same results as the original"
-    console.answer(f"{options.output}: {before} nodes before, {nodes[1]} now; {compared}.")
-    if doubt:
-        console.warn(doubt)
-    return _written(result, sanitized=options.output).end(why=doubt)
+        subject, console, result = session.subject, session.console, session.result
+        model, shaped = subject.settings.load(), own.override_input_shapes
+        before, renamed = len(model.graph.node), _tell_apart(model)
+        changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
+        share_weights(model, subject.settings.weights, subject.workspace.candidates)
+        if shaped:
+            fix_input_shapes(model, shaped, assume=False)
+        first = remove_unread(model) if own.cleanup else Counter[str]()  # these need not be computed
+        if own.fold_constants:
+            model = _fold(model, subject, changes, shapes=own.shape_inference)
+        last = remove_unread(model) if own.cleanup else Counter[str]()
+        changes.update(removed_nodes=first["nodes"], removed_weights=first["weights"])
+        changes.update(removed_declarations=first["declarations"] + last["declarations"])
+        ordered = sort_nodes(model)
+        changes.update(declared_shapes=_declare(model) if own.shape_inference else 0)
+        said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + ["nodes sorted topologically"] * ordered
+        said += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
+        for line in said or ["nothing to change"]:
+            console.say(f"  {line}")
+        doubt = _compare(model, subject)
+        subject.workspace.save(model, own.output)
+        nodes = [before, len(model.graph.node)]
+        result.extra["changes"] = {"nodes": nodes, "shaped_inputs": list(shaped), "sorted": ordered, **changes}
+        compared = "not compared with the original" if doubt else "the same results as the original"
+        console.answer(f"{own.output}: {before} nodes before, {nodes[1]} now; {compared}.")
+        if doubt:
+            console.warn(doubt)
+        return _written(result, sanitized=own.output).end(why=doubt)
 
 
 def _fold(model: onnx.ModelProto, subject: Subject, changes: Counter[str], *, shapes: bool) -> onnx.ModelProto:
@@ -208,9 +205,8 @@ def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
     while missing := [name for name in folding.stored() if name not in known]:
         constants = {name: constant_value(network.nodes[network.producer[name]]) for name in missing}
         values = {name: value for name, value in constants.items() if value is not None}
-        wanted = [name for name in missing if name not in values]
-        sizes = {name: network.infos[name].nbytes or 0 for name in wanted if name in network.infos}
-        wanted = [name for name in wanted if sizes.get(name, 0) <= FOLD_LIMIT_BYTES]
+        sizes = {name: network.infos[name].nbytes or 0 for name in missing if name in network.infos}
+        wanted = [name for name in missing if name not in values and sizes.get(name, 0) <= FOLD_LIMIT_BYTES]
         computed = _compute(network, wanted, subject)
         values |= {name: value for name, value in computed.items() if tensor_bytes(value) <= FOLD_LIMIT_BYTES}
         for name in missing:
@@ -269,8 +265,7 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
     """
     models, proto = subject.models, subject.network.proto
     if share_names(proto):  # ONNX Runtime refuses duplicate names of nodes
-        proto = onnx.ModelProto()
-        proto.CopyFrom(subject.network.proto)
+        proto = clone(proto)
         _tell_apart(proto)
     original, changed = models.write("original", proto), models.write("sanitized", model)
     tolerance, names = ToleranceOptions(nonfinite_equal=True), tuple(subject.network.outputs)

@@ -14,13 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from bisect_trt.commands.checks import CheckSettings, baseline_of
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import InputValuesError, UnsuitableModelError
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.compare import Limits
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
@@ -135,8 +133,7 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
     """
     models, original = session.subject.models, session.subject.original
     feed = models.feed("profile.in", session.subject.values(original, original.inputs))
-    proto = onnx.ModelProto()
-    proto.CopyFrom(original.proto)
+    proto = clone(original.proto)
     for node in proto.graph.node:
         node.name = node.name or first_output(node)
     trace = Trace(target, models.write("profile", proto), feed, "profile", place)

@@ -267,13 +267,13 @@ class Boundaries:
 
     def to_json(self) -> dict[str, object]:
         """The fields of the result."""
-        oldest, newest = self.history.oldest, self.history.newest
+        oldest = self.history.oldest
         appeared = oldest is not None and oldest.passing is not None
         return {
             "package": self.package,
             "releases": {release: verdict for release, verdict, _ in self.rows()},
             "first_failing": self.releases[oldest.failing] if oldest is not None and appeared else None,
-            "first_passing": self.passing(newest),
+            "first_passing": self.passing(self.history.newest),
             "failing": [[self.releases[first], self.releases[last]] for first, last in self.history.stretches],
             "reasons": dict(self.reasons),
         }

@@ -91,12 +91,9 @@ class Repetition:
         source = self.session.subject.workspace.files(record.key).folder
         if choices and not (source / RECORD).exists():
             write_choices(source / RECORD, sorted(choices))
-        left = {}
-        for name in _LEFT:  # the choices are read again when the run is resumed
-            file = sort_file(source / name, self.folder, record.verdict, number, copy=name == RECORD)
-            if file.is_file():
-                left[Path(name).stem] = str(file)
-        return left
+        # The choices are read again when the run is resumed.
+        files = [sort_file(source / name, self.folder, record.verdict, number, copy=name == RECORD) for name in _LEFT]
+        return {Path(name).stem: str(file) for name, file in zip(_LEFT, files, strict=True) if file.is_file()}
 
 
 def repeat(story: Repetition, most: int) -> Result:
@@ -144,13 +141,12 @@ def repeat(story: Repetition, most: int) -> Result:
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put each build and the failure rate into the result; return the builds that are good or bad."""
     result, builds, seen = story.session.result, list[Build](), list[dict[str, Any]]()
+    verdicts = series.verdicts(story.session.prober)
     for number, record in series.seen(story.session.prober).items():
         choices = story.choices(record.key) if story.what == "build" else frozenset()
         seen.append(
             {
-                "verdict": record.verdict.value,
-                "reason": record.reason,
-                "signature": record.signature,
+                **verdicts[number],
                 "seconds": record.seconds,
                 "probe": record.number,
                 "number": number,

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import onnx
-
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.minimal_case import Answer, describe_answer
 from bisect_trt.commands.session import Session
@@ -19,7 +17,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.load import load_all_inside
-from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
@@ -124,15 +122,13 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
     subject = session.subject
     make_folder(folder)
     candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
-    settings = candidate.target or check.target
-    disguised = _disguise(session, candidate, settings, folder) if own.anonymise else None
+    disguised = _disguise(session, candidate, check.target, folder) if own.anonymise else None
     candidate, record = disguised or _read_back(session, candidate, folder)
     outcome, sentence = session.outcome(record), describe_answer(subject.network, answer.blamed)
     if disguised:
         nodes = [f"{node.op_type} '{node.name}'" for node in candidate.proto.graph.node]
         sentence = f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
-    keep, held = candidate.keep or settings.keep, candidate.held or settings.held
-    target = replace(settings, keep=keep, held=held)
+    target = candidate.settings(check.target)
     lowered = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(lowered, Failed) else lowered
     carried, files = carry(target, folder / FILES)
@@ -181,14 +177,13 @@ def _disguise(
     session: Session, candidate: Candidate, target: TargetSettings, folder: Path
 ) -> tuple[Candidate, Record] | None:
     """Write the candidate with other names and weights; returns ``None`` if it does not fail then."""
-    subject, proto = session.subject, onnx.ModelProto()
-    proto.CopyFrom(candidate.proto)
+    subject, proto = session.subject, clone(candidate.proto)
     load_all_inside(proto, subject.workspace.weights.folder_of(proto))
     anonymous = anonymise(proto)
     if anonymous.kept:
         session.console.warn(f"not anonymised: {len(anonymous.kept)} weights have types that cannot be replaced")
         return None
-    names, keep = anonymous.names, candidate.keep or target.keep
+    names, keep = anonymous.names, candidate.settings(target).keep
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
     made = subject.models.run("anonymous", anonymous.proto, fed)
     if not isinstance(made, Failed):

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.load import tensor_bytes
-from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes
+from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes, keep_only
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.compare import compare_all
@@ -200,8 +200,7 @@ def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) ->
         nodes.append(copy)
         for name in changed:
             multiply(f"{name}__exact", name, units[name])
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
+    keep_only(result.graph.node, nodes)
     return result
 
 
@@ -262,17 +261,17 @@ def tied_decision(
     if node is None:
         return None
     names = [name for name in node.input if name]
-    stored = {each.name: each for each in model.graph.initializer if each.name in names and not each.external_data}
-    weights = {name: np.asarray(numpy_helper.to_array(tensor)) for name, tensor in stored.items()}
+    stored = (each for each in model.graph.initializer if each.name in names and not each.external_data)
+    weights = {each.name: np.asarray(numpy_helper.to_array(each)) for each in stored}
     known, decisive = {**reference, **inputs, **weights}, node.input[0]
     if any(name not in known for name in names) or known[decisive].dtype.kind != "f" or not known[decisive].size:
         return None
     fed = {name: known[name] for name in names}
     unit = UNITS.get(precision, 0.0)
-    computed = [name for name in names if name not in weights]
     moved = max(
-        _difference(fed[name], other.get(name), unit if name in inputs else None)
-        for name in computed
+        _difference(value, other.get(name), unit if name in inputs else None)
+        for name, value in fed.items()
+        if name not in weights
         for other in others
     )
     resolved = automatic_tolerance(fed[decisive], precision)

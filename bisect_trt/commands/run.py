@@ -62,13 +62,6 @@ _PRECISIONS = {"fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4"}
 _LITTLE = 0.5
 """Below this share of layers in a requested precision, the difference is printed."""
 
-_ENDS = {
-    Verdict.PASS: ("found", "Within the limits"),
-    Verdict.FAIL: ("not_reproduced", "Past a limit"),
-    Verdict.UNRESOLVED: ("inconclusive", "Unknown, because the machine is too noisy or the limit too close"),
-}
-"""The status and the words of a verdict."""
-
 
 def run(call: Call) -> Result:
     """Compare a target with the reference or with saved results, or saved results with each other."""
@@ -129,7 +122,11 @@ def measure(session: Session, check: CheckSettings) -> Result:
     if outcome.ending is Ending.BROKEN:
         raise ModelRefusedError(f"the target cannot run {session.subject.settings.path}: {outcome.reason}.")
     session.result.extra["comparisons"] = []
-    status, said = _ENDS[record.verdict]
+    status, said = {
+        Verdict.PASS: ("found", "Within the limits"),
+        Verdict.FAIL: ("not_reproduced", "Past a limit"),
+        Verdict.UNRESOLVED: ("inconclusive", "Unknown, because the machine is too noisy or the limit too close"),
+    }[record.verdict]
     session.console.answer(f"{said}: {record.reason}.")
     return session.result.end(status, record.reason if record.verdict is Verdict.UNRESOLVED else None)
 
@@ -244,11 +241,6 @@ class Table:
             self.add(comparisons, [])
             self.result.extra["free_dimensions"] = True
 
-    @property
-    def passed(self) -> bool:
-        """Whether all outputs match."""
-        return all(comparison.passed for comparison in self.comparisons)
-
     def conclude(self) -> Result:
         """Print how many match, and return the result."""
         self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
@@ -345,7 +337,8 @@ def _compare_target(
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
     if options.save_outputs is not None:
         save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
-    if not runs and subject.has_free_dimensions and not target.target.compiles and table.passed:
+    passes = all(each.passed for each in table.comparisons)
+    if not runs and subject.has_free_dimensions and not target.target.compiles and passes:
         freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
         other = compare(models.write("compared-free", mark_outputs(freed, names, {})), golden[0][1])
         table.replace_if_failed(() if isinstance(other, Failed) else other.comparisons)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session, saving_best
-from bisect_trt.commands.shapes import free_symbols, target_of
+from bisect_trt.commands.shapes import Axis, free_symbols, target_of
 from bisect_trt.commands.space import Fed, Series, Values, contradicted
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, first_few
@@ -42,7 +42,7 @@ _CONFIRMATIONS = 3
 MANY, FEW = 16, 8
 """Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is computed and compared."""
 
-Symbols = Mapping[str, Sequence[tuple[str, int]]]
+Symbols = Mapping[str, Sequence[Axis]]
 """The free dimensions of the inputs, by name: the inputs and axes that have each."""
 
 
@@ -85,7 +85,7 @@ class _Reduction:
             values = self.values
             size = values[places[0][0]].shape[places[0][1]]
 
-            def build(units: Subset, values: Values = values, places: Sequence[tuple[str, int]] = places) -> Values:
+            def build(units: Subset, values: Values = values, places: Sequence[Axis] = places) -> Values:
                 made = dict(values)
                 for name, axis in places:
                     made[name] = made[name].take(sorted(units), axis=axis)

@@ -92,9 +92,14 @@ class Freed:
         return replace(candidate, target=self.target.target.spanning(self.target, ranges))
 
 
+def profile_of(target: TargetSettings | None) -> Mapping[str, ShapeRange]:
+    """The shapes for which a target is built: smallest, usual, largest; none where it needs no profile."""
+    return {} if target is None else target.target.profile(target)
+
+
 def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, list[Axis]]:
     """The free dimensions of the inputs: those without a size in the file, or those for which the profile has a range."""
-    profile = {} if target is None else target.target.profile(target)
+    profile = profile_of(target)
     symbols: dict[str, list[Axis]] = {}
     for name, value in subject.samples[0].items():
         for axis, dim in enumerate(subject.declared.get(name, ())):
@@ -119,7 +124,7 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
         Whether they are kept.
     """
     subject, console, prober, target = session.subject, session.console, session.prober, target_of(session)
-    symbols, profile = free_symbols(subject, target), {} if target is None else target.target.profile(target)
+    symbols, profile = free_symbols(subject, target), profile_of(target)
     if not symbols or subject.freed is not None or isinstance(prober.check, PromptCheck):
         return False
     names, fixed = ", ".join(symbols), subject.original
@@ -149,15 +154,14 @@ def free_where_needed(session: Session, *, passes: bool) -> bool:
 
 def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: TargetSettings | None) -> Freed:
     """Find the tensors that depend on dimensions of the inputs, by running the reference at other sizes."""
-    base = {name: value.shape for name, value in subject.samples[0].items()}
-    profile = {} if target is None else target.target.profile(target)
-    declared: dict[str, list[int | str | None]] = {name: list(shape) for name, shape in base.items()}
+    sample, profile = subject.samples[0], profile_of(target)
+    declared: dict[str, list[int | str | None]] = {name: list(value.shape) for name, value in sample.items()}
     other: dict[Axis, int] = {}
     for number, (symbol, places) in enumerate(symbols.items(), 1):  # each changes by another number
         for name, axis in places:
             declared[name][axis] = symbol
         name, axis = places[0]
-        size, within = base[name][axis], [shape[axis] for shape in profile.get(name, ())]
+        size, within = sample[name].shape[axis], [shape[axis] for shape in profile.get(name, ())]
         allowed = (each for each in (size + number, size - number, *within) if each != size)
         fits = (each for each in allowed if not within or min(within) <= each <= max(within))
         other |= dict.fromkeys(places, next(fits))
@@ -167,7 +171,7 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
         """Return the shapes of all tensors at other sizes; the sample's values are repeated or cut."""
         inputs = {
             name: resized(value, tuple(changed.get((name, axis), size) for axis, size in enumerate(value.shape)))
-            for name, value in subject.samples[0].items()
+            for name, value in sample.items()
         }
         run = Reference(network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit)
         return _static(run.infos)
@@ -175,11 +179,11 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
     here, there = _static(subject.reference.infos), run_at(other)
     shapes: dict[str, Shape] = {}
     for name, sizes in here.items():
-        if len(there.get(name, ())) == len(sizes):
+        changed = there.get(name, sizes)
+        if changed != sizes and len(changed) == len(sizes):
             names = declared.get(name) or [f"{name}_{axis}" for axis in range(len(sizes))]
-            changes = zip(names, sizes, there.get(name, ()), strict=True)
-            shape = tuple(symbol if one != two else one for symbol, one, two in changes)
-            shapes |= {name: shape} if shape != tuple(sizes) else {}
+            changes = zip(names, sizes, changed, strict=True)
+            shapes[name] = tuple(symbol if one != two else one for symbol, one, two in changes)
     places = [place for each in symbols.values() for place in each if place[0] in profile]
     ends = [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)] if profile else []
     ranges: dict[str, ShapeRange] = {}
@@ -188,8 +192,7 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
             low, usual, high = (end[name] for end in ends)
             # One size may fall while another grows.
             lowest, highest = (tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max))
-            middle = tuple(min(max(size, a), b) for size, a, b in zip(usual, lowest, highest, strict=True))
-            ranges[name] = (lowest, middle, highest)
+            ranges[name] = (lowest, tuple(np.clip(usual, lowest, highest).tolist()), highest)
     return Freed(network, shapes, target, ranges)
 
 

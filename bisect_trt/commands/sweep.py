@@ -17,6 +17,7 @@ from typing import Any
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session, saving_best
+from bisect_trt.commands.shapes import profile_of
 from bisect_trt.commands.space import Fed, Series, Values, contradicted
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import (
@@ -56,7 +57,7 @@ def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSetti
     """Return the shapes to open the model with: the smallest sizes in the target's profile; none if values are given."""
     if model.data.given:
         return {}
-    profile, found = {} if target is None else target.target.profile(target), {}
+    profile, found = profile_of(target), {}
     for name, shape in shapes:
         lows = profile[name][0] if name in profile and len(profile[name][0]) == len(shape) else (0,) * len(shape)
         found[name] = tuple(

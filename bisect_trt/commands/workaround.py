@@ -120,20 +120,19 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     none = fresh.why_none
     samples = None if none is not None else fresh.round(0)
     if samples is None:
-        return replace(way, why="; ".join(filter(None, (way.why, f"no fresh inputs: {none or 'the reference fails'}"))))
-    what = f"{len(samples)} fresh inputs"
+        return replace(way, why=_joined(way.why, f"no fresh inputs: {none or 'the reference fails'}"))
+    count = len(samples)
+    what = f"{count} fresh inputs"
     outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
     if not outcome.errors:
-        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(len(samples), 0))
+        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(count, 0))
     passed = sum(error <= 1 for error in outcome.errors)
-    seen = f"{passed} of {what} pass"
-    return replace(
-        way,
-        passes=passed == len(samples),
-        worst_error=max(way.worst_error or 0.0, *outcome.errors),
-        why=f"{way.why}; {seen}" if way.why else seen,
-        fresh=(len(samples), passed),
-    )
+    worst, why = max(way.worst_error or 0.0, *outcome.errors), _joined(way.why, f"{passed} of {what} pass")
+    return replace(way, passes=passed == count, worst_error=worst, why=why, fresh=(count, passed))
+
+
+def _joined(*reasons: str | None) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
@@ -157,7 +156,7 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
     if not tried.passes:
         output.unlink(missing_ok=True)
         return replace(tried, file=None)
-    return replace(tried, why="; ".join(filter(None, (tried.why, said_beside(output)))))
+    return replace(tried, why=_joined(tried.why, said_beside(output)))
 
 
 def turn(result: Result) -> list[Way]:
@@ -188,22 +187,26 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
     asked = 0
     for names in [near, *([list(dict.fromkeys([*near, *network.computed]))] if everywhere else [])]:
         can = [name for name in names if can_bar(subject.infos.get(name), opset)]
-        if not can or asked >= most:
+        if not can:
             continue
-
-        def barred(units: Subset, can: Sequence[str] = can) -> list[str]:
-            return [can[place] for place in sorted(units)]
-
-        def build(units: Subset, barred: Callable[[Subset], list[str]] = barred) -> Candidate:
-            return _candidate(session, with_barriers(network, barred(units)), f"{len(units)} barriers")
-
-        minimum = Space(build).search(session.prober, partial(keep_if_enough, len(can), most - asked))
+        space = Space(partial(_barred, session, can))
+        minimum = space.search(session.prober, partial(keep_if_enough, len(can), most - asked))
         asked += 1
         if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
-            chosen = barred(minimum.units)
+            chosen = _some(can, minimum.units)
             words = f"a barrier (a Max node, which prevents fusions) after {quoted(chosen, _SHOWN)}"
             return _written(session, Way("barrier", words, None), partial(with_barriers, names=chosen), output)
     return Way("barrier", "barriers around the culprit", False, why="it fails with them too")
+
+
+def _some(names: Sequence[str], units: Subset) -> list[str]:
+    return [names[place] for place in sorted(units)]
+
+
+def _barred(session: Session, names: Sequence[str], units: Subset) -> Candidate:
+    """Return the model with barriers after some of the tensors."""
+    model = with_barriers(session.subject.network, _some(names, units))
+    return _candidate(session, model, f"{len(units)} barriers")
 
 
 def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool) -> Way:
@@ -228,10 +231,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
         plans.append((" and ".join(near), [*chain(*apart.values())]))
     tried: list[str] = []
     for name, some in plans[:most]:
-
-        def change(network: Network, some: list[Fragment] = some) -> onnx.ModelProto:
-            return splice_in(NetworkView(network), some)
-
+        change = partial(_spliced, some)
         tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
         candidate = _candidate(session, change(subject.network), tried[-1])
         if session.prober.probe(candidate).verdict is Verdict.PASS:
@@ -241,6 +241,10 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
             words = RULES[name][0] if name in RULES else "in other forms"
             return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
     return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
+
+
+def _spliced(fragments: Sequence[Fragment], network: Network) -> onnx.ModelProto:
+    return splice_in(NetworkView(network), fragments)
 
 
 def work_around(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,11 @@ class Setup:
     engine: Path | None = None
     packages: str = ""
     target: TargetSettings | None = None
+
+    def settings(self, target: TargetSettings) -> TargetSettings:
+        """Return the target as it is set up for this candidate, by default as it is for all."""
+        settings = self.target or target
+        return replace(settings, keep=self.keep or settings.keep, held=self.held or settings.held)
 
 
 @dataclass(frozen=True)

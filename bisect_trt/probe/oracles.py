@@ -136,8 +136,7 @@ class BuiltinCheck:
         """The target as it takes this candidate."""
         if files.engine is not None:
             return self.target.target.loading(self.target, files.engine)
-        target = self.target if files.target is None else files.target
-        return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
+        return files.settings(self.target)
 
     def built(self, files: CandidateFiles) -> TargetSettings:
         """Return the target, with its engine in the candidate's folder."""
