@@ -259,15 +259,20 @@ class Subject:
         """Bytes of weights and tensors above which tensors are computed slice by slice."""
         return swap_limit(self.settings.data.array_swap_mb)
 
-    @cached_property
-    def reference(self) -> Reference:
-        """The expected values of every tensor; computed when first used."""
+    def run_reference(self, network: Network, start: int = 1) -> Reference:
+        """Return the values of a network's tensors on each sample, in folders that are numbered from ``start`` on."""
         first, *more = (
-            Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
-            for number, sample in enumerate(self.samples, 1)
+            Reference(network, sample, self.workspace, self.models, number, self.swap_limit)
+            for number, sample in enumerate(self.samples, start)
         )
         for reference in more:
             first.add(reference)
+        return first
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The expected values of every tensor; computed when first used."""
+        first = self.run_reference(self.truth)
         if first.refused is not None:
             self.console.warn(
                 f"ONNX Runtime cannot run this model: {first.refused}. No tensor has reference values, so only candidates "

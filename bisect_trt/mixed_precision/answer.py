@@ -14,9 +14,9 @@ from bisect_trt.commands.checks import CheckSettings, make_check
 from bisect_trt.commands.session import Session
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
-from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path, marked, with_metadata
+from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
-from bisect_trt.mixed_precision.search import INSIDE, Low, PrecisionSettings, Task
+from bisect_trt.mixed_precision.search import INSIDE, Low, PrecisionSettings, Task, marked, with_metadata
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside

@@ -183,14 +183,7 @@ class GroupSpace(PrecisionSpace):
         subject, plain = self.subject, self.plain
         if plain.truth is plain.network:
             return subject.reference
-        given = (subject.workspace, subject.models)
-        first, *more = (
-            Reference(plain.network, sample, *given, number, subject.swap_limit)
-            for number, sample in enumerate(subject.samples, 5001)
-        )
-        for each in more:
-            first.add(each)
-        return first
+        return subject.run_reference(plain.network, 5001)
 
     def notes(self) -> Iterator[str]:
         """Return a sentence for each quantized part that is neither searched nor removed from the reference."""

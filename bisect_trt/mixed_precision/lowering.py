@@ -30,12 +30,12 @@ from bisect_trt.errors import (
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
 from bisect_trt.onnxlib.lower import LOW_TYPES, Slots, check_opset, lower_fp16, plan_slots
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, first_output, keep_only
+from bisect_trt.onnxlib.nodes import clone, first_output, keep_only, label
 from bisect_trt.onnxlib.qdq import Group, Stored, has_quantized, unquantize
 from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
 from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
-from bisect_trt.onnxlib.shapes import element_type, take_input_shapes
+from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import ENGINE
 from bisect_trt.search.oracle import Subset
@@ -45,29 +45,9 @@ OPERATOR = "op:"
 """Prefix of a pattern over operators instead of names."""
 ENGINES = (".engine", ".plan", ".trt")
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-_MARK = "bisect-trt.precision"
 
 
-class _ModelLowering(Lowering):
-    """A lowering with an ONNX model as its answer."""
-
-    def __init__(self, subject: Subject, units: Sequence[int], precision: str) -> None:
-        super().__init__(subject, units)
-        self.precision = precision
-
-    def read_back(self, keep: Subset, path: Path) -> Candidate:
-        """The model that was written."""
-        proto = self._subject.workspace.read_back(path)
-        take_input_shapes(proto, self._subject.network)
-        return self._made(proto, keep, f"{path.name}, read back")
-
-    def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
-        """A mixed model as a candidate."""
-        network = self._subject.network
-        return marked(Candidate(model, tuple(network.inputs), tuple(network.outputs), title, keep), self.precision)
-
-
-class CastLowering(_ModelLowering):
+class CastLowering(Lowering):
     """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts."""
 
     def __init__(self, subject: Subject, units: Sequence[int], settings: PrecisionSettings) -> None:
@@ -128,12 +108,13 @@ class LayerLowering(Lowering):
         self,
         subject: Subject,
         units: Sequence[int],
+        precision: str,
         target: TargetSettings,
         cast: CastLowering | None,
         left: Collection[int] = (),
     ) -> None:
         """Lower for a target; nodes that are ``left``, because Q/DQ quantizes them, get no precision."""
-        super().__init__(subject, units)
+        super().__init__(subject, units, precision)
         self._target, self.cast, network = target, cast, subject.network
         lowered = {*left, *(network.order[unit] for unit in units)}
         self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
@@ -187,7 +168,7 @@ def engine_path(path: Path) -> Path:
     return path if path.suffix in ENGINES else path.with_suffix(".engine")
 
 
-class GroupLowering(_ModelLowering):
+class GroupLowering(Lowering):
     """By taking QuantizeLinear/DequantizeLinear pairs out of a quantized model."""
 
     def __init__(self, subject: Subject, groups: Sequence[Group], weights: Stored, precision: str) -> None:
@@ -212,18 +193,6 @@ class GroupLowering(_ModelLowering):
     def _without(self, network: Network, keep: Subset) -> onnx.ModelProto:
         pairs = [pair for unit in sorted(keep) for pair in self._groups[unit].pairs]
         return unquantize(network, pairs, self._weights) if pairs else network.proto
-
-
-def marked(candidate: Candidate, precision: str) -> Candidate:
-    """A candidate that runs as it is, not to be taken for one of the same content that the target lowers itself."""
-    return with_metadata(candidate, _MARK, precision)
-
-
-def with_metadata(candidate: Candidate, key: str, value: str) -> Candidate:
-    """A candidate with an entry more in the metadata, so that it has another key."""
-    model = clone(candidate.proto)
-    model.metadata_props.add(key=key, value=value)
-    return replace(candidate, made=model)
 
 
 def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:
@@ -302,8 +271,7 @@ def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collect
     found: set[int] = set()
     for pattern in patterns:
         glob, by_op = pattern.removeprefix(OPERATOR), pattern.startswith(OPERATOR)
-        # A node without a name goes by its first output, as in all messages.
-        names = [node.op_type if by_op else node.name or next(filter(None, node.output), "") for node in network.nodes]
+        names = [node.op_type if by_op else label(node) for node in network.nodes]
         matched = {index for index, name in enumerate(names) if fnmatchcase(name, glob)}
         if not matched:
             raise UnknownNameError(
@@ -324,7 +292,7 @@ def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collectio
     units = lowerable_units(subject, lowest, options.include, options.exclude, left)
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
     if target is not None and settings.by_layer:
-        return LayerLowering(subject, units, target, cast, left)
+        return LayerLowering(subject, units, lowest, target, cast, left)
     assert cast is not None, "a calibrated model is lowered layer by layer"
     return cast
 

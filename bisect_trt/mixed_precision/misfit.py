@@ -24,15 +24,6 @@ from bisect_trt.probe.reference import Reference
 Array = NDArray[Any]
 Problem = tuple[str, str]
 """A rule, and a sentence."""
-_INTEGERS = {f"{sign}int{bits}": (bits, bool(sign)) for bits in (2, 4, 8, 16, 32) for sign in ("", "u")}
-_FLOATS = {
-    "float8e4m3fn": (3, -6, 448.0),
-    "float8e4m3fnuz": (3, -7, 240.0),
-    "float8e5m2": (2, -14, 57344.0),
-    "float8e5m2fnuz": (2, -15, 57344.0),
-    "float4e2m1": (1, 0, 6.0),
-}
-"""Bits of the fraction, least exponent, largest value (ONNX, "Float stored in 8 bits"; OCP, "Microscaling formats" 1.0)."""
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""
 _LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
@@ -50,17 +41,6 @@ class Grid:
     high: float
     fraction: int | None = None
     exponent: int = 0
-
-    @classmethod
-    def of(cls, name: str) -> Grid | None:
-        """The grid of a type by ONNX's name in small letters; ``None`` for one that is not known."""
-        if name in _INTEGERS:
-            bits, unsigned = _INTEGERS[name]
-            return cls(0, 2**bits - 1) if unsigned else cls(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        if name in _FLOATS:
-            fraction, exponent, high = _FLOATS[name]
-            return cls(-high, high, fraction, exponent)
-        return None
 
     def rounded(self, values: Array, scale: Array, zero: Array) -> Array:
         """Values after quantizing and dequantizing; the scale and the zero point broadcast to them."""
@@ -81,6 +61,18 @@ class Grid:
         scale = (high - low) / (self.high - self.low)
         scale = np.where(scale > 0, scale, 1.0)
         return scale, np.clip(np.rint(self.low - low / scale), self.low, self.high)
+
+
+_GRIDS = {
+    **{f"uint{bits}": Grid(0, 2**bits - 1) for bits in (2, 4, 8, 16, 32)},
+    **{f"int{bits}": Grid(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (2, 4, 8, 16, 32)},
+    "float8e4m3fn": Grid(-448.0, 448.0, 3, -6),
+    "float8e4m3fnuz": Grid(-240.0, 240.0, 3, -7),
+    "float8e5m2": Grid(-57344.0, 57344.0, 2, -14),
+    "float8e5m2fnuz": Grid(-57344.0, 57344.0, 2, -15),
+    "float4e2m1": Grid(-6.0, 6.0, 1, 0),
+}
+"""The grids of types, by ONNX's names (ONNX, "Float stored in 8 bits"; OCP, "Microscaling formats" 1.0)."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +146,7 @@ def _numbers(values: Array | None) -> float | list[float | None] | None:
 
 def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Misfit:
     """Compare the scale and zero point of a pair with the values that the reference has there."""
-    grid = Grid.of(pair.type_name)
+    grid = _GRIDS.get(pair.type_name)
     scale, zero = (constant_of(subject, name) for name in (pair.scale, pair.zero_point))
     if scale is None or grid is None or (zero is None and pair.zero_point is not None):
         return Misfit(pair)

@@ -55,13 +55,10 @@ class NodeSpace(PrecisionSpace):
         if settings.calibrated or subject.models.build_only:
             return
         tolerance = replace(settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision))
-        allowed = {}
-        for name, value in subject.reference.select(subject.network.outputs).items():
-            if value.dtype == np.float32 and np.isfinite(value).all():
-                resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
-                allowed[name] = resolved.atol, resolved.rtol
+        outputs = subject.reference.select(subject.network.outputs).items()
+        finite = {name: each for name, each in outputs if each.dtype == np.float32 and np.isfinite(each).all()}
         nodes = [subject.network.order[unit] for unit in lowering.units]
-        self._sensitivity = Sensitivity(subject, nodes, settings.precision, allowed)
+        self._sensitivity = Sensitivity(subject, nodes, settings.precision, tolerance.resolve(finite))
         self._errors = self._sensitivity.errors(subject.samples[:_MOST_GIVEN])
         alone = np.max(self._errors, axis=0) if self._errors else None
         self.suspects = suspect(subject, lowering.units, settings.precision, alone)
@@ -113,10 +110,9 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
         return check
     tolerance = replace(check.tolerance, precision=Precision(precision))
     tolerance.check_names(subject.network.outputs)
-    atol, rtol = dict(tolerance.atol), dict(tolerance.rtol)
-    for name, value in subject.reference.select(subject.network.outputs).items():
-        resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
-        atol[name], rtol[name] = resolved.atol, resolved.rtol
+    resolved = tolerance.resolve(subject.reference.select(subject.network.outputs)).items()
+    atol = {**tolerance.atol, **{name: each.atol for name, each in resolved}}
+    rtol = {**tolerance.rtol, **{name: each.rtol for name, each in resolved}}
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
     timed = target.target.compiles
     return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import onnx
 
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
+from bisect_trt.onnxlib.nodes import clone
+from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
@@ -143,12 +147,25 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
     return bits, target.but(**unable).settings()
 
 
-class Lowering(ABC):
-    """Makes a candidate of each set of units to keep."""
+def marked(candidate: Candidate, precision: str) -> Candidate:
+    """A candidate that runs as it is, not to be taken for one of the same content that the target lowers itself."""
+    return with_metadata(candidate, "bisect-trt.precision", precision)
 
-    def __init__(self, subject: Subject, units: Sequence[int]) -> None:
+
+def with_metadata(candidate: Candidate, key: str, value: str) -> Candidate:
+    """A candidate with an entry more in the metadata, so that it has another key."""
+    model = clone(candidate.proto)
+    model.metadata_props.add(key=key, value=value)
+    return replace(candidate, made=model)
+
+
+class Lowering(ABC):
+    """Makes a candidate of each set of units to keep: a model with the others lowered to a precision."""
+
+    def __init__(self, subject: Subject, units: Sequence[int], precision: str) -> None:
         self.units = tuple(units)
         self._subject = subject
+        self._precision = precision
 
     @abstractmethod
     def candidate(self, keep: Subset) -> Candidate:
@@ -162,9 +179,17 @@ class Lowering(ABC):
             UsageError: It cannot be written.
         """
 
-    @abstractmethod
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """The candidate that was written, with the input shapes of the search."""
+        proto = self._subject.workspace.read_back(path)
+        take_input_shapes(proto, self._subject.network)
+        return self._made(proto, keep, f"{path.name}, read back")
+
+    def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
+        """A mixed model as a candidate."""
+        network = self._subject.network
+        candidate = Candidate(model, tuple(network.inputs), tuple(network.outputs), title, keep)
+        return marked(candidate, self._precision)
 
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - TensorRT alone may write an engine only
         """Return whether an ONNX model is written to ``path``."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError
-from bisect_trt.mixed_precision.lowering import with_metadata
-from bisect_trt.mixed_precision.search import Task
+from bisect_trt.mixed_precision.search import Task, with_metadata
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.shapes import input_infos

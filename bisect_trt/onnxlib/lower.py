@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.nodes import (
     held,
     keep_only,
     mentioned_names,
+    opset_of,
 )
 
 LOW_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -53,8 +54,7 @@ def check_opset(model: ModelProto, low: int) -> int | None:
     Raises:
         UsageError: Its opset has no Cast to ``low``.
     """
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
-    opset = opsets.get("", opsets.get("ai.onnx"))
+    opset = opset_of(model)
     if opset is not None and opset < _FIRST_OPSET[low]:
         raise UnsuitableModelError(
             f"The model has opset {opset}; {_LOW_NAMES[low]} lowering needs {_FIRST_OPSET[low]} or later: convert it with "
@@ -90,21 +90,21 @@ def plan_slots(
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
     graph = model.graph
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
-    opset = opsets.get("", opsets.get("ai.onnx", 1))
+    opset = opset_of(model) or 1
     functions = {(function.domain, function.name) for function in model.functions}
     kept = frozenset(keep)
     slots = []
     for node in graph.node:
-        if first_output(node) in kept or (node.op_type in _CONSTANT_OPS and node.domain in DEFAULT_DOMAINS):
-            slots.append(Slots())
-        elif (schema := _schema(node, opset, functions, dtypes)) is not None:
-            slots.append(_by_schema(node, schema, dtypes, low))
-        else:
-            slots.append(Slots())
-    for index in _shape_arithmetic(graph, slots, dtypes):
+        stays = first_output(node) in kept or (node.op_type in _CONSTANT_OPS and node.domain in DEFAULT_DOMAINS)
+        schema = None if stays else _schema(node, opset, functions, dtypes)
+        slots.append(Slots() if schema is None else _by_schema(node, schema, dtypes, low))
+    readers = _readers(graph)
+    for index in _shape_arithmetic(graph, slots, dtypes, readers):
         slots[index] = Slots()
-    return _only_useful_casts(graph, slots)
+    for index, node in enumerate(graph.node):
+        if node.op_type == "Cast" and not any(place in slots[i].inputs for i, place in readers[node.output[0]]):
+            slots[index] = Slots()  # no lowered node reads what it makes
+    return slots
 
 
 def _schema(
@@ -163,7 +163,7 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
 
 
 def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
-    graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int]
+    graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int], readers: Mapping[str, list[tuple[int, int]]]
 ) -> set[int]:
     """Return the nodes that compute only sizes, in floats: from shapes, for integers or scales.
 
@@ -182,7 +182,6 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
             candidates.append(index)
         elif sources <= constants:
             constants.update(node.output)
-    readers = _readers(graph)
     found: set[int] = set()
 
     def ends_in_sizes(name: str) -> bool:
@@ -200,18 +199,6 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
         if (floats and all(map(ends_in_sizes, floats))) or (not floats and slots[index].inputs):
             found.add(index)
     return found
-
-
-def _only_useful_casts(graph: GraphProto, slots: list[Slots]) -> list[Slots]:
-    """Return the slots without Casts to float32 that no lowered node reads."""
-    readers = _readers(graph)
-    return [
-        Slots()
-        if node.op_type == "Cast"
-        and not any(position in slots[index].inputs for index, position in readers[node.output[0]])
-        else slot
-        for node, slot in zip(graph.node, slots, strict=True)
-    ]
 
 
 def round_to_bfloat16(values: np.ndarray) -> np.ndarray:

@@ -76,6 +76,11 @@ def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             waiting += [iter(body.node) for body in bodies(node)]
 
 
+def opset_of(model: onnx.ModelProto) -> int | None:
+    """Return the opset of ONNX's own domain; ``None`` if the model has only others."""
+    return next((int(each.version) for each in model.opset_import if each.domain in DEFAULT_DOMAINS), None)
+
+
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a model, its functions and its bodies."""
     yield from inner_nodes(model.graph.node)

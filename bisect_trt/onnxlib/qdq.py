@@ -305,19 +305,10 @@ def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
 
 def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[int]]) -> int | None:
     """Return the nearest node before a tensor that computes with a pair's output."""
-    waiting, seen = [tensor], set[str]()
-    while waiting:
-        name = waiting.pop()
-        maker = network.producer.get(name)
-        if name in seen or maker is None:
-            continue
-        seen.add(name)
-        if readers.get(maker):
-            return maker
+    while (maker := network.producer.get(tensor)) is not None and not readers.get(maker):
         node = network.nodes[maker]
-        if not _is_end(node):
-            waiting += node.input[:1]
-    return None
+        tensor = "" if _is_end(node) or not node.input else node.input[0]
+    return maker
 
 
 Stored = Mapping[str, TensorProto]

@@ -28,6 +28,7 @@ from bisect_trt.onnxlib.nodes import (
     clone,
     free_name,
     keep_only,
+    opset_of,
     rename_reads,
 )
 from bisect_trt.tensors.info import TensorInfo
@@ -55,7 +56,7 @@ class NetworkView:
     def __init__(self, network: Network) -> None:
         """Read the opset."""
         self.network = network
-        self.opset = next((o.version for o in network.proto.opset_import if o.domain in DEFAULT_DOMAINS), 1)
+        self.opset = opset_of(network.proto) or 1
 
     def makes(self, name: str, *ops: str) -> int | None:
         """Return the node that makes a tensor, if it has one of these standard operators."""

@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.onnxlib.load import model_tensors, read_weight
-from bisect_trt.onnxlib.lower import Rewriter, lower_fp16
+from bisect_trt.onnxlib.lower import LOW_TYPES, Rewriter, lower_fp16
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, held, keep_only, reads
 from bisect_trt.tensors.tolerance import Precision, Step, coarser, precision_of
 
@@ -37,7 +37,7 @@ _MOVE = re.compile(
 """Operators that make no new values, constants aside, so that steps stay the same."""
 _DISCRETE = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
 """Operators with outputs that do not show the errors of their inputs: an index off by one is no tie."""
-_LOW: dict[int, Precision] = {TensorProto.FLOAT16: Precision.FP16, TensorProto.BFLOAT16: Precision.BF16}
+_LOW = {element: Precision(name) for name, element in LOW_TYPES.items()}
 _CASTS = tuple(b"\n\x02to\x18" + bytes([kind]) for kind in _LOW)
 """The bytes of a Cast to one of them in a file: the attribute's name and integer."""
 

@@ -97,14 +97,6 @@ def share_weights(model: onnx.ModelProto, weights: Path, folder: Path) -> None:
         ) from error
 
 
-def _move_out(tensor: TensorProto, file: IO[bytes], location: str) -> None:
-    """Append a tensor's values to the file ``location``, and make the tensor refer to them."""
-    make_raw(tensor)
-    at = _align(file)
-    file.write(tensor.raw_data)
-    refer_to(tensor, location, at, len(tensor.raw_data))
-
-
 def _align(file: IO[bytes]) -> int:
     """Go to the place of the next weight in a file, and return it."""
     return file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
@@ -243,4 +235,6 @@ def _write_weights(tensors: Iterable[TensorProto], weights: Path, data: Path) ->
                     _copy_range(weights / place.location, place, writer)
                 refer_to(tensor, data.name, written[place], place.length)
             else:
-                _move_out(tensor, writer, data.name)
+                make_raw(tensor)
+                at, length = _align(writer), writer.write(tensor.raw_data)
+                refer_to(tensor, data.name, at, length)

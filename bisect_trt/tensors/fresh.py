@@ -33,7 +33,7 @@ class Kind(str, Enum):
     """The kind of an input's values."""
 
     FIXED = "as given"
-    MASK = "a mask, of the same two values"
+    MASK = "other masks of the same two values"
     IDS = "ids"
     UNIT = "within [0, 1]"
     REAL = "real numbers"
@@ -93,10 +93,8 @@ class FreshSamples:
 
 
 def _words(each: Input, ways: Sequence[str] = _WAYS) -> str:
-    if each.kind is Kind.FIXED:
-        return "as given"
-    if each.kind is Kind.MASK:
-        return "other masks of the same two values"
+    if each.kind in (Kind.FIXED, Kind.MASK):
+        return str(each.kind.value)
     if each.kind is Kind.IDS:
         return f"other ids from {each.low} to {each.high}, and the same permuted"
     drawn = "random values with the same distribution, the given ones permuted"
@@ -243,24 +241,18 @@ def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
         factor = _STRETCH ** rng.uniform(-1, 1, size=base.shape)
         return np.asarray(base * factor).astype(base.dtype)
     axis = each.axis
-    if axis is None:
-        pool = np.concatenate([given.reshape(-1) for given in each.given])
-        count = pool.size
-        made = pool[rng.integers(count, size=base.shape)].astype(np.float64)
-        spread = np.asarray(pool.std(dtype=np.float64))
-    else:
-        stacked = np.concatenate([np.moveaxis(given, axis, -1).reshape(-1, given.shape[axis]) for given in each.given])
-        count, length = stacked.shape
-        rows = rng.integers(count, size=np.moveaxis(base, axis, -1).shape)
-        made = stacked[rows, np.arange(length)].astype(np.float64)
-        spread = stacked.std(axis=0, dtype=np.float64)
+    apart = [given[..., None] if axis is None else np.moveaxis(given, axis, -1) for given in each.given]
+    stacked = np.concatenate([values.reshape(-1, values.shape[-1]) for values in apart])
+    count, length = stacked.shape
+    rows = rng.integers(count, size=apart[0].shape)
+    made = stacked[rows, np.arange(length)].astype(np.float64)
+    spread = stacked.std(axis=0, dtype=np.float64)
     spread = np.where(np.isfinite(spread), spread, 0.0)
     noise = rng.standard_normal(made.shape) * (_SMOOTH * spread * float(count) ** (-1 / 5))
     shrunk = 1 / np.sqrt(1 + (_SMOOTH * float(count) ** (-1 / 5)) ** 2)  # keeps the deviation
-    middle = made.mean() if axis is None else made.mean(axis=tuple(range(made.ndim - 1)))
+    middle = made.mean(axis=tuple(range(made.ndim - 1)))
     made = middle + (made - middle + noise) * shrunk
-    if axis is not None:
-        made = np.moveaxis(made, -1, axis)
+    made = made[..., 0] if axis is None else np.moveaxis(made, -1, axis)
     low, high = (min(float(given.min()) for given in each.given), max(float(given.max()) for given in each.given))
     if each.kind is Kind.UNIT or low >= 0 or high <= 0:  # values keep their bounds
         made = np.clip(made, low if low >= 0 else -np.inf, high if high <= 1 else np.inf)

@@ -34,14 +34,12 @@ def _oom_counter(proc: Path, cgroups: Path) -> Path:
 
 def total_bytes() -> int | None:
     """Return the memory that this process and its children may use: the machine's, or the limit of its control groups."""
-    known = [limit for limit, _ in _limits()]
-    return min(known) if known else None
+    return min((limit for limit, _ in _limits()), default=None)
 
 
 def free_bytes() -> int | None:
     """Return how much of it is free, caches included."""
-    known = [free for _, free in _limits()]
-    return min(known) if known else None
+    return min((free for _, free in _limits()), default=None)
 
 
 def _limits() -> Iterator[tuple[int, int]]:

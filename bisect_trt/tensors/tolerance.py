@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,13 @@ _FP32 = 1e-5
 _FP32_OF_RMS = 2e-4
 
 
+class ResolvedTolerance(NamedTuple):
+    """Absolute and relative tolerance, as numbers."""
+
+    atol: float
+    rtol: float
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """Absolute and relative tolerance; ``None`` where it is chosen for each tensor."""
@@ -110,14 +117,6 @@ class Tolerance:
         return ResolvedTolerance(
             automatic.atol if self.atol is None else self.atol, automatic.rtol if self.rtol is None else self.rtol
         )
-
-
-@dataclass(frozen=True)
-class ResolvedTolerance:
-    """Absolute and relative tolerance, as numbers."""
-
-    atol: float
-    rtol: float
 
 
 def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
@@ -175,6 +174,10 @@ class ToleranceOptions(CompareOptions):
         stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
         atol, rtol = (values.get(name, values.get("")) for values in (self.atol, self.rtol))
         return Tolerance(atol, rtol), stat
+
+    def resolve(self, outputs: Mapping[str, NDArray[Any]]) -> dict[str, ResolvedTolerance]:
+        """Return the tolerance of each of some outputs, by the reference's values."""
+        return {name: self.for_output(name)[0].resolve(value, self.precision) for name, value in outputs.items()}
 
     def check_names(self, names: Collection[str]) -> None:
         """Check that every output that an option names is compared, as one of ``names``.
