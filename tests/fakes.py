@@ -30,6 +30,21 @@ from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import CANCELLED
 
 Predicate = Callable[[Subset], Verdict]
+
+
+def needs(culprits: Iterable[int]) -> Predicate:
+    """Fails where all of some units are there."""
+    wanted = frozenset(culprits)
+    return lambda units: Verdict.FAIL if wanted <= units else Verdict.PASS
+
+
+@st.composite
+def culprits_among(draw: st.DrawFn, least: int = 1, count: int = 300, most: int = 6) -> tuple[int, Subset]:
+    """A number of units, and some of them."""
+    units = draw(st.integers(least, count))
+    return units, draw(st.frozensets(st.integers(0, units - 1), min_size=1, max_size=most))
+
+
 Algorithm = Callable[[Ask], Minimum]
 ORIGINAL_SIGNATURE = "wrong"
 _OUTCOMES = {
@@ -79,12 +94,11 @@ class FakeCheck:
 
     parallel = True
 
-    def __init__(self, predicate: Predicate, seed: int | None = None, most_seconds: float = 0.001) -> None:
+    def __init__(self, predicate: Predicate, seed: int | None = None) -> None:
         self.ended: Counter[Subset] = Counter()
         self.running = self.most = 0
         self._predicate = predicate
         self._seed = seed
-        self._most_seconds = most_seconds
         self._lock = threading.Lock()
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
@@ -95,7 +109,7 @@ class FakeCheck:
         try:
             if self._seed is not None and cancel is not None:
                 # Drawn for each candidate alone, so that the threads' order has no say; half of them take no time.
-                delay = random.Random(f"{self._seed} {sorted(units)}").uniform(-1, 1) * self._most_seconds
+                delay = random.Random(f"{self._seed} {sorted(units)}").uniform(-1, 1) / 1000
                 if select.select([cancel.read_fd], [], [], max(delay, 0))[0]:
                     return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more")
             outcome = _OUTCOMES[self._predicate(units)]
@@ -141,12 +155,11 @@ class FakeRun:
         workers: int = 1,
         *,
         killed_after: int | None = None,
-        max_probes: int | None = None,
     ) -> None:
         self.check = check
         workspace = Workspace(folder)
         self.told = Listening(killed_after)
-        self.ledger = Ledger(folder, [self.told], max_probes=max_probes)
+        self.ledger = Ledger(folder, [self.told])
         self.prober = Prober(check, workspace, NoActivations(), self.ledger, workers)
 
     def __enter__(self) -> FakeRun:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from building import ort_run
 from conftest import CommandLine
 from light import Light
-from onnx import helper
-from support import arrays, chain, has, node_names, read_json, script
+from support import arrays, chain, has, node_names, script
 
-TENSOR = helper.make_tensor_value_info
+OPTIONS = ("-o", "out.onnx", "--no-shrink", "--json", "r.json")
 
 
 @pytest.fixture
@@ -23,14 +22,19 @@ def model(here: Path) -> Path:
 
 def failing_with(*tags: str) -> list[str]:
     """A check that fails while the model has all of the nodes."""
-    return ["--check", "./" + script(Path("check"), f"{has(*tags)} && exit 1; exit 0"), "{model}"]
+    return failing_with_any(tags)
+
+
+def failing_with_any(*causes: tuple[str, ...]) -> list[str]:
+    """A check that fails while the model has all nodes of one of the sets."""
+    body = " || ".join(f"{{ {has(*cause)}; }}" for cause in causes)
+    return ["--check", "./" + script(Path("check"), f"{{ {body}; }} && exit 1; exit 0"), "{model}"]
 
 
 def test_one_node_of_a_real_network(light: Light, cli: CommandLine) -> None:
     (required,) = light.choose(1, seed=0)
-    cli("reduce", light.path, "-o", "out.onnx", "--no-shrink", "--json", "r.json", *failing_with(required)).ended(0)
+    result = cli("reduce", light.path, *OPTIONS, *failing_with(required)).ended(0).result
     assert light.left(Path("out.onnx")) == [required]
-    result = read_json(Path("r.json"))
     original = next(node for node in onnx.load(str(light.path)).graph.node if node.name == required)
     assert result["culprits"] == [{"name": required, "op": original.op_type, "outputs": list(original.output)}]
     assert result["minimality"] == "1-minimal"
@@ -41,12 +45,11 @@ def test_one_node_of_a_real_network(light: Light, cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("option", ["--no-shrink", "--overwrite"])
 def test_the_result_runs_on_the_values_beside_it(cli: CommandLine, model: Path, option: str) -> None:
-    cli("reduce", model, "-o", "out.onnx", option, "--json", "r.json", *failing_with("<3>", "<4>")).ended(0)
+    words = ("-o", "out.onnx", option, "--json", "r.json", *failing_with("<3>", "<4>"))
+    artifacts = cli("reduce", model, *words).ended(0).result["artifacts"]
     onnx.checker.check_model("out.onnx", full_check=True)
-    session = onnxruntime.InferenceSession("out.onnx", providers=["CPUExecutionProvider"])
-    artifacts = read_json(Path("r.json"))["artifacts"]
     inputs, golden = arrays(artifacts["inputs"]), arrays(artifacts["golden"])
-    (given,) = session.run(None, inputs)
+    (given,) = ort_run(Path("out.onnx"), inputs).values()
     np.testing.assert_array_equal(given, golden["t4"])
     np.testing.assert_array_equal(given, inputs["t2"] + 2)
     assert given.shape == ((2, 3) if option == "--no-shrink" else (1, 1))
@@ -56,8 +59,7 @@ def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:
     body = f"echo log > a.log; echo $# > b.txt; {has('<7>')} && exit 1; {has('<2>')} && exit 125; exit 0"
     check = ["--check", "./" + script(Path("check"), body), "{model}"]
     options = ["--artifacts", "a.log", "b.txt", "never.txt", "--artifacts-dir", "kept", "--json", "r.json"]
-    assert cli("reduce", model, "-o", "out.onnx", *options, *check).status == 0
-    probes = read_json(Path("r.json"))["probes"]
+    probes = cli("reduce", model, "-o", "out.onnx", *options, *check).ended(0).result["probes"]
     for verdict, folder in (("fail", "bad"), ("pass", "good")):
         for name in ("a.log", "b.txt"):
             assert len(list(Path("kept", folder).glob(f"*{name}"))) == probes[verdict]
@@ -67,8 +69,8 @@ def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:
 
 def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) -> None:
     proto = onnx.load(str(model))
-    proto.graph.input[0].CopyFrom(TENSOR("x", 1, ["batch", 3]))
-    proto.graph.output[0].CopyFrom(TENSOR("t11", 1, ["batch", 3]))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.save(proto, str(model))
     ran = cli("reduce", model, "-o", "one.onnx", "--no-shrink", *failing_with("<3>")).ended(0)
     assert "'x'" in ran.err
@@ -83,18 +85,9 @@ def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) 
 # One failure of several: it is reported, and ``--all`` finds each.
 
 
-OPTIONS = ("-o", "out.onnx", "--no-shrink", "--json", "r.json")
-
-
 @pytest.fixture
 def long_model(here: Path) -> Path:
     return chain(here / "model.onnx", 16)
-
-
-def failing_with_any(*causes: tuple[str, ...]) -> list[str]:
-    """A check that fails while the model has all nodes of one of the sets."""
-    body = " || ".join(f"{{ {has(*cause)}; }}" for cause in causes)
-    return ["--check", "./" + script(Path("check"), f"{{ {body}; }} && exit 1; exit 0"), "{model}"]
 
 
 def names(failure: dict[str, list[dict[str, str]]]) -> list[str]:
@@ -114,8 +107,8 @@ def test_each_is_found(cli: CommandLine, long_model: Path) -> None:
 
 
 def test_there_is_a_limit(cli: CommandLine, long_model: Path) -> None:
-    cli("reduce", long_model, *OPTIONS, "--all", *failing_with_any(*((f"<{place}>",) for place in range(16))))
-    result = read_json(Path("r.json"))
+    every = failing_with_any(*((f"<{place}>",) for place in range(16)))
+    result = cli("reduce", long_model, *OPTIONS, "--all", *every).result
     assert (len(result["failures"]), result["more_failures"]) == (10, True)
 
 
@@ -125,13 +118,9 @@ def test_a_budget_keeps_what_was_found(cli: CommandLine, long_model: Path) -> No
     assert ([names(failure) for failure in result["failures"]], result["more_failures"]) == ([["<2>"]], True)
     probes = result["probes"]["run"]
     # Without --all the question is left out where the budget is spent; with it the other failure is missing.
-    assert cli("reduce", long_model, *OPTIONS, "--overwrite", "--max-probes", str(probes - 1), *check).status == 0
-    assert read_json(Path("r.json"))["more_failures"] is None
-    result = (
-        cli("reduce", long_model, *OPTIONS, "--overwrite", "--all", "--max-probes", str(probes + 1), *check)
-        .ended(3)
-        .result
-    )
+    again = (long_model, *OPTIONS, "--overwrite", "--max-probes")
+    assert cli("reduce", *again, str(probes - 1), *check).ended(0).result["more_failures"] is None
+    result = cli("reduce", *again, str(probes + 1), "--all", *check).ended(3).result
     assert (len(result["failures"]), result["more_failures"]) == (1, True)
     assert node_names(Path("out.onnx")) == names(result["failures"][0])
 
@@ -139,7 +128,7 @@ def test_a_budget_keeps_what_was_found(cli: CommandLine, long_model: Path) -> No
 # Checks that fail only sometimes, and answers that could be smaller: what is said of the proof.
 
 
-ALONE = ("-o", "out.onnx", "--no-shrink", "--workers", "1", "--json", "r.json")
+ALONE = (*OPTIONS, "--workers", "1")
 
 
 def changing(first: str, again: str) -> list[str]:
@@ -153,16 +142,15 @@ def test_a_pass_that_does_not_hold_is_said(cli: CommandLine, model: Path) -> Non
     """The part without the first node passed, and fails when it is asked about again."""
     ran = cli("reduce", model, *ALONE, *changing(has("<3>", "<7>"), has("<7>")))
     assert node_names(Path("out.onnx")) == ["<7>"]
-    result = read_json(Path("r.json"))
-    assert "--repeat 20" in result["why"]
+    assert "--repeat 20" in ran.result["why"]
     # What failed alone is proven all the same.
-    assert (ran.status, result["minimality"]) == (0, "1-minimal")
+    assert (ran.status, ran.result["minimality"]) == (0, "1-minimal")
 
 
 def test_a_failure_that_was_seen_once_is_not_put_down_to_serialization(cli: CommandLine, model: Path) -> None:
     check = script(Path("check"), "[ -e seen ] && exit 0; touch seen; exit 1")
-    cli("reduce", model, *ALONE, "--check", f"./{check}", "{model}").refused("BT3003", "--repeat 20")
-    assert (read_json(Path("r.json"))["status"], Path("out.onnx").exists()) == ("inconclusive", False)
+    ran = cli("reduce", model, *ALONE, "--check", f"./{check}", "{model}").refused("BT3003", "--repeat 20")
+    assert (ran.result["status"], Path("out.onnx").exists()) == ("inconclusive", False)
 
 
 def test_a_rate_that_falls_from_the_original_to_the_answer_leaves_no_proof(cli: CommandLine, model: Path) -> None:

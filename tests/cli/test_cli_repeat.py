@@ -12,20 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
-from onnx import helper, numpy_helper
 from resident import unsteady
-from support import read_json, save, script
+from support import line, save, script
 
 
 def network(path: Path, *names: str) -> Path:
     """A chain of products with these names, each with a Tanh behind it."""
-    rng, nodes, weights, tensor = np.random.default_rng(5), [], [], "x"
-    for place, name in enumerate(names):
-        weights.append(numpy_helper.from_array(rng.normal(0, 0.3, (8, 8)).astype(np.float32), f"w{place}"))
-        nodes.append(helper.make_node("MatMul", [tensor, f"w{place}"], [f"m{place}"], name=name))
-        nodes.append(helper.make_node("Tanh", [f"m{place}"], [f"t{place}"], name=f"tanh{place}"))
-        tensor = f"t{place}"
-    return save(path, nodes, weights, inputs={"x": [4, 8]}, outputs={tensor: [4, 8]})
+    rng = np.random.default_rng(5)
+    weights = {f"w_{name}": rng.normal(0, 0.3, (8, 8)).astype(np.float32) for name in names}
+    nodes = line(step for name in names for step in (("MatMul", f"w_{name}", name), ("Tanh", "", f"tanh_{name}")))
+    return save(path, nodes, weights, inputs={"x": [4, 8]}, outputs={nodes[-1].output[0]: [4, 8]})
 
 
 def proven(found: dict[str, Any]) -> set[tuple[str, str]]:
@@ -34,17 +30,18 @@ def proven(found: dict[str, Any]) -> set[tuple[str, str]]:
 
 def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> None:
     model = network(here / "model.onnx", "a", "bad", "c", "d")
-    ran = unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "--until", "both", "--json", "r.json")
-    found = read_json(Path("r.json"))
-    assert ran.status == 0, ran.err
+    words = ("--unsteady", "--fault", "tactic:0.5", "--until", "both", "--json", "r.json")
+    found = unsteady("repeat", model, *words).ended(0).result
     assert proven(found) == {("bad", "tactic wrong_kernel")}
     choice = {"layer": "bad", "choice": "tactic wrong_kernel", "kind": "tactic", "value": "wrong_kernel"}
     assert found["reasons"] == [{"choices": [choice], "proven": True, "why": None}]
     first = found["choices"][0]
     assert (first["good"], first["bad"]) == (0, found["bad"])
     assert found["avoid"]["bad"] == 0
-    unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json").ended(1)  # it is good
-    assert read_json(Path("again.json"))["bad"] == 0
+    again = unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json").ended(
+        1
+    )  # it is good
+    assert again.result["bad"] == 0
     # Each build was kept and lies where its verdict says.
     assert found["runs"] == found["good"] + found["bad"] == len(found["builds"])
     for build in found["builds"]:
@@ -72,8 +69,8 @@ def test_a_check_command_judges_the_engines_that_were_built(here: Path) -> None:
         encoding="utf-8",
     )
     words = ("--unsteady", "--fault", "tactic:0", "--until", "both", "--json", "r.json")
-    unsteady("repeat", model, *words, "--check", sys.executable, check, "{engine}").ended(0)
-    assert proven(read_json(Path("r.json"))) == {("b", "tactic split_k")}
+    ran = unsteady("repeat", model, *words, "--check", sys.executable, check, "{engine}").ended(0)
+    assert proven(ran.result) == {("b", "tactic split_k")}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +86,10 @@ def test_a_check_that_is_repeated(
     cli: CommandLine, here: Path, words: str, check: str, status: int, counts: tuple[int, int]
 ) -> None:
     model = network(here / "model.onnx", "a")
-    ran = cli("repeat", model, *words.split(), "--json", "r.json", "--check", script(here / "check", check))
-    found = read_json(Path("r.json"))
-    assert (ran.status, (found["good"], found["bad"])) == (status, counts)
+    ran = cli("repeat", model, *words.split(), "--json", "r.json", "--check", script(here / "check", check)).ended(
+        status
+    )
+    assert (ran.result["good"], ran.result["bad"]) == counts
 
 
 def replays(folder: Path) -> tuple[Path, Path]:
@@ -122,16 +120,16 @@ def replays(folder: Path) -> tuple[Path, Path]:
 
 def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> None:
     good, bad = replays(here)
-    ran = cli("diff", good, bad, "--json", "d.json")
-    found = read_json(Path("d.json"))
+    ran = cli("diff", good, bad, "--json", "d.json").ended(0)
+    found = ran.result
     only = {(each["layer"], each["choice"]) for each in found["choices"] if each["bad"] and not each["good"]}
     assert only == {("conv0 + tanh0", "tactic 2147483657:-7"), ("shape_call", "tactic 0:0")}
-    assert (ran.status, found["good"], found["bad"]) == (0, 2, 2)
+    assert (found["good"], found["bad"]) == (2, 2)
     assert cli("diff", here).out == ran.out
     # A build that is half written is left out, and that is said.
     (bad / "0007_choices.json").write_text('{"bisect_trt_build": 1, "choi', encoding="utf-8")
     twice = cli("diff", good, bad, "--json", "t.json")
-    assert (twice.out, read_json(Path("t.json"))["runs"]) == (ran.out, 4)
+    assert (twice.out, twice.result["runs"]) == (ran.out, 4)
     assert "0007_choices.json is skipped" in twice.err
     same = cli("diff", good / "replay_0.json", good / "replay_0.json").ended(1)
     assert "No choice is in bad builds only." in same.out
@@ -143,8 +141,8 @@ def test_layers_that_trtexec_exports_are_compared(cli: CommandLine) -> None:
         outputs = [{"Name": "t0", "Format/Datatype": layout}]
         layer = {"Name": "conv0 + tanh0", "LayerType": "Cask", "TacticValue": tactic, "Outputs": outputs}
         Path(f"{side}.json").write_text(json.dumps({"Layers": [layer], "Bindings": []}), encoding="utf-8")
-    cli("diff", "good.json", "bad.json", "--json", "d.json")
-    only = {each["choice"] for each in read_json(Path("d.json"))["choices"] if not each["good"]}
+    choices = cli("diff", "good.json", "bad.json", "--json", "d.json").result["choices"]
+    only = {each["choice"] for each in choices if not each["good"]}
     assert only == {"tactic 0x2", "precision float16", "format Row major linear FP16 format"}
     Path("other.json").write_text(Path("bad.json").read_text().replace("conv0", "fc").replace("tanh0", "relu"))
     assert "no layer in common" in cli("diff", "good.json", "other.json").err

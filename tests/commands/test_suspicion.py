@@ -87,11 +87,9 @@ def by_name(subject: Subject, precision: str = "fp16") -> dict[str, Suspect]:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     folder = tmp_path_factory.mktemp("odd")
     onnx.save(odd_nodes(), str(folder / "model.onnx"))
-    size = ROWS * COLUMNS
-    shape = (ROWS, COLUMNS)
-    x, m = np.linspace(1, 2, size), np.arange(size) % 2
-    values = {name: value.reshape(shape).astype(np.float32) for name, value in {"x": x, "m": m}.items()}
-    save_npz(folder / "inputs.npz", values)
+    values = {"x": np.linspace(1, 2, ROWS * COLUMNS), "m": np.arange(ROWS * COLUMNS) % 2}
+    shaped = {name: value.reshape(ROWS, COLUMNS).astype(np.float32) for name, value in values.items()}
+    save_npz(folder / "inputs.npz", shaped)
     with subject_of(folder / "model.onnx", folder / "inputs.npz", folder) as subject:
         yield subject
 
@@ -144,19 +142,11 @@ def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path
         assert set(by_name(subject)) == {"big", "beside"}
 
 
-def run_example(name: str, folder: Path) -> Path:
-    subprocess.run([sys.executable, str(EXAMPLES / name / "make_model.py"), "-o", str(folder)], check=True)
-    return folder / "model.onnx"
-
-
-def strongest(found: dict[str, Suspect]) -> dict[str, Suspect]:
-    return {name: entry for name, entry in found.items() if entry.score >= BREAKS}
-
-
 def test_the_masks_whole_way_to_the_softmax_is_named(tmp_path: Path) -> None:
-    model = run_example("masked_attention", tmp_path)
-    with subject_of(model, tmp_path / "inputs.npz", tmp_path) as subject:
-        found = strongest(by_name(subject))
+    make = EXAMPLES / "masked_attention" / "make_model.py"
+    subprocess.run([sys.executable, str(make), "-o", str(tmp_path)], check=True)
+    with subject_of(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path) as subject:
+        found = {name: entry for name, entry in by_name(subject).items() if entry.score >= BREAKS}
     layers = [f"/layers.{layer}/attn" for layer in (0, 1)]
     assert set(found) == {"/Where", *(f"{layer}/{op}" for layer in layers for op in ("Add", "Softmax"))}
     assert {entry.rule for entry in found.values()} == {"overflow"}

@@ -37,37 +37,23 @@ def test_every_command_of_a_page_runs_and_prints_what_the_page_shows(page: str, 
 
 
 def test_what_no_tag_says_is_a_step_past_the_newest_release() -> None:
-    (newest,) = re.findall(
-        r"\A.*?^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    (past,) = re.findall(
-        r'^fallback-version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    changes, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml"))
+    (newest,) = re.findall(r"\A.*?^## \[(\d.*?)\]", changes, re.DOTALL | re.MULTILINE)
+    (past,) = re.findall(r'^fallback-version = "(.*)"', project, re.MULTILINE)
     *first, last = Version(newest).release
     assert Version(past) == Version(f"{'.'.join(map(str, [*first, last + 1]))}.dev0")
 
 
+def commands() -> Iterator[tuple[str, str]]:
+    """All commands, with the page they stand on."""
+    for page in PAGES:
+        shown = (fence for fence in read_fences(page) if fence.info and fence.info[0] in SHELLS)
+        yield from ((page.name, command.text) for fence in shown for command in read_commands(fence))
+
+
 def test_every_reason_not_to_run_a_command_is_needed() -> None:
-    commands = [
-        command.text
-        for page in PAGES
-        for fence in read_fences(page)
-        if fence.info and fence.info[0] in SHELLS
-        for command in read_commands(fence)
-    ]
-    assert [reason for reason in NOT_RUN if not any(re.match(reason, text) for text in commands)] == []
-
-
-def commands_of_ours() -> list[tuple[str, str]]:
-    """Commands of ours, with the page they stand on."""
-    return [
-        (page.name, command.text)
-        for page in PAGES
-        for fence in read_fences(page)
-        if fence.info and fence.info[0] in SHELLS
-        for command in read_commands(fence)
-        if command.text.startswith("bisect-trt ")
-    ]
+    known = [text for _, text in commands()]
+    assert [reason for reason in NOT_RUN if not any(re.match(reason, text) for text in known)] == []
 
 
 def read_values(text: str) -> dict[str, Any]:
@@ -78,7 +64,9 @@ def read_values(text: str) -> dict[str, Any]:
 def test_the_command_line_takes_every_command_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick half of following the pages; of one that needs a GPU the target becomes settings, files taken for there."""
     monkeypatch.chdir(tmp_path)
-    for page, text in commands_of_ours():
+    for page, text in commands():
+        if not text.startswith("bisect-trt "):
+            continue
         values = read_values(text)
         assert values, page
         if not re.match(r"bisect-trt \S+ .*--trt\b", text):

@@ -11,7 +11,9 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,53 @@ def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
     environ("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
     environ(LOG, str(folder / "ran.txt"))
     return folder / "ran.txt"
+
+
+class StandInPool:
+    """A pool whose workers run the stand-in."""
+
+    def __init__(self, folder: Path, ran: Path, workers: Any) -> None:
+        self.workers = workers
+        self._folder, self._ran, self._numbers = folder, ran, count()
+        np.savez(folder / "in.npz")
+
+    def request(self, command: str) -> Any:
+        from bisect_trt.targets.settings import TargetSettings
+        from bisect_trt.worker.protocol import Collect
+
+        model = self._folder / f"{next(self._numbers)}.onnx"
+        model.write_text(command)
+        return Collect(TargetSettings("trt"), model, (self._folder / "in.npz",), (model.with_suffix(".npz"),))
+
+    def ask(self, command: str, timeout: float | None = None, **options: Any) -> Any:
+        return self.workers.ask(self.request(command), timeout, **options)
+
+    def process(self, command: str = "fine") -> int:
+        """Which process answered."""
+        request = self.request(command)
+        assert self.workers.ask(request) is None
+        with np.load(request.to[0]) as answer:
+            return int(answer["process"])
+
+    @property
+    def tried(self) -> list[int]:
+        """The processes that were given something, in order."""
+        return [int(line.split()[0]) for line in self._ran.read_text().splitlines()]
+
+
+@contextmanager
+def standin_pool(
+    folder: Path, environ: Callable[[str, str], None], gpus: Sequence[str] = (), **options: Any
+) -> Iterator[StandInPool]:
+    """Workers that run the stand-in, none of which an earlier test has kept."""
+    from bisect_trt.worker.pool import WorkerPool
+    from bisect_trt.worker.worker import end_spare
+
+    ran = install(folder, environ)
+    end_spare()
+    with WorkerPool(folder, list(gpus), **options) as workers:
+        yield StandInPool(folder, ran, workers)
+    end_spare()
 
 
 def take_over() -> None:

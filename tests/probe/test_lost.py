@@ -8,7 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, load
-from standin_runtime import install
-from support import SHAPE, candidate_files, chain, gone, has, read_json, run_check, save, script
+from standin_runtime import StandInPool, standin_pool
+from support import SHAPE, assert_gone, candidate_files, chain, gone, has, read_json, run_check, save, script
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_comparisons
@@ -32,7 +32,7 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker import serve
 from bisect_trt.worker import worker as spare
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import LOST, About, Collect, Compare, Compared, Order, Sample
+from bisect_trt.worker.protocol import LOST, About, Compare, Compared, Order, Sample
 from bisect_trt.worker.serve import Worker, median_ms
 from bisect_trt.worker.worker import end_spare
 
@@ -40,89 +40,80 @@ TRT = TargetSettings("trt")
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Asks workers whose runtime is the stand-in."""
-    install(tmp_path, monkeypatch.setenv)
-    end_spare()
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInPool]:
+    """Workers whose runtime is the stand-in."""
     for name in ("i.npz", "g.npz"):
         np.savez(tmp_path / name)
-    with WorkerPool(tmp_path) as pool:
-
-        def ask(command: str, **options: Any) -> Any:
-            (tmp_path / "m.onnx").write_text(command)
-            request = Collect(TRT, tmp_path / "m.onnx", (tmp_path / "i.npz",), (tmp_path / "out.npz",))
-            return pool.ask(request, **options)
-
-        ask.pool = pool  # type: ignore[attr-defined]  # for those who end it
-        yield ask
-    end_spare()
-
-
-def processes(folder: Path) -> list[int]:
-    return [int(line.split()[0]) for line in (folder / "ran.txt").read_text().splitlines()]
+    with standin_pool(tmp_path, monkeypatch.setenv) as made:
+        yield made
 
 
 @pytest.mark.parametrize(("name", "warm"), [("SIGKILL", False), ("SIGTERM", True)])
-def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: Path, name: str, warm: bool) -> None:
+def test_a_worker_that_is_ended_from_outside_is_asked_again(
+    pool: StandInPool, tmp_path: Path, name: str, warm: bool
+) -> None:
     if warm:
-        ask("fine")
-    assert ask(f"{name} 2") is None
-    assert len(processes(tmp_path)) == 3 + warm
+        pool.ask("fine")
+    assert pool.ask(f"{name} 2") is None
+    assert len(pool.tried) == 3 + warm
 
 
-def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(ask: Any, tmp_path: Path) -> None:
-    ask.pool.memory_limit = 400 << 20
-    assert ask("fine") is None
-    assert ask("hold").kind == "memory"
-    outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
+def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(
+    pool: StandInPool, tmp_path: Path
+) -> None:
+    pool.workers.memory_limit = 400 << 20
+    assert pool.ask("fine") is None
+    assert pool.ask("hold").kind == "memory"
+    (tmp_path / "m.onnx").write_text("hold")
+    outcome = BuiltinCheck(pool.workers, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
     assert outcome.reason == "it took more memory than --memory-limit"
 
 
-def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path) -> None:
+def test_one_that_is_ended_again_and_again_says_nothing(pool: StandInPool, tmp_path: Path) -> None:
     name = "SIGKILL"
-    reply = ask(f"{name} 3")
+    reply = pool.ask(f"{name} 3")
     assert (reply.kind, name in reply.message) == ("lost", True)
-    assert len(processes(tmp_path)) == 3
-    assert all(map(gone, processes(tmp_path)))
-    (tmp_path / "m.times").unlink()
-    outcome = BuiltinCheck(ask.pool, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
+    assert len(pool.tried) == 3
+    assert all(map(gone, pool.tried))
+    (tmp_path / "m.onnx").write_text(f"{name} 3")
+    outcome = BuiltinCheck(pool.workers, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
     assert (outcome.ending, outcome.signature) == (Ending.SKIPPED, LOST)
     assert name in outcome.reason
     for original in (None, "signal SIGKILL", LOST, "nan"):
         assert outcome.judge(original) is Verdict.UNRESOLVED
 
 
-def test_one_that_the_kernel_ends_for_memory_is_out_of_memory(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_the_kernel_ends_for_memory_is_out_of_memory(
+    pool: StandInPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spare, "oom_kills", iter(range(99)).__next__)
-    assert ask("SIGKILL 3").signature == "run: out of memory"
+    assert pool.ask("SIGKILL 3").signature == "run: out of memory"
 
 
-def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_path: Path) -> None:
+def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(pool: StandInPool, tmp_path: Path) -> None:
     for _ in range(3):
-        ask("fine")
-        (last,) = {*processes(tmp_path)[-1:]}
+        pool.ask("fine")
+        (last,) = {*pool.tried[-1:]}
         os.kill(last, signal.SIGKILL)
-        while not gone(last):
-            time.sleep(0.01)
-    assert ask("fine") is None
+        assert_gone([last])
+    assert pool.ask("fine") is None
 
 
-def test_a_crash_is_confirmed_where_that_is_asked(ask: Any, tmp_path: Path) -> None:
-    assert ask("SIGSEGV 1", confirm=True) is None
-    (tmp_path / "m.times").unlink()
-    assert ask("SIGSEGV 2", confirm=True).signature == "signal SIGSEGV"
+def test_a_crash_is_confirmed_where_that_is_asked(pool: StandInPool, tmp_path: Path) -> None:
+    assert pool.ask("SIGSEGV 1", confirm=True) is None
+    assert pool.ask("SIGSEGV 2", confirm=True).signature == "signal SIGSEGV"
 
 
-def test_workers_that_do_not_start_are_said(ask: Any, tmp_path: Path) -> None:
+def test_workers_that_do_not_start_are_said(pool: StandInPool, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(7)")
-    reply = ask("fine")
+    reply = pool.ask("fine")
     assert (reply.kind, "before it began (exit status 7)" in reply.message) == ("lost", True)
 
 
-def test_what_an_ended_reference_leaves_is_no_answer_either(ask: Any, tmp_path: Path) -> None:
+def test_what_an_ended_reference_leaves_is_no_answer_either(pool: StandInPool, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_text("SIGKILL 3")
-    models = Models(Workspace(tmp_path / "run"), ask.pool)
+    models = Models(Workspace(tmp_path / "run"), pool.workers)
     with pytest.raises(UnavailableError, match=r"could not run a model: .*ended from outside \(SIGKILL\).*Free memory"):
         models.collect(tmp_path / "m.onnx", tmp_path / "i.npz", tmp_path / "out.npz", TRT)
 

@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from conftest import CommandLine
-from standin_runtime import install
-from support import Ran, arrays, gone, overflowing
+from standin_runtime import StandInPool, install, standin_pool
+from support import Ran, gone, overflowing
 
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker import pool as devices
 from bisect_trt.worker import worker as worker_module
-from bisect_trt.worker.pool import WorkerPool, default_workers, visible_gpus
-from bisect_trt.worker.protocol import Collect, Failed
+from bisect_trt.worker.pool import default_workers, visible_gpus
+from bisect_trt.worker.protocol import Failed
 from bisect_trt.worker.worker import end_spare
 
 pytestmark = pytest.mark.any_version
-TARGET = TargetSettings("trt")
-
-
-class Pool:
-    """A pool whose workers run the stand-in."""
-
-    def __init__(self, folder: Path, ran: Path, gpus: list[str], *, fresh_process: bool = False) -> None:
-        self.pool = WorkerPool(folder, gpus, fresh_process=fresh_process)
-        self._folder = folder
-        self._ran = ran
-        self._numbers = count()
-        np.savez(folder / "in.npz")
-
-    def request(self, command: str) -> Collect:
-        number = next(self._numbers)
-        model, to = self._folder / f"{number}.model", self._folder / f"{number}.npz"
-        model.write_text(command)
-        return Collect(TARGET, model, (self._folder / "in.npz",), (to,))
-
-    def ask(self, command: str, timeout: float | None = None) -> Failed | None:
-        return self.pool.ask(self.request(command), timeout)
-
-    def process(self, command: str = "fine") -> int:
-        """Which process answered."""
-        request = self.request(command)
-        assert self.pool.ask(request) is None
-        return int(arrays(request.to[0])["process"])
-
-    @property
-    def tried(self) -> list[int]:
-        """The processes that were given something, in order."""
-        return [int(line.split()[0]) for line in self._ran.read_text().splitlines()]
 
 
 def signature(reply: object) -> str:
@@ -63,23 +28,15 @@ def signature(reply: object) -> str:
     return reply.signature
 
 
-MakePool = Callable[..., Pool]
+MakePool = Callable[..., StandInPool]
 
 
 @pytest.fixture
 def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
-    ran = install(tmp_path, monkeypatch.setenv)
-    end_spare()  # one that an earlier test has kept knows nothing of the stand-in
-    pools: list[Pool] = []
-
-    def make(gpus: list[str] | None = None, **options: Any) -> Pool:
-        pools.append(Pool(tmp_path, ran, gpus or [], **options))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.pool.close()
-    end_spare()
+    with contextlib.ExitStack() as stack:
+        yield lambda *words, **options: stack.enter_context(
+            standin_pool(tmp_path, monkeypatch.setenv, *words, **options)
+        )
 
 
 def test_a_worker_is_kept_and_replaced_after_a_crash(make_pool: MakePool) -> None:

@@ -116,16 +116,8 @@ def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: f
     settings = TargetSettings(runtime)
     how = settings.target.script(settings, HINTS)
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
-    source = render_script(
-        how,
-        "model.onnx",
-        ["x", "y"],
-        seen,
-        answer="It\x1b[2J fails",
-        described="Here\n",
-        failure=failure,
-        timeout=timeout,
-    )
+    said: Any = {"answer": "It\x1b[2J fails", "described": "Here\n", "failure": failure}
+    source = render_script(how, "model.onnx", ["x", "y"], seen, timeout=timeout, **said)
     (folder / "reproduce.py").write_text(source, encoding="utf-8")
     command = [sys.executable, str(folder / "reproduce.py")]
     told = {**os.environ, "PYTHONPATH": str(folder / "installed")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from fakes import culprits_among, needs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,10 +37,6 @@ class Oracle:
         return self._first(question.units) if isinstance(question, Units) else Verdict.FAIL
 
 
-def needs(culprits: Subset) -> Callable[[Subset], Verdict]:
-    return lambda units: Verdict.FAIL if culprits <= units else Verdict.PASS
-
-
 def search(count: int, oracle: Oracle, flakiness: Flakiness | None) -> Minimum:
     heard = Transcript(oracle)
     minimum = minimise(range(count), about_units(heard))
@@ -47,13 +44,10 @@ def search(count: int, oracle: Oracle, flakiness: Flakiness | None) -> Minimum:
     return read_back(minimum, heard)
 
 
-@st.composite
-def culprits_among(draw: st.DrawFn) -> tuple[int, Subset]:
-    count = draw(st.integers(2, 100))
-    return count, draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=8))
+some_culprits = culprits_among(2, 100, 8)
 
 
-@given(culprits_among())
+@given(some_culprits)
 def test_a_steady_check_is_asked_little_again(case: tuple[int, Subset]) -> None:
     """And nothing where one unit fails alone: that it failed is the proof."""
     count, culprits = case
@@ -90,7 +84,7 @@ def test_all_units_but_one_show_whether_the_rest_fails(second: Subset | None, ag
     assert sum(question.runs or 1 for question in oracle.again) >= again
 
 
-@given(culprits_among(), st.integers(1, 60), st.floats(0.9, 0.999))
+@given(some_culprits, st.integers(1, 60), st.floats(0.9, 0.999))
 def test_a_measured_check_is_confirmed_to_the_confidence_that_is_asked_for(
     case: tuple[int, Subset], runs: int, confidence: float
 ) -> None:
@@ -120,7 +114,7 @@ def test_what_passed_although_it_holds_the_answer_is_asked_again(*, steady: bool
     assert sum(question.runs or 0 for question in oracle.again if question.question == Units(larger)) == 3
 
 
-@given(culprits_among(), st.sampled_from([None, Flakiness(1, 1), Flakiness(5, 5)]), st.data())
+@given(some_culprits, st.sampled_from([None, Flakiness(1, 1), Flakiness(5, 5)]), st.data())
 def test_a_pass_that_does_not_hold_makes_the_answer_smaller_and_unproven(
     case: tuple[int, Subset], flakiness: Flakiness | None, data: st.DataObject
 ) -> None:

@@ -13,7 +13,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import reproduced
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import BisectError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
@@ -43,53 +43,42 @@ def test_an_optimizer_is_left_out(tmp_path: Path) -> None:
 
 
 def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
-    options = (
-        ("session.disable_prepacking", "1"),
-        ("enable_mem_pattern", "off"),
-        ("intra_op_num_threads", "1"),
-        ("execution_mode", "parallel"),
-        ("execution_mode", "ORT_PARALLEL"),
-        ("logid", "some: text"),
-    )
-    assert runs(model(tmp_path / "m.onnx"), session_options=options) == ["FusedGemm"]
+    options = [("session.disable_prepacking", "1"), ("enable_mem_pattern", "off"), ("intra_op_num_threads", "1")]
+    options += [("execution_mode", "parallel"), ("execution_mode", "ORT_PARALLEL"), ("logid", "some: text")]
+    assert runs(model(tmp_path / "m.onnx"), session_options=tuple(options)) == ["FusedGemm"]
 
 
 @pytest.mark.parametrize(
-    ("own", "complaint"),
+    ("code", "own", "complaint"),
     [
         (
-            {"session_options": (("nothing", "1"),)},
-            r"option nothing: .* no such attribute; it has: .*enable_cpu_mem_arena, ",
+            "BT1005",
+            {"session_options": {"nothing": "1"}},
+            "option nothing: .* no such attribute; it has: .*enable_cpu_mem_arena, ",
         ),
-        ({"session_options": (("add_initializer", "1"),)}, "option add_initializer: .* no such attribute"),
+        ("BT1005", {"session_options": {"add_initializer": "1"}}, "option add_initializer: .* no such attribute"),
         (
-            {"session_options": (("enable_mem_pattern", "maybe"),)},
+            "BT1002",
+            {"session_options": {"enable_mem_pattern": "maybe"}},
             "enable_mem_pattern: it takes 1 or 0, not 'maybe'",
         ),
-        ({"session_options": (("inter_op_num_threads", "x"),)}, "it takes a whole number"),
-        ({"session_options": (("execution_mode", "x"),)}, "it takes ORT_SEQUENTIAL or ORT_PARALLEL"),
+        ("BT1002", {"session_options": {"inter_op_num_threads": "x"}}, "it takes a whole number"),
+        ("BT1002", {"session_options": {"execution_mode": "x"}}, "it takes ORT_SEQUENTIAL or ORT_PARALLEL"),
         (
-            {"session_options": (("session.intra_op_thread_affinities", "x"), ("intra_op_num_threads", "2"))},
+            "BT1003",
+            {"session_options": {"session.intra_op_thread_affinities": "x", "intra_op_num_threads": "2"}},
             "does not take session.intra_op_thread_affinities:x, intra_op_num_threads:2: .*; correct or drop it",
         ),
-        ({"provider_options": (("device_id", "0"),)}, "--provider-option device_id: "),
+        ("BT1005", {"provider_options": {"device_id": "0"}}, "--provider-option device_id: "),
+        ("BT2003", {"custom_op_libraries": ["/nowhere/a.so"]}, "cannot load the custom-op library /nowhere/a.so: "),
+        ("BT2003", {"custom_op_libraries": [__file__]}, "cannot load the custom-op library .*test_ort_settings.py: "),
     ],
 )
-def test_what_it_does_not_take_is_no_failure_of_the_model(own: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own)))
-
-
-@pytest.mark.parametrize(
-    ("own", "complaint"),
-    [
-        ({"custom_op_libraries": ("/nowhere/a.so",)}, "cannot load the custom-op library /nowhere/a.so: "),
-        ({"custom_op_libraries": (__file__,)}, "cannot load the custom-op library .*test_ort_settings.py: "),
-    ],
-)
-def test_a_library_that_is_none(own: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UnavailableError, match=complaint):
-        make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own)))
+def test_what_it_does_not_take_is_no_failure_of_the_model(code: str, own: dict[str, Any], complaint: str) -> None:
+    given: Any = {name: tuple(each.items() if isinstance(each, dict) else each) for name, each in own.items()}
+    with pytest.raises(BisectError, match=complaint) as refused:
+        make_runtime(TargetSettings(own=OnnxRuntimeSettings(**given)))
+    assert refused.value.code == code
 
 
 def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:

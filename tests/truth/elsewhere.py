@@ -49,18 +49,8 @@ def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new
         node.metadata_props.add(key="namespace", value="net.layer")
     onnx.save(network.model, str(tmp_path / "model.onnx"))
     here = interpreter(onnxruntime(NEWEST), tool=True)
-    words = (
-        "diagnose",
-        "model.onnx",
-        "--onnxrt",
-        "--on",
-        f"env={release}",
-        "-o",
-        "reproducer",
-        "--json",
-        "result.json",
-    )
-    status, result = bisect_trt(here, tmp_path, *words)
+    place = ("--on", f"env={release}", "-o", "reproducer", "--json", "result.json")
+    status, result = bisect_trt(here, tmp_path, "diagnose", "model.onnx", "--onnxrt", *place)
     assert (status, result["status"], result["minimality"]) == (0, "found", "1-minimal")
     assert {node["name"] for node in result["culprits"]} == set(network.guilty[0])
     assert result["ir_version"] == {"file": 10, "written": 8}
