@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import proto_of
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
-from support import overflowing
+from support import line, model_of, overflowing
 
 from bisect_trt.report.console import Console
 from bisect_trt.worker import environments
@@ -27,12 +25,7 @@ SHADOWED = ("onnx", "numpy", "onnxruntime", "onnx_graphsurgeon", "rich", "json",
 
 def named(name: str) -> onnx.ModelProto:
     """Overflows in fp16, in a node of a name."""
-    nodes = [
-        helper.make_node("Mul", ["x", "c"], [f"{name}-out"], name),
-        helper.make_node("Sqrt", [f"{name}-out"], ["y"], "end"),
-    ]
-    x, y = ((end, TensorProto.FLOAT, [2, 2]) for end in "xy")
-    return proto_of(nodes, [x], [y], {"c": np.array(1e6, np.float32)})
+    return model_of(line([("Mul", "c", name), ("Sqrt", "", "end")]), {"c": 1e6})
 
 
 def is_calm(text: str) -> bool:

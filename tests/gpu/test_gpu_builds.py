@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from building import save_text
+from selector import NO_LIBRARY, PLAIN, needs_selector
 from support import chained_convolutions
 
 from bisect_trt.errors import UsageError
@@ -22,7 +23,6 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.config import is_strongly_typed
 from bisect_trt.targets.trt.process import tensorrt
 
-PLAIN = TargetSettings("trt")
 FP16 = replace(PLAIN, fp16=True, held=True)
 SHAPE = [2, 16, 24, 24]
 
@@ -34,11 +34,6 @@ def convolutions(path: Path) -> Path:
 
 def feed() -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)}
-
-
-def needs_selector() -> None:
-    if not hasattr(tensorrt().trt, "IAlgorithmSelector"):
-        pytest.skip("this TensorRT has no algorithm selector")
 
 
 def needs_layers() -> None:
@@ -126,9 +121,6 @@ OPTIONS: dict[str, tuple[TargetSettings, dict[str, Any]]] = {
     "a flag of the parser": (PLAIN, {"builder_flags": ("NATIVE_INSTANCENORM",)}),
 }
 """What is asked for beside precisions: built and run, or refused in a sentence that names the option and this version."""
-
-NO_LIBRARY = "could not be loaded, check function name against library symbol"
-"""TensorRT calls cuBLAS or cuDNN, which need not be installed."""
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -6,16 +6,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
+from selector import NO_LIBRARY, PLAIN, needs_selector
 from support import chained_convolutions, overflowing_products
 
 import bisect_trt
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.process import tensorrt
+from bisect_trt.targets.settings import Looked
 
-PLAIN = TargetSettings("trt")
 SHAPE = (2, 16, 40, 40)
 CHECK = '''
 """Bad if a layer's tactic is the one that it was seen with first: python check.py ENGINE LAYER STATE."""
@@ -41,11 +39,6 @@ def convolutions(path: Path) -> Path:
 
 def feed() -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)}
-
-
-def needs_selector() -> None:
-    if not hasattr(tensorrt().trt, "IAlgorithmSelector"):
-        pytest.skip("this TensorRT has no algorithm selector")
 
 
 def test_a_trace_has_what_each_layer_took_and_what_there_is_to_turn(tmp_path: Path) -> None:
@@ -83,13 +76,7 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
     assert [f"tactic:{layer}"] in result.cause
 
 
-NO_LIBRARY = "could not be loaded, check function name against library symbol"
-"""TensorRT calls cuBLAS or cuDNN, which need not be installed."""
-
-
 def test_every_switch_builds(tmp_path: Path) -> None:
-    from bisect_trt.targets.settings import Looked
-
     path, values = convolutions(tmp_path / "m.onnx"), feed()
     trace = make_runtime(PLAIN).trace(path, values)
     switches = [each for each in PLAIN.target.switches(PLAIN, Looked(trace)) if each.kind != "tactic"]

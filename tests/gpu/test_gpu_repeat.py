@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from selector import PLAIN, needs_selector
 from support import chained_convolutions
 
 import bisect_trt
@@ -21,10 +22,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.process import tensorrt
 
-PLAIN = TargetSettings("trt")
 TRIES = 20
 T = TypeVar("T")
 
@@ -36,11 +34,6 @@ def convolutions(path: Path) -> Path:
     also one that was held to a tactic in each layer, as pointwise layers are compiled again in each build.
     """
     return chained_convolutions(path, [(16, 3), (24, 1), (8, 3)], [1, 8, 16, 16], bare=True)
-
-
-def needs_selector() -> None:
-    if not hasattr(tensorrt().trt, "IAlgorithmSelector"):
-        pytest.skip("this TensorRT has no algorithm selector")
 
 
 def contains(choice: Choice, chosen: frozenset[Choice]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import TARGET, overflowing, read_json
+from support import TARGET, overflowing
 
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.nodes import module_of
@@ -132,9 +131,8 @@ def test_what_the_exporter_says_is_read_in_either_of_its_forms(path: list[str]) 
     scopes, kinds = scopes_of(path)
     wanted = {"path": ".".join(path), "class": f"net.C{len(path)}", "source": "/src/torch/norm.py:7"}
     node = helper.make_node("Pow", ["x", "two"], ["y"])
-    assert (
-        module_of(described(node, name_scopes=repr(scopes), class_hierarchy=repr(kinds), stack_trace=TRACE)) == wanted
-    )
+    said = {"name_scopes": repr(scopes), "class_hierarchy": repr(kinds), "stack_trace": TRACE}
+    assert module_of(described(node, **said)) == wanted
     older = helper.make_node("Pow", ["x", "two"], ["y"])
     pairs = "/".join(f"{scope}: {kind}" for scope, kind in zip(scopes, kinds, strict=True))
     assert module_of(described(older, namespace=pairs, stack_trace=TRACE)) == wanted
@@ -185,7 +183,7 @@ def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLin
         described(node, name_scopes=repr(scopes), class_hierarchy=repr(kinds), stack_trace=TRACE)
     onnx.save(model, str(here / "model.onnx"))
     ran = cli("diagnose", "model.onnx", *TARGET, "-o", "bug", "--json", "result.json").ended(0)
-    result = read_json(here / "result.json")
+    result = ran.result
     for entry in (*result["culprits"], *result["keep_fp32"], result["first_mismatch"]["node"]):
         path = f"blocks.0.{entry['name']}"
         assert entry["module"] == {"path": path, "class": "net.C3", "source": "/src/torch/norm.py:7"}
@@ -204,46 +202,24 @@ def test_a_diagnosis_names_the_module_wherever_it_names_the_node(cli: CommandLin
 FP16, BF16 = Precision.FP16, Precision.BF16
 
 
-def graph(nodes: list[onnx.NodeProto], kind: int, *weights: TensorProto) -> onnx.GraphProto:
-    value = helper.make_tensor_value_info("x", kind, [4])
-    return helper.make_graph(nodes, "g", [value], [onnx.ValueInfoProto(name=nodes[-1].output[0])], weights)
-
-
-def node(op: str, *names: str, **attributes: Any) -> onnx.NodeProto:
-    *read, made = names
-    return helper.make_node(op, read, [made], **attributes)
-
-
 @pytest.mark.parametrize(("kind", "low"), [(TensorProto.FLOAT16, FP16), (TensorProto.BFLOAT16, BF16)])
 def test_what_is_computed_in_16_bits_and_of_that(kind: int, low: Precision) -> None:
-    nodes = [
-        node("Tanh", "x", "single"),
-        node("Cast", "single", "half", to=kind),
-        node("Transpose", "half", "moved"),
-        node("Cast", "moved", "back", to=TensorProto.FLOAT),
-        node("Add", "back", "x", "sum"),
-        node("Shape", "sum", "size"),
-        node("Exp", "x", "beside"),
-    ]
-    assert lows_of(graph(nodes, TensorProto.FLOAT)) == dict.fromkeys(("half", "moved", "back", "sum"), low)
+    body = f"""single = Tanh(x) half = Cast<to = {kind}>(single) moved = Transpose(half) back = Cast<to = 1>(moved)
+        sum = Add(back, x) size = Shape(sum) beside = Exp(x)"""
+    graph = text_model("(float[4] x) => (float[4] beside)", body).graph
+    assert lows_of(graph) == dict.fromkeys(("half", "moved", "back", "sum"), low)
 
 
 def test_what_is_fed_or_stored_in_16_bits_is_exact() -> None:
-    weight = numpy_helper.from_array(np.ones(4, np.float16), "w")
-    nodes = [
-        node("Reshape", "x", "to", "moved"),
-        node("Cast", "moved", "wide", to=TensorProto.FLOAT),
-        node("Cast", "w", "weight", to=TensorProto.FLOAT),
-        node("Mul", "wide", "weight", "exact"),
-        node("Mul", "moved", "w", "rounded"),
-    ]
-    assert lows_of(graph(nodes, TensorProto.FLOAT16, weight)) == {"rounded": FP16}
+    body = """moved = Reshape(x, to) wide = Cast<to = 1>(moved) weight = Cast<to = 1>(w) exact = Mul(wide, weight)
+        rounded = Mul(moved, w)"""
+    model = text_model("(float16[4] x) => (float16[4] rounded)", body, {"w": np.ones(4, np.float16)})
+    assert lows_of(model.graph) == {"rounded": FP16}
 
 
 def test_only_a_model_that_has_such_a_type_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    half = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Cast", "h", "y", to=TensorProto.FLOAT)]
-    onnx.save(helper.make_model(graph(half, TensorProto.FLOAT)), str(path))
+    onnx.save(text_model("(float[4] x) => (float[4] y)", "h = Cast<to = 10>(x) y = Cast<to = 1>(h)"), str(path))
     assert find_roundings(path, {"x": np.ones(4, np.float32)}, lambda _: None)[1] == {"h": FP16, "y": FP16}
     path.write_bytes(b"no model")
     assert find_roundings(path, {"x": np.ones(4, np.float32)}, lambda _: None)[1] == {}

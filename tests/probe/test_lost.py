@@ -49,9 +49,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInPoo
 
 
 @pytest.mark.parametrize(("name", "warm"), [("SIGKILL", False), ("SIGTERM", True)])
-def test_a_worker_that_is_ended_from_outside_is_asked_again(
-    pool: StandInPool, tmp_path: Path, name: str, warm: bool
-) -> None:
+def test_a_worker_that_is_ended_from_outside_is_asked_again(pool: StandInPool, name: str, warm: bool) -> None:
     if warm:
         pool.ask("fine")
     assert pool.ask(f"{name} 2") is None
@@ -91,7 +89,7 @@ def test_one_that_the_kernel_ends_for_memory_is_out_of_memory(
     assert pool.ask("SIGKILL 3").signature == "run: out of memory"
 
 
-def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(pool: StandInPool, tmp_path: Path) -> None:
+def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(pool: StandInPool) -> None:
     for _ in range(3):
         pool.ask("fine")
         (last,) = {*pool.tried[-1:]}
@@ -100,7 +98,7 @@ def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(pool: StandInPoo
     assert pool.ask("fine") is None
 
 
-def test_a_crash_is_confirmed_where_that_is_asked(pool: StandInPool, tmp_path: Path) -> None:
+def test_a_crash_is_confirmed_where_that_is_asked(pool: StandInPool) -> None:
     assert pool.ask("SIGSEGV 1", confirm=True) is None
     assert pool.ask("SIGSEGV 2", confirm=True).signature == "signal SIGSEGV"
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import proto_of
-from onnx import TensorProto, helper
+from building import text_model
 
 from bisect_trt.targets.evaluator import EvaluatorSession
 
@@ -21,13 +19,9 @@ def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: ty
     shape: Sequence[int] = () if axis is None else ((3, 5)[axis],)
     rng = np.random.default_rng(opset)
     scale, zero = rng.uniform(0.01, 0.1, shape).astype(np.float32), rng.integers(0, 9, shape).astype(dtype)
-    along: dict[str, Any] = {} if axis is None else {"axis": axis}
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **along),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **along),
-    ]
-    x, y = ((name, TensorProto.FLOAT, [3, 5]) for name in "xy")
-    model = proto_of(nodes, [x], [y], {"s": scale, "z": zero}, opset=opset)
+    along = "" if axis is None else f"<axis = {axis}>"
+    body = f"q = QuantizeLinear{along}(x, s, z) y = DequantizeLinear{along}(q, s, z)"
+    model = text_model("(float[3, 5] x) => (float[3, 5] y)", body, {"s": scale, "z": zero}, opset=opset)
     onnx.checker.check_model(model)
     fed = {"x": rng.standard_normal((3, 5)).astype(np.float32)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, fed)[0]

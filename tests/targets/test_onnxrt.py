@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from building import overflowed, save_proto, save_text, text_model
+from building import BARE, overflowed, save_text, text_model
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import RunError
@@ -21,7 +21,6 @@ from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 FP16 = TargetSettings(fp16=True)
-TWO = numpy_helper.from_array(np.array(2, np.float32), "two")
 X = np.full((2, 3), 900, np.float32)
 
 
@@ -33,10 +32,13 @@ def square_root_of_square(path: Path) -> Path:
     return save_text(path, "(float[2, 3] x) => (float[2, 3] y)", "p = Pow(x, two) y = Sqrt(p)", {"two": 2.0})
 
 
-def of(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], domain: str = "com.microsoft") -> Path:
+def of(path: Path, body: str, outputs: Sequence[str]) -> Path:
     """A model whose outputs are known by name alone."""
-    inputs = [("x", TensorProto.FLOAT, (2, 3))]
-    return save_proto(path, nodes, inputs, outputs, {"two": TWO}, opset=15, domains=[domain])
+    model = text_model("(float[2, 3] x) => ()", body, {"two": 2.0}, opset=15)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.graph.output.extend(BARE(name=name) for name in outputs)
+    onnx.save(model, path)
+    return path
 
 
 def test_the_reference_has_the_same_bits_without_spinning() -> None:
@@ -59,12 +61,8 @@ def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> Non
 
 
 def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
-        helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0),
-        helper.make_node("Optional", ["x"], ["maybe"]),
-    ]
-    session = load(of(tmp_path / "m.onnx", nodes, ["parts", "y", "maybe"]))
+    body = "parts = SplitToSequence<axis = 0>(x) y = ConcatFromSequence<axis = 0>(parts) maybe = Optional(x)"
+    session = load(of(tmp_path / "m.onnx", body, ["parts", "y", "maybe"]))
     assert isinstance(session, OrtSession)
     assert np.array_equal(session.run({"x": X})["y"], X)
     assert session.skipped == {
@@ -100,12 +98,7 @@ def test_external_data(
 
 def test_types_behind_a_contributed_operator_are_found(tmp_path: Path) -> None:
     """Gelu(900) is 900; its square overflows, though ONNX cannot say that Gelu's output is float32."""
-    nodes = [
-        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),
-        helper.make_node("Pow", ["g", "two"], ["p"]),
-        helper.make_node("Sqrt", ["p"], ["y"]),
-    ]
-    path = of(tmp_path / "m.onnx", nodes, ["y"])
+    path = of(tmp_path / "m.onnx", "g = com.microsoft.Gelu(x) p = Pow(g, two) y = Sqrt(p)", ["y"])
     assert np.array_equal(load(path).run({"x": X})["y"], X)
     assert overflowed(load(path, FP16).run({"x": X})["y"])
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from building import save_proto
+from building import save_proto, text_model
 from conftest import CommandLine
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from support import arrays
 
 from bisect_trt.targets.base import make_runtime
@@ -23,11 +23,8 @@ KINDS = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4
 
 def doubling(path: Path, kind: int, shape: tuple[int, ...] = (2, 3)) -> Path:
     """x of some type -> as fp32, doubled -> y of the type; and a plain input beside."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["wide", "two"], ["doubled"]),
-        helper.make_node("Cast", ["doubled"], ["y"], to=kind),
-    ]
+    body = f"wide = Cast<to = 1>(x) doubled = Mul(wide, two) y = Cast<to = {kind}>(doubled)"
+    nodes = [*text_model("() => ()", body).graph.node]
     inputs, outputs = [("x", kind, shape), ("two", 1, [])], [("y", kind, shape), ("doubled", 1, shape)]
     return save_proto(path, nodes, inputs, outputs, opset=19, ir_version=9)
 
