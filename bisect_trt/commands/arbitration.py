@@ -325,7 +325,7 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
-    refused = outcome is not None and outcome.ending not in (Ending.MISMATCHED, Ending.PASSED)
+    refusal = None if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED) else outcome.reason
     settings = answer.settings(target)
     inputs, golden = (dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs))
     marked = mark_decisions(answer.proto)
@@ -338,9 +338,7 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
         inner = run(marked, on=on) if marked is not answer.proto and not isinstance(made, str) else {}
         return made if isinstance(made, str) or isinstance(inner, str) else {**inner, **made}
 
-    made = (
-        outcome.reason if outcome is not None and refused else with_decisions(run(answer.proto, on=settings), settings)
-    )
+    made = refusal or with_decisions(run(answer.proto, on=settings), settings)
     ignored = next(filter(None, map(_ignored, marked.graph.node)), None)
     exact = ignored or _attempt(lambda: _in_float64(subject, marked, inputs))
     low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))

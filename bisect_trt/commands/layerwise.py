@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import tolerance_options
 from bisect_trt.commands.record import attribute_texts
-from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError
 from bisect_trt.onnxlib.cut import is_frozen, isolate
@@ -329,45 +328,6 @@ def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
     return frozen
 
 
-def layerwise(session: Session, look: Marking, *, isolate: bool = False) -> Result:
-    """Compare every tensor, and name the first node that is wrong.
-
-    Raises:
-        UnavailableError: The target does not run the model with tensors marked.
-    """
-    subject, console, result = session.subject, session.console, session.result
-    console.step(f"{look.target.describe()} against the reference, every tensor an output")
-    original = look.unmarked()
-    layers = compare_layers(look, original)
-    if layers.refused:
-        raise ModelRefusedError(
-            f"the target does not run the model with every tensor marked: {layers.refused}. Use `diagnose` or `reduce`, which "
-            "work without marks."
-        )
-    if isolate:
-        own = compare_own(look)
-        if own.refused:
-            console.warn(f"the target does not run the isolated layers: {own.refused}.")
-        layers = replace(layers, own=own.tensors, own_unseen=own.unseen)
-    result.extra |= to_json(subject, layers)
-    tell(subject, layers, console)
-    if layers.hidden:
-        console.say(f"  without marks: {original.reason}")
-        console.answer(
-            "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which marks "
-            "hide it."
-        )
-        return result.end("inconclusive", "marking tensors hides the failure, so they do not show where it begins")
-    if not layers.origins:
-        console.answer("Every tensor matches.")
-        return result.end("not_reproduced")
-    result.culprits = subject.describe_searched([subject.network.rank[layers.origins[0]]])
-    console.answer(f"First mismatch: {subject.network.describe(layers.origins[0])}.")
-    if original.ending is Ending.PASSED:
-        console.answer("The model's own outputs match: the error does not reach them.")
-    return result.end()
-
-
 def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
     """Print the result of a layerwise comparison."""
     wrong = sum(not comparison.passed for comparison in layers.tensors.values())
@@ -446,7 +406,11 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
 
 
 def run(call: Call) -> Result:
-    """Compare every tensor on the target with the reference's."""
+    """Compare every tensor on the target with the reference's, and name the first node that is wrong.
+
+    Raises:
+        UnavailableError: The target does not run the model with tensors marked.
+    """
     own, target = call[Layerwise], call[Target].required()
     if own.baseline is not None and not own.latency:
         raise MissingOptionError("--baseline needs --latency; add it.")
@@ -460,4 +424,36 @@ def run(call: Call) -> Result:
             from bisect_trt.commands.latency import latency  # noqa: PLC0415 - few ask for it
 
             return latency(session, target, own.baseline)
-        return layerwise(session, Marking(session.subject, target, tolerance, own.timeout), isolate=own.isolate)
+        subject, console, result = session.subject, session.console, session.result
+        look = Marking(subject, target, tolerance, own.timeout)
+        console.step(f"{target.describe()} against the reference, every tensor an output")
+        original = look.unmarked()
+        layers = compare_layers(look, original)
+        if layers.refused:
+            raise ModelRefusedError(
+                f"the target does not run the model with every tensor marked: {layers.refused}. Use `diagnose` or `reduce`, "
+                "which work without marks."
+            )
+        if own.isolate:
+            alone = compare_own(look)
+            if alone.refused:
+                console.warn(f"the target does not run the isolated layers: {alone.refused}.")
+            layers = replace(layers, own=alone.tensors, own_unseen=alone.unseen)
+        result.extra |= to_json(subject, layers)
+        tell(subject, layers, console)
+        if layers.hidden:
+            console.say(f"  without marks: {original.reason}")
+            console.answer(
+                "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which "
+                "marks hide it."
+            )
+            return result.end("inconclusive", "marking tensors hides the failure, so they do not show where it begins")
+        if not layers.origins:
+            console.answer("Every tensor matches.")
+            return result.end("not_reproduced")
+        first = layers.origins[0]
+        result.culprits = subject.describe_searched([subject.network.rank[first]])
+        console.answer(f"First mismatch: {subject.network.describe(first)}.")
+        if original.ending is Ending.PASSED:
+            console.answer("The model's own outputs match: the error does not reach them.")
+        return result.end()

@@ -367,8 +367,11 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
 
 
 def run(call: Call) -> Result:
-    """Find the releases in which a failure appeared and was fixed, for a model or the folder of a reproducer."""
-    own = call[Releases]
+    """Find the releases in which a failure appeared and was fixed, for a model or the folder of a reproducer.
+
+    With ``--repeat`` each release is probed up to that many times.
+    """
+    own, console = call[Releases], call.console
     folder = own.model if call.source is None else call.source.named
     if (folder / MODEL).is_file():
         call.options.change(Releases, model=folder / MODEL)
@@ -395,28 +398,22 @@ def run(call: Call) -> Result:
         call.subject(check.timeout, check.target, older=True) as subject,
         call.searching(check, subject, target, lambda here: in_releases(here, subject, target)) as session,
     ):
-        return find_releases(session, own, package, wanted, call[Search].repeat or 1)
-
-
-def find_releases(session: Session, own: Releases, package: Package, wanted: Range, runs: int) -> Result:
-    """Probe releases, each up to ``runs`` times, until both boundaries are known."""
-    console, result = session.console, session.result
-    pythons = list_releases(package.index_name, wanted)
-    console.step(f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}")
-    console.step("Probe each release" if own.find_all else "Bisect the releases")
-    model = replace(session.subject.original, runs=runs)
-    found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
-    if own.find_all:
-        console.table(("release", "verdict", "reason"), found.rows(), len(pythons))
-    if found.history.oldest is None:
-        silent = [row for row in found.rows() if row[1] == Verdict.UNRESOLVED.value]
-        said = f" ({silent[0][0]}: {silent[0][2]})" if silent else ""
-        if len(silent) == len(found.releases):
-            raise PlaceError(f"no release of {package.name} has a verdict{said}.")
-        raise DoesNotReproduce(
-            f"no release of {package.name} from {found.releases[0]} to {found.releases[-1]} fails"
-            + (f"; {len(silent)} of {len(found.releases)} have no verdict{said}." if silent else ".")
-            + " Try older releases (--from), or the options and inputs with which it failed."
-        )
-    found.tell(console)
-    return result.end(why=found.doubt())
+        pythons = list_releases(package.index_name, wanted)
+        console.step(f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}")
+        console.step("Probe each release" if own.find_all else "Bisect the releases")
+        model = replace(subject.original, runs=call[Search].repeat or 1)
+        found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
+        if own.find_all:
+            console.table(("release", "verdict", "reason"), found.rows(), len(pythons))
+        if found.history.oldest is None:
+            silent = [row for row in found.rows() if row[1] == Verdict.UNRESOLVED.value]
+            said = f" ({silent[0][0]}: {silent[0][2]})" if silent else ""
+            if len(silent) == len(found.releases):
+                raise PlaceError(f"no release of {package.name} has a verdict{said}.")
+            raise DoesNotReproduce(
+                f"no release of {package.name} from {found.releases[0]} to {found.releases[-1]} fails"
+                + (f"; {len(silent)} of {len(found.releases)} have no verdict{said}." if silent else ".")
+                + " Try older releases (--from), or the options and inputs with which it failed."
+            )
+        found.tell(console)
+        return call.result.end(why=found.doubt())
