@@ -79,7 +79,7 @@ def run(call: Call) -> Result:
         refuse_options(options, _SINGLE_OUTPUTS, "does not apply to limits, which measure the whole model; drop it.")
         check = CheckSettings(CheckOptions(timeout=options.timeout), target=target, limits=limits)
         with call.searching(check) as session:
-            return measure(session, check)
+            return measure(session, target)
     with call.examined(options.timeout, target) as session:
         if target.build_only:
             return build(session, target, tolerance, options.timeout)
@@ -109,14 +109,13 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
     return result.end("not_reproduced" if result.extra["metric"]["passed"] is False else "found")
 
 
-def measure(session: Session, check: CheckSettings) -> Result:
+def measure(session: Session, target: TargetSettings) -> Result:
     """Measure the target beside its limits.
 
     Raises:
         UnavailableError: The target cannot run the model.
     """
-    assert check.target is not None, "the options require one"
-    session.console.step(f"{check.target.describe()}, measured beside its limits")
+    session.console.step(f"{target.describe()}, measured beside its limits")
     record = session.prober.probe(session.subject.original)
     outcome = session.outcome(record)
     if outcome.ending is Ending.BROKEN:
@@ -319,7 +318,6 @@ def _compare_target(
         golden.append(("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]))
         for fed, file in zip(inputs, golden[0][1], strict=True):
             session.answered(models.collect(model, fed, file), "the reference")
-
     _save_lowered(session, model, target, options.save_onnx)
 
     def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:

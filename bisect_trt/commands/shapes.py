@@ -7,6 +7,7 @@ each dimension of the inputs, and their ranges over a target's profile. The tens
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,7 +256,7 @@ class Piece:
     @property
     def elements(self) -> int:
         """The number of elements of its inputs and weights."""
-        weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self.proto.graph.initializer)
+        weights: int = sum(math.prod(tensor.dims) for tensor in self.proto.graph.initializer)
         return weights + sum(value.size for value in self.inputs.values())
 
 
@@ -279,7 +280,7 @@ def axes_by_size(piece: Piece) -> dict[int, list[Axis]]:
         for axis, size in enumerate(shape):
             axes.setdefault(size, []).append((name, axis))
         for size in set(shape) if counts else ():
-            volume[size] += int(np.prod(shape, dtype=np.int64))
+            volume[size] += math.prod(shape)
     return {size: axes[size] for size, _ in volume.most_common() if size > 1}
 
 
@@ -302,10 +303,9 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     shapes = {name: value.shape for name, value in inputs.items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     for value in proto.graph.input:
-        kind, dims = value.type.tensor_type.elem_type, value.type.tensor_type.shape.dim
-        sizes = zip(dims, shapes[value.name], strict=True)
-        kept = [dim.dim_param or size for dim, size in sizes]  # free dimensions stay free
-        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, kept))
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+            if not dim.dim_param:  # free dimensions stay free
+                dim.dim_value = size
     forget_shapes(proto.graph)
     return Piece(proto, inputs)
 
