@@ -138,8 +138,8 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
         UnavailableError: A place does not exist, or cannot be created.
         UsageError: A word is no place.
     """
-    for word in options.on:  # before an environment is created
-        kind, parts = parse(word)
+    wanted = [(word, *parse(word)) for word in options.on]
+    for word, kind, parts in wanted:  # before an environment is created
         program = parts["python"] if kind == "python" else "ssh" if kind == "ssh" else None
         if program is not None and shutil.which(program) is None:
             raise PlaceError(f"--on {word}: the program '{program}' does not exist here; check its path.")
@@ -150,8 +150,7 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
         return str(interpreter(Environment.parse(packages), console.say))
 
     places: list[Place] = []
-    for word in options.on:
-        kind, parts = parse(word)
+    for word, kind, parts in wanted:
         if kind == "ray":
             places += slots(word, parts["address"], "CPU" if parts["resource"] == "cpus" else "GPU")
         else:

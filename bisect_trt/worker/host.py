@@ -173,8 +173,7 @@ class Host:
         """Load a model; the payload has the files that the runtime has written."""
         runtime, path = self._runtime(call), self._written(call)
         self._session = runtime.load(path, unpack(payload), call["hints"])
-        paths = {name: path for name in call["back"] if (path := self._back(name)).exists()}
-        written = {name: path.read_bytes() for name, path in paths.items()}
+        written = {name: self._back(name).read_bytes() for name in call["back"] if self._back(name).exists()}
         sizes = {name: len(content) for name, content in written.items()}
         inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
         known = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.options.reading import existing_file, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Target
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.runtime import content_of, load_proto, low_type
 from bisect_trt.targets.settings import (
     LIKELY,
     Looked,
@@ -141,7 +143,6 @@ class OnnxRuntimeTarget(Target):
             return None
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
-        from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
         proto = load_proto(model)
         lower = lower_roundtrip if list(facts["providers"]) == ["CPUExecutionProvider"] else lower_fp16
@@ -190,9 +191,7 @@ def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str
     import onnx  # noqa: PLC0415 - a command line is read without
 
     from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
-    from bisect_trt.targets.messages import BuildError  # noqa: PLC0415 - as above
     from bisect_trt.targets.onnxrt.runner import OrtRunner  # noqa: PLC0415 - as above
-    from bisect_trt.targets.runtime import content_of  # noqa: PLC0415 - as above
 
     known = Network(model).element_types
     unknown = {name for node in model.graph.node for name in node.output if name and name not in known}

@@ -17,6 +17,7 @@ from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Script, Target
+from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import (
     LIKELY,
     Looked,
@@ -93,7 +94,6 @@ class OpenVinoTarget(Target):
         if low is None or (not settings.keep and _CAPABILITIES[low] in facts["capabilities"]):
             return None
         from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
-        from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
         return lower_roundtrip(load_proto(model), settings.keep, None, low_type(settings))
 

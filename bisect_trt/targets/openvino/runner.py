@@ -7,7 +7,7 @@ import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,15 @@ _SOURCE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?
 """Paths of OpenVINO's source in its messages."""
 _BITS = {"bf16": "bfloat16"}
 """Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
-_OPENVINO_TYPES = {"boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64", **_BITS}
-"""NumPy's, or ml_dtypes', names of OpenVINO's element types, where they are not i and u with a number of bits."""
+_OPENVINO_TYPES = {
+    "boolean": "bool",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    **{f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **_BITS,
+}
+"""NumPy's, or ml_dtypes', names of OpenVINO's element types."""
 _NO_DEVICE = re.compile(
     r"not registered|Cannot load library|(?i:failed to (?:create|load) plugin)|No (?:available|supported) device"
 )
@@ -80,7 +87,7 @@ class OpenVinoRunner:
         """Check the device and its properties with a model that every device takes."""
         device, properties = self._settings["device"], self._settings["properties"]
         try:
-            compile_model(self._core, self._core.read_model(TINY_MODEL), {**self._settings, "precision": FULL})
+            self._compile(TINY_MODEL, properties)
         except Exception as error:  # RuntimeError for all, and Python's own for what cannot be converted
             message = said(error)
             if _NO_DEVICE.search(message):
@@ -101,6 +108,15 @@ class OpenVinoRunner:
         except Exception:  # of devices made of others: they are told, and what they do with it is theirs
             return list(CAPABILITIES.values())
 
+    def _compile(
+        self, model: str | bytes, properties: Iterable[tuple[str, str]], precision: str = FULL
+    ) -> tuple[Any, Any]:
+        """Read a model and compile it for the device, with a precision hint, a word of OpenVINO's; return both."""
+        read = self._core.read_model(model)
+        return read, aside(
+            self._core.compile_model, read, self._settings["device"], {HINT: precision, **dict(properties)}
+        )
+
     def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OpenVinoSession:
         """Compile a model, which is lowered already where the device does not do that.
 
@@ -112,8 +128,7 @@ class OpenVinoRunner:
             written = path.absolute().with_name(f"{path.stem}.{os.getpid()}.lowered.onnx")
             written.write_bytes(content)
         try:
-            read = self._core.read_model(str(written))
-            compiled = compile_model(self._core, read, {**self._settings, "precision": self._hint})
+            read, compiled = self._compile(str(written), self._settings["properties"], self._hint)
             names = output_names(read)
         except Exception as error:  # RuntimeError for all
             raise BuildError(said(error)) from error
@@ -124,11 +139,10 @@ class OpenVinoRunner:
 
     def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``takes``: the properties that the device takes, with the value that each can be set to, whatever the model."""
-        tiny, takes = self._core.read_model(TINY_MODEL), {}
+        takes = {}
         for name, value in PROPERTIES:
-            plain = {**self._settings, "precision": FULL, "properties": [(name, value)]}
             with contextlib.suppress(Exception):  # RuntimeError for all
-                compile_model(self._core, tiny, plain)
+                self._compile(TINY_MODEL, [(name, value)])
                 takes[name] = value
         return {"takes": takes}
 
@@ -210,13 +224,9 @@ class OpenVinoSession:
 
 def _port_dtype(port: Any) -> Any:
     """Return NumPy's type of a tensor; ``None`` if it has none."""
-    kind = port.get_element_type().get_type_name()
-    name = _OPENVINO_TYPES.get(kind)
-    if name is None and kind[:1] in "iu" and kind[1:] in ("8", "16", "32", "64"):
-        name = ("int" if kind[0] == "i" else "uint") + kind[1:]
     try:
-        return None if name is None else dtype_from_name(name)
-    except UnavailableError:  # of a package that is not installed
+        return dtype_from_name(_OPENVINO_TYPES[port.get_element_type().get_type_name()])
+    except (KeyError, UnavailableError):  # or of a package that is not installed
         return None
 
 
@@ -243,12 +253,6 @@ def _to_array(tensor: Any) -> Any:
 def said(error: Exception) -> str:
     """Return OpenVINO's message on one line, without the places in its source."""
     return clean_message(_SOURCE.sub("", str(error)))
-
-
-def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a model that was read compiled for a device, with properties and a precision hint, a word of OpenVINO's."""
-    properties = {HINT: settings["precision"], **dict(settings["properties"])}
-    return aside(core.compile_model, model, settings["device"], properties)
 
 
 _THREAD = concurrent.futures.ThreadPoolExecutor(1)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import Package, ShapeRange, Target
+from bisect_trt.targets.messages import names_of
+from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings, trt_switches
 
@@ -53,7 +55,6 @@ class TensorRtTarget(Target):
         has Casts to the low precision.
         """
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - a command line is read without
-        from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
             return None
@@ -76,8 +77,6 @@ class TensorRtTarget(Target):
     ) -> Mapping[str, Any]:
         """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures."""
         from bisect_trt.onnxlib.shapes import element_dtype  # noqa: PLC0415 - as above
-        from bisect_trt.targets.messages import names_of  # noqa: PLC0415 - as above
-        from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
 
         lowered, original = self._by_cast(settings, facts), model
         if lowered:  # its nodes make tensors of other names

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,19 @@ _ALIGNMENT = 256
 """Bytes that the address of every tensor is a multiple of."""
 
 
+@dataclass
+class Built:
+    """A serialised engine, the network that it was built of, and the timing cache, if any.
+
+    The recorded tactics that layers took: name, ``LAYER=TACTIC``, the number of choices.
+    """
+
+    plan: Any
+    parsed: ParsedNetwork
+    took: list[list[Any]]
+    timings: Any
+
+
 class TrtSession:
     """An engine with its execution context; see :class:`~bisect_trt.targets.runtime.RuntimeSession`.
 
@@ -196,9 +210,7 @@ class TrtSession:
         process: TensorRt,
         engine: Any,
         types: Mapping[str, str],
-        skipped: Mapping[str, str] | None = None,
-        origins: Origins | None = None,
-        took: Sequence[Sequence[Any]] = (),
+        built: Built | None = None,
     ) -> None:
         """Make an execution context.
 
@@ -206,16 +218,16 @@ class TrtSession:
             process: This process's TensorRT.
             engine: A deserialised engine.
             types: NumPy's types of the model's outputs; TensorRT computes int64 as int32 before 10.
-            skipped: Outputs of the model that the engine does not have.
-            origins: The nodes that the engine's layers come from; ``None`` where they are not known.
-            took: The tactics that layers took, where those were recorded.
+            built: The build that made it; ``None`` if it is prebuilt.
 
         Raises:
             RunError: There is no execution context.
         """
-        self.engine, self.skipped = engine, dict(skipped or {})
+        self.engine, self.skipped = engine, {} if built is None else built.parsed.skipped
         self._trt, self._log, self._cuda, self._types = process.trt, process.log, process.cuda, types
-        self._origins, self._took = origins, took
+        # Nothing else of the build is kept: its network has all weights.
+        self._origins = None if built is None else Origins.of(built.parsed)
+        self._took = [] if built is None else built.took
         self.ran_s = 0.0
         self._log.errors.clear()
         self._context = engine.create_execution_context()

@@ -10,7 +10,6 @@ import ctypes
 import pathlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from bisect_trt.errors import (
@@ -32,30 +31,17 @@ from bisect_trt.targets.trt.config import (
     write_file,
 )
 from bisect_trt.targets.trt.engine import (
-    Origins,
+    Built,
     TrtSession,
     describe_engine,
     inspect_engine,
     layers_of_network,
 )
-from bisect_trt.targets.trt.network import ParsedNetwork, constrain, parse, partition
+from bisect_trt.targets.trt.network import constrain, parse, partition
 from bisect_trt.targets.trt.process import APIS, describe, tensorrt
 
 _NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
 """Messages of a builder that calls CUDA where there is no GPU."""
-
-
-@dataclass
-class Built:
-    """A serialised engine, the network that it was built of, and the timing cache, if any.
-
-    The recorded tactics that layers took: name, ``LAYER=TACTIC``, the number of choices.
-    """
-
-    plan: Any
-    parsed: ParsedNetwork
-    took: list[list[Any]]
-    timings: Any
 
 
 class BuiltSession:
@@ -221,8 +207,8 @@ class TrtRunner:
     def _open(self, built: Built, hints: Mapping[str, Any]) -> TrtSession:
         """Return a session of a new engine; what the build chose is written if ``record`` is set."""
         process, folder = self._process, self._settings["record"]
-        engine, origins = self._deserialise(built.plan), Origins.of(built.parsed)
-        session = TrtSession(process, engine, hints.get("types", {}), built.parsed.skipped, origins, built.took)
+        engine = self._deserialise(built.plan)
+        session = TrtSession(process, engine, hints.get("types", {}), built)
         if folder is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
             return session
         to = pathlib.Path(folder)
