@@ -13,6 +13,7 @@ from typing import Any
 
 from bisect_trt.errors import ConflictError
 
+Pairs = tuple[tuple[str, str], ...]
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE | re.ASCII)
 _SHAPE = "a shape such as [1,3,224,224] or 1x3x224x224, of whole numbers from 0 up"
 _SWEPT = "NAME:[D,...], each D a size, a range 1..64 or 1..64:8, or a list {1,2,7}, with or without a name (n=1..64)"

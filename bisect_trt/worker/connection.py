@@ -39,7 +39,6 @@ from bisect_trt.worker.channel import (
     Buffer,
     Closed,
     ConnectionLost,
-    Message,
     ProcessDied,
     receive,
     send,
@@ -122,8 +121,10 @@ class Connection:
         self._kept = contextlib.ExitStack()
         self._errors: IO[bytes]
 
-    def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Message:
-        """Call a method of ``host.Host``.
+    def call(
+        self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()
+    ) -> dict[str, Any]:
+        """Call a method of ``host.Host``; returns its reply, with the ``payload``.
 
         Raises:
             ConnectionLost: The place does not answer; the next call starts it again.
@@ -149,7 +150,7 @@ class Connection:
             raise ProcessDied(header["died"])
         if "error" in header:
             _raise_error(**header["error"])
-        return header, content
+        return {**header, "payload": content}
 
     def has(self, files: Mapping[str, bytes | Path]) -> None:
         """Send files that the other end lacks: their content, or its path, by SHA-256."""
@@ -260,7 +261,7 @@ class RemoteRunner:
         self._connection = connection
         self._back: dict[str, Path] = {}
         self._known = {"module": target.sent[-1], "settings": self._sent_settings(settings)}
-        self.facts: Mapping[str, Any] = connection.call("make", self._known)[0]["facts"]
+        self.facts: Mapping[str, Any] = connection.call("make", self._known)["facts"]
 
     def _sent_settings(self, settings: TargetSettings) -> dict[str, Any]:
         """The settings, with the hash of each file in place of its path."""
@@ -290,7 +291,8 @@ class RemoteRunner:
         Raises:
             BuildError: The runtime refuses the model.
         """
-        loaded, content = self._call("load", path, feed, hints, back=list(self._back))
+        loaded = self._call("load", path, feed, hints, back=list(self._back))
+        content = loaded["payload"]
         for name, size in loaded["back"].items():
             with replacing(self._back[name]) as file:
                 file.write(content[:size])
@@ -301,14 +303,14 @@ class RemoteRunner:
         self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], what: str = "trace"
     ) -> dict[str, Any]:
         """Return its changes to a model before running it, or its profile."""
-        traced: dict[str, Any] = self._call("trace", path, feed, hints, what=what)[0]["trace"]
+        traced: dict[str, Any] = self._call("trace", path, feed, hints, what=what)["trace"]
         return traced
 
     profile = partialmethod(trace, what="profile")
 
     def _call(
         self, method: str, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], **more: object
-    ) -> Message:
+    ) -> dict[str, Any]:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}
@@ -336,7 +338,7 @@ class RemoteModel:
 
     def layers(self) -> list[dict[str, Any]]:
         """The layers of the engine there."""
-        layers: list[dict[str, Any]] = self._connection.call("layers")[0]["layers"]
+        layers: list[dict[str, Any]] = self._connection.call("layers")["layers"]
         return layers
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -345,14 +347,13 @@ class RemoteModel:
         Raises:
             RunError: It fails.
         """
-        header, content = self._connection.call("run", {"timed": 0}, [pack(inputs)])
-        self.skipped.update(header["skipped"])
-        return unpack(content)
+        made = self._connection.call("run", {"timed": 0}, [pack(inputs)])
+        self.skipped.update(made["skipped"])
+        return unpack(made["payload"])
 
     def times(self, inputs: Mapping[str, NDArray[Any]], runs: int) -> list[float]:
         """Seconds of each of several runs there; transfers do not count."""
-        header, _ = self._connection.call("run", {"timed": runs}, [pack(inputs)])
-        return list(header["seconds"])
+        return list(self._connection.call("run", {"timed": runs}, [pack(inputs)])["seconds"])
 
 
 @cache

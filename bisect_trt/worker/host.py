@@ -32,8 +32,8 @@ _MOST_RUNTIMES = 16
 _OUTPUT_MOST = 32 << 20
 """Most bytes of the output of a call that are sent back."""
 _LOOK_SECONDS = 0.1
-Reply = tuple[dict[str, Any], bytes]
-"""A header and a payload."""
+Call = dict[str, Any]
+"""The header of a message, with its ``payload``; a reply has one if there is any."""
 
 
 def main(own: str) -> NoReturn:
@@ -114,10 +114,12 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
         os.chdir(own)
         host = Host(own)
         while True:
-            known, content = host.answer(*receive(source))
+            header, payload = receive(source)
+            reply = host.answer({**header, "payload": payload})
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-            send(sink, {**known, "printed": printed(log)}, [content])
+            payload = reply.pop("payload", b"")
+            send(sink, {**reply, "printed": printed(log)}, [payload])
     except Closed:
         status = 0
     except BaseException:
@@ -136,65 +138,64 @@ class Host:
         self._session: Any = None
         self._models = 0
 
-    def answer(self, call: dict[str, Any], payload: bytearray) -> Reply:
+    def answer(self, call: Call) -> dict[str, Any]:
         """The reply to a call; an error is a reply too."""
-        content = b""
         try:
             forget_peak()
-            known, content = getattr(self, call["call"])(call, payload)
+            reply = getattr(self, call["call"])(call)
         except Exception as error:
-            known = {"error": failure(error)}
-        return {**known, "memory": held(self._runtimes.values())}, content
+            reply = {"error": failure(error)}
+        return {**reply, "memory": held(self._runtimes.values())}
 
-    def facts(self, call: dict[str, Any], _: bytearray) -> Reply:
+    def facts(self, call: Call) -> dict[str, Any]:
         """Facts of the machine; see :func:`facts`."""
-        return {"facts": facts(call["packages"])}, b""
+        return {"facts": facts(call["packages"])}
 
-    def put(self, call: dict[str, Any], payload: bytearray) -> Reply:
+    def put(self, call: Call) -> dict[str, Any]:
         """Receive a file, or a part."""
         part = self._file(f"{call['hash']}.part")
         part.parent.mkdir(exist_ok=True)
         with part.open("ab" if call["offset"] else "wb") as file:
-            file.write(payload)
+            file.write(call["payload"])
         if call["last"]:
             part.rename(self._file(call["hash"]))
-        return {}, b""
+        return {}
 
-    def make(self, call: dict[str, Any], _: bytearray) -> Reply:
+    def make(self, call: Call) -> dict[str, Any]:
         """Set a runtime up, and return its facts."""
         try:
             importlib.import_module("numpy")
         except ImportError as error:
             need = "which a worker needs beside the runtime's own package; install it there"
             raise PlaceError(f"{sys.executable} has no NumPy, {need}") from error
-        return {"facts": dict(self._runtime(call).facts)}, b""
+        return {"facts": dict(self._runtime(call).facts)}
 
-    def load(self, call: dict[str, Any], payload: bytearray) -> Reply:
+    def load(self, call: Call) -> dict[str, Any]:
         """Load a model; the payload has the files that the runtime has written."""
         runtime, path = self._runtime(call), self._written(call)
-        self._session = runtime.load(path, unpack(payload), call["hints"])
+        self._session = runtime.load(path, unpack(call["payload"]), call["hints"])
         written = {name: self._back(name).read_bytes() for name in call["back"] if self._back(name).exists()}
         sizes = {name: len(content) for name, content in written.items()}
         inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
         known = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
-        return known, b"".join(written.values())
+        return {**known, "payload": b"".join(written.values())}
 
-    def run(self, call: dict[str, Any], payload: bytearray) -> Reply:
+    def run(self, call: Call) -> dict[str, Any]:
         """Run the model; timed, as often as the call says."""
-        feed = unpack(payload)
+        feed = unpack(call["payload"])
         seconds = run_times(self._session, feed, call["timed"])
         made = b"" if seconds else pack(self._session.run(feed))
-        return {"seconds": seconds, "skipped": dict(self._session.skipped)}, made
+        return {"seconds": seconds, "skipped": dict(self._session.skipped), "payload": made}
 
-    def layers(self, _: dict[str, Any], __: bytearray) -> Reply:
+    def layers(self, _: Call) -> dict[str, Any]:
         """The layers of the engine."""
-        return {"layers": getattr(self._session, "layers", list)()}, b""
+        return {"layers": getattr(self._session, "layers", list)()}
 
-    def trace(self, call: dict[str, Any], payload: bytearray) -> Reply:
+    def trace(self, call: Call) -> dict[str, Any]:
         """Return what the runtime reports of a model."""
         runtime, path = self._runtime(call), self._written(call)
         trace = getattr(runtime, call["what"], None)
-        return {"trace": {} if trace is None else trace(path, unpack(payload), call["hints"])}, b""
+        return {"trace": {} if trace is None else trace(path, unpack(call["payload"]), call["hints"])}
 
     def _file(self, digest: str) -> Path:
         return self._own / "files" / digest
@@ -202,7 +203,7 @@ class Host:
     def _back(self, name: str) -> Path:
         return self._own / f"back-{name}"
 
-    def _runtime(self, call: dict[str, Any]) -> Any:  # noqa: ANN401 - of a runner module
+    def _runtime(self, call: Call) -> Any:  # noqa: ANN401 - of a runner module
         key = json.dumps([call["module"], call["settings"]], sort_keys=True)
         if key not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:
@@ -231,7 +232,7 @@ class Host:
                 shutil.copyfile(self._file(digest), path)
         return path
 
-    def _written(self, call: dict[str, Any]) -> Path:
+    def _written(self, call: Call) -> Path:
         """The model of a call as a file, with its weights beside it; the one before is removed."""
         self._session = None
         shutil.rmtree(self._own / f"model-{self._models}", ignore_errors=True)

@@ -226,13 +226,6 @@ class Slot:
         return os.read(self._process.stdout.fileno(), most)
 
 
-def nodes_with(ray: Any, resource: str) -> dict[str, int]:  # noqa: ANN401 - the module
-    """Return the amount of a resource on each node of a cluster, without nodes that have none."""
-    nodes = sorted(ray.nodes(), key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
-    counts = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]}
-    return {node: count for node, count in counts.items() if count}
-
-
 def relay(ray: Any, resource: str, node: str, source: int, sink: int) -> None:  # noqa: ANN401 - the module
     """Pass bytes on to an actor and back, until either side ends."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415 - an extra
@@ -263,7 +256,7 @@ def relay(ray: Any, resource: str, node: str, source: int, sink: int) -> None:  
 
 
 def main(address: str, resource: str, node: str = "") -> None:
-    """Join a cluster as a driver of its own: list its nodes, or be the relay to one."""
+    """Join a cluster as a driver of its own: print how much of a resource each node has, or be the relay to one."""
     import ray  # noqa: PLC0415 - an extra, and it takes a second
 
     source, sink = os.dup(0), os.dup(1)
@@ -272,7 +265,9 @@ def main(address: str, resource: str, node: str = "") -> None:
     if node:
         relay(ray, resource, node, source, sink)
     else:
-        write_all(sink, json.dumps(nodes_with(ray, resource)).encode() + b"\n")
+        nodes = sorted(ray.nodes(), key=lambda each: (each["NodeManagerAddress"], each["NodeID"]))
+        counts = {each["NodeID"]: int(each["Resources"].get(resource, 0)) for each in nodes if each["Alive"]}
+        write_all(sink, json.dumps({name: count for name, count in counts.items() if count}).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ class Worker:
     def _look(self, request: Look) -> Seen:
         """Only in a place; here ``doctor`` looks."""
         assert self._place is not None
-        found = self._place.call("facts", {"packages": list(request.packages)})[0]["facts"]
+        found = self._place.call("facts", {"packages": list(request.packages)})["facts"]
         runtime: Any = self._runtime(request.target) if request.start else None
         return Seen(self._place.place, found, {} if runtime is None else dict(runtime.facts))
 

@@ -158,7 +158,7 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
                 run_there(connection, f"print('last words', flush=True); {before}; os.kill(os.getpid(), {int(number)})")
             assert death.value.code == -number
             assert "last words" in connection.printed
-            assert connection.call("facts", {"packages": ["numpy"]})[0]["facts"]["packages"]["numpy"] == np.__version__
+            assert connection.call("facts", {"packages": ["numpy"]})["facts"]["packages"]["numpy"] == np.__version__
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
@@ -188,7 +188,7 @@ def test_nothing_is_left_in_a_place(end: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("command", ["{} -", "sh -c 'exec {} -'", "{} -i", "env A=1 {} -"])
 def test_a_command_that_reads_its_program_from_stdin(command: str) -> None:
     connected = connect(place(f"command={command.format(sys.executable)}"))
-    assert connected.call("facts", {"packages": []})[0]["facts"]["Python"]
+    assert connected.call("facts", {"packages": []})["facts"]["Python"]
     connected.close()
 
 
@@ -211,7 +211,7 @@ def test_another_python(python: Path) -> None:
         with pytest.raises(UnavailableError, match=r"needs 3\.10"):
             connected.call("facts", {"packages": []})
         return
-    assert connected.call("facts", {"packages": []})[0]["facts"]["Python"].startswith("3.1")
+    assert connected.call("facts", {"packages": []})["facts"]["Python"].startswith("3.1")
     with pytest.raises(UnavailableError, match="NumPy"):
         RemoteRunner(TargetSettings("onnxrt"), connected)
     connected.close()

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bisect_trt.options.reading import existing_file, once, pair
+from bisect_trt.options.reading import Pairs, existing_file, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Target
 from bisect_trt.targets.messages import BuildError
@@ -67,7 +67,7 @@ class OnnxRuntimeSettings(OwnSettings):
         tuple[str, ...], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
     ] = ()
     provider_options: Annotated[
-        tuple[tuple[str, str], ...],
+        Pairs,
         option(
             "--provider-option",
             metavar="K:V",
@@ -77,7 +77,7 @@ class OnnxRuntimeSettings(OwnSettings):
         ),
     ] = ()
     session_options: Annotated[
-        tuple[tuple[str, str], ...],
+        Pairs,
         option(
             "--session-option",
             metavar="K:V",

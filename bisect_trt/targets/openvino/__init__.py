@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import ConflictError
-from bisect_trt.options.reading import once, pair
+from bisect_trt.options.reading import Pairs, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Script, Target
 from bisect_trt.targets.runtime import load_proto, low_type
@@ -55,7 +55,7 @@ class OpenVinoSettings(OwnSettings):
         CPU
     )
     properties: Annotated[
-        tuple[tuple[str, str], ...],
+        Pairs,
         option(
             "--openvino-property",
             metavar="K:V",

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import ConflictError, UnknownNameError
-from bisect_trt.options.reading import absolute, assignment, existing_file, once, pool_limit, shape
+from bisect_trt.options.reading import Pairs, absolute, assignment, existing_file, once, pool_limit, shape
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnSettings
 from bisect_trt.targets.settings import (
@@ -27,7 +27,6 @@ from bisect_trt.targets.settings import (
 if TYPE_CHECKING:
     from bisect_trt.targets.options import TargetOptions
 
-Pairs = tuple[tuple[str, str], ...]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Shapes by tensor name, hashable."""
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
