@@ -151,9 +151,9 @@ def _run(
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Run a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
-    from bisect_trt.commands.binding import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.commands.call import Call  # noqa: PLC0415
     from bisect_trt.commands.record import attempt, leave_record  # noqa: PLC0415
+    from bisect_trt.commands.runs import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.commands.source import Source  # noqa: PLC0415
     from bisect_trt.probe.workspace import Workspace  # noqa: PLC0415
     from bisect_trt.report.console import Console, QuietConsole  # noqa: PLC0415

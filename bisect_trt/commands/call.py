@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bisect_trt.commands.binding import Binding, bind_function, open_places, require_fit
 from bisect_trt.commands.checks import (
     CheckSettings,
     make_prober,
     tolerance_options,
 )
+from bisect_trt.commands.places import open_places, require_fit
 from bisect_trt.commands.record import recorded
+from bisect_trt.commands.runs import Binding, bind_function
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import ModelSettings, Subject

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.commands.binding import require_fit, require_reference
+from bisect_trt.commands.places import require_fit, require_reference
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,

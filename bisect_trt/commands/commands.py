@@ -103,7 +103,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
         "report": ((commands.Report,), "runs:report", None),
         "diff": ((commands.Diff, General), "build_choices:run", None),
     },
-    "This machine": {"doctor": ((commands.Doctor, Places, General), "doctor:run", None)},
+    "This machine": {"doctor": ((commands.Doctor, Places, General), "places:doctor", None)},
 }
 COMMANDS: dict[str, Command] = {
     name: Command(groups, f"bisect_trt.commands.{function}", output, panel)

@@ -11,8 +11,8 @@ from typing import Literal
 
 import onnx
 
-from bisect_trt.commands.binding import require_target
 from bisect_trt.commands.call import Call
+from bisect_trt.commands.places import require_target
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError, WrongResultError
 from bisect_trt.onnxlib.cleanup import (

@@ -1,22 +1,135 @@
-"""``log``, ``report`` and ``resume``: commands about an earlier run."""
+"""The folder of a run: its binding to options, model and files; and ``log``, ``report`` and ``resume``, which read it."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import json
 import os
 import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.binding import RUN_FILE, Binding
-from bisect_trt.commands.call import Call
-from bisect_trt.errors import RunFolderError, UnknownNameError
+import onnx
+
+from bisect_trt import __version__
+from bisect_trt.errors import RunFolderError, RunStateError, UnknownNameError
+from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import LogOptions, Report, Resume
 from bisect_trt.probe.ledger import JOURNAL, read_journal
-from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER
+from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER, sha256_of
 from bisect_trt.report.console import Console
-from bisect_trt.report.page import write_report
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
 from bisect_trt.report.text import Json
+from bisect_trt.tensors.files import replacing
+
+if TYPE_CHECKING:
+    from bisect_trt.commands.call import Call
+
+RUN_FILE = "run.json"
+"""The binding, in a run's folder."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A command line, its working directory, and the content of the files that it names.
+
+    Attributes:
+        argv: The words after the program's name; of a Python call the command and its keywords.
+        files: SHA-256 of each file, by its path as given.
+        version: The version of bisect-trt, because another version may search in another order.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    files: dict[str, str]
+    python: bool = False
+    version: str = __version__
+
+    @classmethod
+    def of(
+        cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None, *, python: bool
+    ) -> Binding:
+        """Return the binding to a command line, a model with its weights, and other files that exist."""
+        digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
+        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)}, python)
+
+    def write(self, folder: Path) -> None:
+        """Write the binding into a run's folder.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        with replacing(folder / RUN_FILE) as file:
+            file.write(json.dumps(vars(self), indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Binding:
+        """Read the binding of a run's folder.
+
+        Raises:
+            UnavailableError: The folder is not the folder of a run.
+        """
+        try:
+            plain: dict[str, Any] = json.loads((folder / RUN_FILE).read_bytes())
+            argv, cwd, files, version = (plain[name] for name in ("argv", "cwd", "files", "version"))
+            if not all(isinstance(each, str) for each in (*argv, cwd, version, *files.values())):
+                raise ValueError("a value is no text")
+            return cls(tuple(argv), cwd, files, bool(plain["python"]), version)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RunFolderError(
+                f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
+                "runs are under .bisect-trt in the directory where they were started."
+            ) from error
+
+    def check(self, now: Binding, folder: Path) -> None:
+        """Check that nothing has changed since.
+
+        Raises:
+            UsageError: Something has changed; the message names it.
+        """
+        changed = [f"the content of {name}" for name, digest in self.files.items() if now.files.get(name) != digest]
+        changed += [f"the file {name}, which is new" for name in now.files if name not in self.files]
+        if self.argv != now.argv:
+            changed.append("the options")
+        if self.version != now.version:
+            changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
+        if changed:
+            raise RunStateError(
+                f"{folder} cannot be resumed, because its verdicts are out of date: {', '.join(changed)} changed; start a new "
+                "run."
+            )
+
+
+def bind_function(function: Callable[..., object]) -> dict[str, str]:
+    """Return a function's qualified name with the SHA-256 of its source, or of its byte code if it has no source.
+
+    Functions that it calls and values of its closure are not included.
+    """
+    bound = ""
+    if isinstance(function, functools.partial):
+        bound, function = f"{function.args}{sorted(function.keywords.items())}", function.func
+    code = function if hasattr(function, "__qualname__") else type(function)
+    try:
+        source = inspect.getsource(code)
+    except (OSError, TypeError):
+        source = repr(getattr(getattr(code, "__code__", None), "co_code", b""))
+    digest = hashlib.sha256(f"{source}{bound}".encode()).hexdigest()
+    return {"the check": f"{code.__module__}.{code.__qualname__} {digest}"}
+
+
+def _weights(model: Path, folder: Path) -> dict[str, str]:
+    """Return size and modification time of a model's files of weights, which may be too large to hash."""
+    try:
+        locations = external_files(onnx.load(str(model), load_external_data=False))
+    except Exception:  # the error is reported when the model is read
+        return {}
+    paths = [path for location in locations if (path := folder / location).is_file()]
+    return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
 
 
 def read_probes(journal: Path) -> tuple[dict[int, Json], list[Json]]:
@@ -105,6 +218,8 @@ def report(call: Call) -> Result:
     result = read_result(source)
     path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
     check_output(path, overwrite=True)
+    from bisect_trt.report.page import write_report  # noqa: PLC0415 - every command imports this module, and few Jinja2
+
     write_report(result, path)
     call.console.answer(str(path))
     return call.result

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bisect_trt.commands.binding import require_target
+from bisect_trt.commands.places import require_target
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering

@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.commands.binding import require_target
+from bisect_trt.commands.places import require_target
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,

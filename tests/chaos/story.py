@@ -18,7 +18,7 @@ from typing import Any
 
 from support import chain, marked, overflowing, read_json, script, wait_for
 
-from bisect_trt.commands.binding import RUN_FILE
+from bisect_trt.commands.runs import RUN_FILE
 from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import RUNS_FOLDER
 

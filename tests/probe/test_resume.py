@@ -34,8 +34,7 @@ from hypothesis import strategies as st
 from support import assert_gone, chain, examples, has, rest_slow, script
 
 from benchmarks.flaky import simulate, simulate_in_memory
-from bisect_trt.commands.binding import RUN_FILE, Binding
-from bisect_trt.commands.runs import read_probes
+from bisect_trt.commands.runs import RUN_FILE, Binding, read_probes
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal

@@ -1,134 +1,48 @@
-"""The binding of a run to its model, options, files and places; and checks that target and reference run there."""
+"""The places where targets run: opened, examined before a run and by ``doctor``; and whether target and reference run there."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import onnx
+import numpy as np
 
-from bisect_trt import __version__
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import ConflictError, ModelRefusedError, PlaceError, RunFolderError, RunStateError, quoted
-from bisect_trt.onnxlib.load import external_files
+from bisect_trt.errors import (
+    BisectError,
+    ConflictError,
+    ModelRefusedError,
+    PlaceError,
+    RunStateError,
+    UnavailableError,
+    quoted,
+)
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Places
-from bisect_trt.probe.workspace import sha256_of
+from bisect_trt.plugins import FAILED, conflicting_builds
 from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result, environment
+from bisect_trt.targets import find, names
+from bisect_trt.targets.messages import TINY_MODEL
+from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import replacing
+from bisect_trt.tensors.files import replacing, save_npz
+from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place, make_place, parse, slots
-from bisect_trt.worker.protocol import Failed, Look
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import About, BuildEngine, Failed, Look, Request
 
-RUN_FILE = "run.json"
-"""The binding, in a run's folder."""
+if TYPE_CHECKING:
+    from bisect_trt.commands.call import Call
+
 PLACES_FILE = "places.json"
 """In a run's folder: the packages and devices of its places."""
-
-
-@dataclass(frozen=True)
-class Binding:
-    """A command line, its working directory, and the content of the files that it names.
-
-    Attributes:
-        argv: The words after the program's name; of a Python call the command and its keywords.
-        files: SHA-256 of each file, by its path as given.
-        version: The version of bisect-trt, because another version may search in another order.
-    """
-
-    argv: tuple[str, ...]
-    cwd: str
-    files: dict[str, str]
-    python: bool = False
-    version: str = __version__
-
-    @classmethod
-    def of(
-        cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None, *, python: bool
-    ) -> Binding:
-        """Return the binding to a command line, a model with its weights, and other files that exist."""
-        digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
-        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)}, python)
-
-    def write(self, folder: Path) -> None:
-        """Write the binding into a run's folder.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
-        with replacing(folder / RUN_FILE) as file:
-            file.write(json.dumps(vars(self), indent=1).encode())
-
-    @classmethod
-    def read(cls, folder: Path) -> Binding:
-        """Read the binding of a run's folder.
-
-        Raises:
-            UnavailableError: The folder is not the folder of a run.
-        """
-        try:
-            plain: dict[str, Any] = json.loads((folder / RUN_FILE).read_bytes())
-            argv, cwd, files, version = (plain[name] for name in ("argv", "cwd", "files", "version"))
-            if not all(isinstance(each, str) for each in (*argv, cwd, version, *files.values())):
-                raise ValueError("a value is no text")
-            return cls(tuple(argv), cwd, files, bool(plain["python"]), version)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise RunFolderError(
-                f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
-                "runs are under .bisect-trt in the directory where they were started."
-            ) from error
-
-    def check(self, now: Binding, folder: Path) -> None:
-        """Check that nothing has changed since.
-
-        Raises:
-            UsageError: Something has changed; the message names it.
-        """
-        changed = [f"the content of {name}" for name, digest in self.files.items() if now.files.get(name) != digest]
-        changed += [f"the file {name}, which is new" for name in now.files if name not in self.files]
-        if self.argv != now.argv:
-            changed.append("the options")
-        if self.version != now.version:
-            changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
-        if changed:
-            raise RunStateError(
-                f"{folder} cannot be resumed, because its verdicts are out of date: {', '.join(changed)} changed; start a new "
-                "run."
-            )
-
-
-def bind_function(function: Callable[..., object]) -> dict[str, str]:
-    """Return a function's qualified name with the SHA-256 of its source, or of its byte code if it has no source.
-
-    Functions that it calls and values of its closure are not included.
-    """
-    bound = ""
-    if isinstance(function, functools.partial):
-        bound, function = f"{function.args}{sorted(function.keywords.items())}", function.func
-    code = function if hasattr(function, "__qualname__") else type(function)
-    try:
-        source = inspect.getsource(code)
-    except (OSError, TypeError):
-        source = repr(getattr(getattr(code, "__code__", None), "co_code", b""))
-    digest = hashlib.sha256(f"{source}{bound}".encode()).hexdigest()
-    return {"the check": f"{code.__module__}.{code.__qualname__} {digest}"}
-
-
-def _weights(model: Path, folder: Path) -> dict[str, str]:
-    """Return size and modification time of a model's files of weights, which may be too large to hash."""
-    try:
-        locations = external_files(onnx.load(str(model), load_external_data=False))
-    except Exception:  # the error is reported when the model is read
-        return {}
-    paths = [path for location in locations if (path := folder / location).is_file()]
-    return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
+TIMEOUT_SECONDS = 120.0
+"""TensorRT alone takes 10 s to start; a driver may hang."""
 
 
 def open_places(options: Places, console: Console) -> tuple[Place, ...]:
@@ -248,3 +162,64 @@ def require_reference(subject: Subject) -> None:
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare with; "
             "`bisect-trt reduce` with your own --check command does not need the reference."
         )
+
+
+def doctor(call: Call) -> Result:
+    """Print versions and devices of this machine or of some places, and what each target lacks."""
+    places, console, result = open_places(call[Places], call.console), call.console, call.result
+    for problem in (*FAILED, conflicting_builds()):
+        if problem is not None:
+            console.warn(problem)
+    packages = tuple(dict.fromkeys([*(each.name for plugin in selectable() for each in plugin.packages), "numpy"]))
+    found = []
+    # Each request has a process of its own, so that the crash of a library is reported.
+    with scratch() as folder, WorkerPool(Path(folder), fresh_process=True, places=places) as workers:
+        for place in dict.fromkeys(places) or (None,):
+            rows, known = environment(), dict[str, object]()
+            if place is not None:
+                seen = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
+                if isinstance(seen, Failed):
+                    raise PlaceError(f"{place.said} cannot be used: {seen.message}.")
+                known = {**seen.to_json(), "said": seen.describe()}
+                rows = {**seen.table(), "place": place.said}
+                rows |= {"host": seen.found["host"], "interpreter": seen.found["executable"]}
+            targets = missing_parts(workers, Path(folder), place)
+            found.append({**known, "targets": targets})
+            rows |= {name: "yes" if missing is None else f"no: {missing}" for name, missing in targets.items()}
+            for name, value in rows.items():
+                console.answer(f"{name}: {value}")
+    result.extra |= {"places": found} if places else {"environment": environment(), **found[0]}
+    return result.end()
+
+
+def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str, str | None]:
+    """Return why each target cannot be used here or in a place, by its option; ``None`` if it can."""
+    model, inputs = folder / "tiny.onnx", folder / "tiny.npz"
+    model.write_bytes(TINY_MODEL)
+    save_npz(inputs, {"x": np.ones(1, np.float32)})
+    missing: dict[str, str | None] = {}
+    asked: dict[str, Request[object]] = {}
+    for name in names():
+        try:
+            plugin, settings = find(name), TargetSettings(name)
+        except UnavailableError as error:
+            missing[f"--{name}"] = str(error)
+            continue
+        if plugin.selectable and (place is None or plugin.sent):
+            asked[f"--{name}"] = About(settings)
+        if name == "onnxrt":  # it is known to be there only once it has loaded a model
+            asked["--onnxrt --providers cuda"] = BuildEngine(settings.with_own(providers=("cuda",)), model, inputs)
+
+    def ask(request: Request[object], log: Path) -> str | None:
+        try:
+            reply = workers.ask(request, TIMEOUT_SECONDS, place=place, log=log)
+        except BisectError as error:
+            return str(error)
+        if not isinstance(reply, Failed):
+            return None
+        lines = log.read_text(errors="replace").strip().splitlines() if reply.kind == "crash" and log.exists() else ()
+        return f"{reply.message}, after: {lines[-1]}" if lines else reply.message
+
+    logs = [folder / f"target-{number}.log" for number in range(len(asked))]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        return missing | dict(zip(asked, threads.map(ask, asked.values(), logs), strict=True))
