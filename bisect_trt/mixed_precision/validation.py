@@ -23,7 +23,7 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.fresh import FreshSamples
-from bisect_trt.tensors.inputs import Sample, is_script, make_inputs, validate_sample
+from bisect_trt.tensors.inputs import Sample, is_script, make_inputs
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Collect, Failed
 from bisect_trt.worker.protocol import Sample as SampleFiles
@@ -136,11 +136,10 @@ def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
     Raises:
         UsageError: A file does not exist or does not fit the model.
     """
-    infos, found = input_infos(subject.network), list[Sample]()
+    found = list[Sample]()
     for entry in given:
         data = Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
-        for number, sample in enumerate(make_inputs(infos, data)):
-            found.append(validate_sample(infos, sample, f"sample {number} of {entry}"))
+        found += make_inputs(input_infos(subject.network), data)
     return found
 
 

@@ -73,7 +73,7 @@ def fold_shapes(network: Network) -> onnx.ModelProto | None:
 
 def shape_value(node: onnx.NodeProto, info: TensorInfo) -> NDArray[np.int64]:
     """Return the output of a ``Shape`` (with ``start`` and ``end`` of opset 15) or ``Size`` of a tensor."""
-    shape = [int(dim or 0) for dim in info.shape or ()]
+    shape = info.sizes or ()
     if node.op_type == "Size":
         return np.array(math.prod(shape), np.int64)
     return np.array(shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64)

@@ -156,7 +156,7 @@ def label(node: onnx.NodeProto) -> str:
 
 def first_output(node: onnx.NodeProto) -> str:
     """Return the name of a node's first output, which identifies it: ONNX lets node names be empty."""
-    return next((name for name in node.output if name), "")
+    return next(filter(None, node.output), "")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types

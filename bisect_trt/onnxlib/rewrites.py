@@ -132,9 +132,7 @@ class NetworkView:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor, if it is static."""
         info = self.network.infos.get(name)
-        if info is None or info.shape is None or not info.is_static:
-            return None
-        return tuple(int(dim or 0) for dim in info.shape)
+        return None if info is None else info.sizes
 
     def is_float(self, name: str) -> bool:
         """Return whether a tensor is known to be float32."""

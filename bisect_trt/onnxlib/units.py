@@ -133,8 +133,7 @@ class NetworkUnits:
 
     def leading_to(self, units: Iterable[int]) -> frozenset[int]:
         """Return the units with all units that they depend on, makers of weights too."""
-        network = self.network
-        return _close(units, [self._units(network.parents(index)) for index in network.order])
+        return frozenset(map(self.network.rank.__getitem__, self.network.leading_to(self.to_nodes(units))))
 
     def led_to(self, starts: Collection[int]) -> frozenset[int]:
         """Return the units with all units that depend on them."""

@@ -77,16 +77,21 @@ class TensorInfo:
     shape: tuple[int | str | None, ...] | None
 
     @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape, if every dimension is a known number."""
+        sizes = tuple(dim for dim in self.shape or () if isinstance(dim, int))
+        return None if self.shape is None or len(sizes) < len(self.shape) else sizes
+
+    @property
     def is_static(self) -> bool:
         """Whether every dimension is a known number."""
-        return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+        return self.sizes is not None
 
     @property
     def nbytes(self) -> int | None:
         """The number of bytes of its values; ``None`` where a dimension is not known."""
-        if self.shape is None or not self.is_static:
-            return None
-        return self.dtype.itemsize * math.prod(int(dim or 0) for dim in self.shape)
+        sizes = self.sizes
+        return None if sizes is None else self.dtype.itemsize * math.prod(sizes)
 
 
 Value = TypeVar("Value")
@@ -148,7 +153,7 @@ def blocks(values: Array) -> Iterator[Array]:
 
 def to_float(values: Array) -> Vector:
     """Return numbers as float64."""
-    return np.asarray(values.astype(np.float32) if is_extension(values.dtype) else values, dtype=np.float64)
+    return np.asarray(_plain(values), dtype=np.float64)
 
 
 def is_floating(values: Array) -> bool:

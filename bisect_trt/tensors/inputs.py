@@ -272,8 +272,8 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
 
 def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
     """Refuse random values that take over a quarter of the free memory: a comparison holds several copies of them."""
-    sizes = {info.name: math.prod(dim for dim in info.shape or () if isinstance(dim, int)) for info in infos}
-    needed = samples * (sum(sizes.values()) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
+    sizes = [math.prod(info.sizes or ()) for info in infos]
+    needed = samples * (sum(sizes) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
     free = _ASSUMED_FREE if (known := free_bytes()) is None else known
     if 4 * needed > free:
         shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
@@ -285,7 +285,7 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
 
 def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:
     """Return uniform values within [low, high] and the type's range."""
-    shape = tuple(dim for dim in info.shape or () if isinstance(dim, int))
+    shape = info.sizes or ()
     if info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):
         smallest, largest = (0, 1) if info.dtype.kind == "b" else _limits(info.dtype)
         first, last = max(math.ceil(low), int(smallest)), min(math.floor(high), int(largest))
