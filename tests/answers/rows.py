@@ -14,8 +14,6 @@ _JSON = (
     *("diagnose", "reduce", "precision", "cause", "workaround", "repeat", "layerwise", "samples", "sweep", "releases"),
     *("extract", "sanitize", "convert", "run", "inspect", "diff"),
 )
-
-
 FIELDS = {
     "precision": ("keep_fp32", "minimal"),
     "cause": ("cause",),

@@ -16,8 +16,6 @@ from support import arrays, assert_gone, chain, has, model_of, node_names, pids,
 from bisect_trt.worker import process
 
 pytestmark = pytest.mark.any_version
-
-
 VARIABLES = ("MODEL", "INPUTS", "GOLDEN", "DIR")
 WORDS = (
     *("$HOME", "*", ";", ">", "out put", "`id`", "&&"),

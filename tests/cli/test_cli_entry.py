@@ -121,8 +121,6 @@ def test_a_full_disk_is_named() -> None:
 
 
 LONG = f"{'n' * 300}.onnx"
-
-
 PATHS = {
     entry.flag: name
     for name in command_lines("")
@@ -246,11 +244,7 @@ def add_distribution(folder: Path, name: str) -> None:
 
 
 RUN = ("run", "model.onnx", "--onnxrt")
-
-
 MODEL = '<ir_version: 8, opset_import: ["" : 17]> chain (float[4] x) => (float[4] y) { y = Relu(x) }'
-
-
 CRASH = "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 
 

@@ -41,8 +41,6 @@ os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-
-
 _DECIDES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
@@ -278,8 +276,6 @@ def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path
 
 PLAIN = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """A locale that has no more than ASCII."""
-
-
 COMMANDS = {
     "reduce": (["-o", "out.onnx"], 60, {}),
     "sweep": (["--shapes", "x:[{2,3},3]"], 60, {"TERM": "dumb", **PLAIN}),
@@ -313,8 +309,6 @@ def test_every_command_keeps_to_its_terminal(terminal: Callable[..., Terminal], 
 
 
 PROMPT = "[good/bad/skip/undo/quit] "
-
-
 REDUCE = ("reduce", "model.onnx", "-o", "out.onnx", "--json", "r.json", "--no-shrink")
 
 

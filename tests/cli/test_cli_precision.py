@@ -250,15 +250,11 @@ def labels_beside():
     for sample, labels in load_data():
         yield {**sample, "labels": labels}
 """
-
-
 SCORE = """
 import numpy
 def metric(outputs, reference, labels):
     return [float((o[next(iter(o))].argmax(axis=1) == l).mean()) for o, l in zip(outputs, labels)]
 """
-
-
 WHOLE = """
 import numpy
 def metric(outputs, reference, labels):

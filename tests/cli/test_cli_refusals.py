@@ -434,8 +434,6 @@ ENDINGS = {
     "BT3002": "reduce model.onnx -o r.onnx --max-probes 1 --workers 1 --check ./check {model}",
 }
 """Command lines by the code that each ends with."""
-
-
 BASES = {"BT1000", "BT2000", "BT3000"}
 """Codes of classes that only plug-ins raise."""
 

@@ -100,8 +100,6 @@ def test_a_report_that_cannot_be_written_does_not_change_the_answer(cli: Command
 
 
 ROOT = Path(__file__).parents[2]
-
-
 SEARCHES = ["diagnose", "reduce", "cause", "workaround", "layerwise", "releases"]
 
 

@@ -20,11 +20,7 @@ from support import assert_gone, chain, has, node_names, pids, read_json, script
 from bisect_trt.probe.ledger import sealed
 
 pytestmark = pytest.mark.any_version
-
-
 REQUIRED = ("<3>", "<8>")
-
-
 LOADER = "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n"
 
 

@@ -34,8 +34,6 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 
 TIED = 1e-4
-
-
 UNJUDGED: dict[str, Any] = {"right": "no such operator", "wide": False}
 
 
@@ -215,8 +213,6 @@ def test_a_widened_model_computes_in_float64() -> None:
 
 
 ULP = 2.0**-23
-
-
 WIDTH = 16
 
 

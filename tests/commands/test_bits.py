@@ -26,8 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning"),
     pytest.mark.usefixtures("here"),  # runs are kept where one works
 ]
-
-
 Arrays = dict[str, NDArray[Any]]
 
 

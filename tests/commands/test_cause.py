@@ -31,8 +31,6 @@ from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import Tolerance
 
 _BY_NAME = {pattern.name: pattern for pattern in PLANTED}
-
-
 BOTH = {"Identity, Div, Mul": "EliminateIdentity", "Dropout, Div, Mul": "EliminateDropout"}
 """Patterns that every release of ONNX Runtime here is wrong about, with the one of two passes that is theirs alone."""
 

@@ -143,8 +143,6 @@ def test_ladders_that_cannot_be_climbed(tmp_path: Path, options: dict[str, Any],
 
 
 pytestmark = pytest.mark.usefixtures("here")  # runs are kept where one works
-
-
 NO = "no kernel for the node"
 
 

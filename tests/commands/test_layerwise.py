@@ -27,8 +27,6 @@ from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 
 REFUSAL = Failed("build", "no such marks", "build: no such marks")
-
-
 CRASH = Failed("crash", "no such marks: it crashed (SIGSEGV)", "signal SIGSEGV")
 
 
@@ -161,8 +159,6 @@ def test_own_errors_are_those_of_nodes_cut_out_alone(tmp_path: Path, make: Any) 
 
 
 NAMES = [f"t{place}" for place in range(24)]
-
-
 some = st.frozensets(st.sampled_from(NAMES), max_size=5)
 
 

@@ -27,8 +27,6 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 
 node = helper.make_node
-
-
 CHANNELS = 32
 
 

@@ -19,8 +19,6 @@ _EXPORTS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").glo
 _INTS = (-1, 0, 1, 2, 7, 65, 99, 2**31 - 1, -(2**31), 2**31, 2**40, 2**63 - 1, -(2**63))
 _TEXTS = ("", "x", "y", "Relu", "If", "a/../../b", "/etc/passwd", "n" * 300, "\x00", "\n", "'\"", "\u202e", "\x1b[31m")
 _FLOATS = (0.0, -1.0, float("nan"), float("inf"), 1e300)
-
-
 _HEAD = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2, 3] x) => (float[2, 3] y)'
 _FUNCTION = '<domain: "own", opset_import: ["" : 17, "own" : 1]>'
 BASES = (

@@ -146,8 +146,6 @@ def test_weights_at_no_file_that_can_be(tmp_path: Path, location: str) -> None:
 
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-
-
 ELEMENTS = [
     kind
     for name, kind in TensorProto.DataType.items()
@@ -206,8 +204,6 @@ def of_dimensions(field: str) -> ModelProto:
 
 
 CONSTANT = node("Constant", [], ["k"], value=TensorProto(name="k", data_type=1, dims=[2], raw_data=b""))
-
-
 BROKEN = {
     "a node's name is no text": (with_bytes(b"\x1a\x03add", b"\x1a\x03\xffdd"), r"b'\\xffdd' is not UTF-8"),
     "an output is no text": (with_bytes(b"\x01y", b"\x01\xff"), r"b'\\xff' is not UTF-8"),

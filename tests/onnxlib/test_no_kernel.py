@@ -23,8 +23,6 @@ from bisect_trt.worker.pool import WorkerPool
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 X = tensor_info("x", FLOAT, [2, 3])
-
-
 WEIGHTS = {"most negative": np.array(-(2**63)), "minus one": np.array(-1), "hundred": np.array([100])}
 
 

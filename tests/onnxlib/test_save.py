@@ -162,8 +162,6 @@ def test_a_disk_without_room(tmp_path: Path, small_disk: Path, monkeypatch: pyte
 
 
 SIZE = 20
-
-
 ELEMENTS = [
     *("FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL"),
     *("COMPLEX64", "COMPLEX128"),

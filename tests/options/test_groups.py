@@ -32,8 +32,6 @@ from bisect_trt.targets.through import command
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
-
-
 TEXTS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=6)
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(lambda s: s[0] != "-")
 SIZES = st.integers(0, 1 << 60)
@@ -57,8 +55,6 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
-
-
 GROUPS = list(dict.fromkeys(group for command in COMMANDS.values() for group in command.groups))
 OPTIONS = [(group, entry) for group in GROUPS for entry in entries(group) if not entry.count]
 

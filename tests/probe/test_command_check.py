@@ -29,8 +29,6 @@ from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
 IN_FOLDER = settings(
     max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
 NAMES = ("model", "inputs", "golden", "dir")
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 

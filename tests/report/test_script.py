@@ -32,8 +32,6 @@ PIECES = [
     "[x](y)",
 ]  # fmt: skip
 names = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=6).map("".join).filter(str.strip)
-
-
 HINTS: dict[str, Any] = {"inputs": [], "outputs": [], "lowered": False, "nodes": []}
 
 

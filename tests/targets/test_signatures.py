@@ -116,8 +116,6 @@ def test_other_refusals_have_other_signatures(tmp_path: Path) -> None:
 RUNNING = (
     "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
 )
-
-
 MADE = [
     "SkipLayerNormalization_token_220",
     "fused /a/Add",

@@ -30,8 +30,6 @@ PYTHON = shlex.quote(sys.executable)
 BESIDE = Path(sys.executable).parent
 """Where the tools are that are installed with what these tests need."""
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-
-
 PICKY = """
 import re, shutil, sys
 if found := re.search(rb"n_Tanh_[0-9]+", open(sys.argv[1], "rb").read()):

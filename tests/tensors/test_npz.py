@@ -29,8 +29,6 @@ from bisect_trt.tensors.store import ActivationStore, write_store
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["file", "/a/b", "a/b:0", "", " ", ".npy", "x", "x.npy", "../up", "allow_pickle", "args"]
 )
-
-
 SHAPES = hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=4)
 PLAIN = hnp.arrays(
     st.one_of(hnp.floating_dtypes(endianness="="), hnp.integer_dtypes(endianness="="), hnp.boolean_dtypes()), SHAPES
