@@ -278,6 +278,23 @@ def squares_between_convolutions(path: Path) -> Path:
     return save(path, nodes, weights, inputs={"x": [2, 16, 24, 24]}, outputs={"y": [2, 16, 24, 24]})
 
 
+def labelled_data(folder: Path, count: int) -> None:
+    """Write ``data.py``, samples with labels for :func:`overflowing`: every fourth overflows in fp16, in its first row."""
+    (folder / "data.py").write_text(f"""
+import numpy
+def load_data():
+    rng = numpy.random.default_rng(3)
+    for number in range({count}):
+        x = rng.uniform(-2.9, -1.5, (2, 3)).astype(numpy.float32)
+        if number % 4 == 0:
+            x[0, :2] = 2.0, 3.0
+        yield {{"x": x}}, x.argmax(axis=1)
+def labels_beside():
+    for sample, labels in load_data():
+        yield {{**sample, "labels": labels}}
+""")
+
+
 def script(path: Path, body: str) -> str:
     """Write an executable shell script; its path, to be run from anywhere."""
     path.write_text(f"#!/bin/sh\n{body}\n")

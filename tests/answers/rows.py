@@ -63,40 +63,40 @@ def _chain(names: str, **options: Any) -> Callable[[Path], object]:
 
 _ORT = "--onnxrt"
 _PLAIN = _chain("a b wrong.c d e")
+_THREE, _FOUR, _SIX, _EIGHT = map(_chain, ("a b c", "a b c d", "a b c d e f", "a b c d e f g h"))
+_LONG_PAIR = partial(models.long, length=30, bad={5: "pair.a", 22: "pair.b"})
 
 
 def _rows() -> list[Row]:
     reduce, precision = "reduce m.onnx -o r.onnx", f"precision m.onnx -o mixed.onnx {_ORT}"
     return [
         # reduce: a check command
-        Row("reduce-check-one", _chain("a b c d e f"), (f"{reduce} --check CHECK d=1",)),
-        Row("reduce-check-first", _chain("a b c d e f"), (f"{reduce} --check CHECK a=1",)),
-        Row("reduce-check-last", _chain("a b c d e f"), (f"{reduce} --check CHECK f=1",)),
-        Row("reduce-check-pair", _chain("a b c d e f g h"), (f"{reduce} --check CHECK b+g=1",)),
-        Row("reduce-check-all-nodes", _chain("a b c d"), (f"{reduce} --check CHECK a+b+c+d=1",)),
+        Row("reduce-check-one", _SIX, (f"{reduce} --check CHECK d=1",)),
+        Row("reduce-check-first", _SIX, (f"{reduce} --check CHECK a=1",)),
+        Row("reduce-check-last", _SIX, (f"{reduce} --check CHECK f=1",)),
+        Row("reduce-check-pair", _EIGHT, (f"{reduce} --check CHECK b+g=1",)),
+        Row("reduce-check-all-nodes", _FOUR, (f"{reduce} --check CHECK a+b+c+d=1",)),
         Row("reduce-check-three", partial(models.long, length=40, bad={}), (f"{reduce} --check CHECK n3+n17+n31=1",)),
         Row("reduce-check-long", partial(models.long, length=200, bad={}), (f"{reduce} --check CHECK n77=1",)),
-        Row("reduce-check-two-failures", _chain("a b c d e f g h"), (f"{reduce} --all --check CHECK b=1 g=1",)),
-        Row("reduce-check-always", _chain("a b c"), (f"{reduce} --check CHECK =1",)),
-        Row("reduce-check-never", _chain("a b c"), (f"{reduce} --check CHECK z=1",)),
-        Row("reduce-check-crash", _chain("a b c d"), (f"{reduce} --check CHECK c=signal",)),
-        Row("reduce-check-hang", _chain("a b c d"), (f"{reduce} --timeout 1 --check CHECK c=hang",)),
-        Row("reduce-check-other-exit", _chain("a b c d e f"), (f"{reduce} --fail-code 3 --check CHECK a+d=3 d=4",)),
-        Row("reduce-check-skip", _chain("a b c d e f"), (f"{reduce} --check CHECK a+d=1 d=125",)),
-        Row("reduce-check-ignore", _chain("a b c d e f"), (f"{reduce} --ignore-fail-code 7 --check CHECK b+e=1 b=7",)),
-        Row(
-            "reduce-check-regex", _chain("a b c d e f"), (f"{reduce} --fail-regex oops --check CHECK c+d=oops c=other",)
-        ),
-        Row("reduce-check-flaky", _chain("a b c d e f"), (f"{reduce} --repeat 10 --check CHECK d=luck5",), seed=3),
-        Row("reduce-check-flaky-rare", _chain("a b c d"), (f"{reduce} --repeat 20 --check CHECK c=luck2",), seed=4),
-        Row("reduce-check-steady-repeat", _chain("a b c d"), (f"{reduce} --repeat 5 --check CHECK c=1",)),
-        Row("reduce-budget", _chain("a b c d e f g h"), (f"{reduce} --max-probes 3 --check CHECK b+g=1",)),
-        Row("reduce-linear", _chain("a b c d e f"), (f"{reduce} --mode linear --check CHECK d=1",)),
-        Row("reduce-bisect", _chain("a b c d e f"), (f"{reduce} --mode bisect --check CHECK d=1",)),
-        Row("reduce-ddmin", _chain("a b c d e f"), (f"{reduce} --mode ddmin --check CHECK b+e=1",)),
-        Row("reduce-keep-inputs", _chain("a b c d e f"), (f"{reduce} --no-reduce-inputs --check CHECK c=1",)),
-        Row("reduce-keep-outputs", _chain("a b c d e f"), (f"{reduce} --no-reduce-outputs --check CHECK c=1",)),
-        Row("reduce-min-good", _chain("a b c d e f"), (f"{reduce} --min-good g.onnx --check CHECK c=1",)),
+        Row("reduce-check-two-failures", _EIGHT, (f"{reduce} --all --check CHECK b=1 g=1",)),
+        Row("reduce-check-always", _THREE, (f"{reduce} --check CHECK =1",)),
+        Row("reduce-check-never", _THREE, (f"{reduce} --check CHECK z=1",)),
+        Row("reduce-check-crash", _FOUR, (f"{reduce} --check CHECK c=signal",)),
+        Row("reduce-check-hang", _FOUR, (f"{reduce} --timeout 1 --check CHECK c=hang",)),
+        Row("reduce-check-other-exit", _SIX, (f"{reduce} --fail-code 3 --check CHECK a+d=3 d=4",)),
+        Row("reduce-check-skip", _SIX, (f"{reduce} --check CHECK a+d=1 d=125",)),
+        Row("reduce-check-ignore", _SIX, (f"{reduce} --ignore-fail-code 7 --check CHECK b+e=1 b=7",)),
+        Row("reduce-check-regex", _SIX, (f"{reduce} --fail-regex oops --check CHECK c+d=oops c=other",)),
+        Row("reduce-check-flaky", _SIX, (f"{reduce} --repeat 10 --check CHECK d=luck5",), seed=3),
+        Row("reduce-check-flaky-rare", _FOUR, (f"{reduce} --repeat 20 --check CHECK c=luck2",), seed=4),
+        Row("reduce-check-steady-repeat", _FOUR, (f"{reduce} --repeat 5 --check CHECK c=1",)),
+        Row("reduce-budget", _EIGHT, (f"{reduce} --max-probes 3 --check CHECK b+g=1",)),
+        Row("reduce-linear", _SIX, (f"{reduce} --mode linear --check CHECK d=1",)),
+        Row("reduce-bisect", _SIX, (f"{reduce} --mode bisect --check CHECK d=1",)),
+        Row("reduce-ddmin", _SIX, (f"{reduce} --mode ddmin --check CHECK b+e=1",)),
+        Row("reduce-keep-inputs", _SIX, (f"{reduce} --no-reduce-inputs --check CHECK c=1",)),
+        Row("reduce-keep-outputs", _SIX, (f"{reduce} --no-reduce-outputs --check CHECK c=1",)),
+        Row("reduce-min-good", _SIX, (f"{reduce} --min-good g.onnx --check CHECK c=1",)),
         Row(
             "reduce-branches", partial(models.branches, left="a b c", right="d e f"), (f"{reduce} --check CHECK b+e=1",)
         ),
@@ -106,7 +106,7 @@ def _rows() -> list[Row]:
         Row("reduce-damaged", models.damaged, (f"{reduce} --check CHECK a=1",)),
         Row(
             "reduce-resume",
-            _chain("a b c d e f g h"),
+            _EIGHT,
             (f"{reduce} --max-probes 4 --check CHECK b+g=1", "resume {run}", "log {run}", "log {run} 2"),
             shows=("FAIL", "PASS"),
         ),
@@ -118,13 +118,8 @@ def _rows() -> list[Row]:
         Row("reduce-refuse", _chain("a b refuse.c d e"), (f"{reduce} {_ORT}",)),
         Row("reduce-pair", _chain("a pair.b c d pair.e f"), (f"{reduce} {_ORT}",)),
         Row("reduce-luck", _chain("a b luck6.c d e"), (f"{reduce} {_ORT} --repeat 10",), seed=1),
-        Row("reduce-healthy", _chain("a b c"), (f"{reduce} {_ORT}",)),
-        Row(
-            "reduce-interrupted",
-            partial(models.long, length=30, bad={5: "pair.a", 22: "pair.b"}),
-            (f"{reduce} {_ORT}", "resume {run}"),
-            interrupt_at=6,
-        ),
+        Row("reduce-healthy", _THREE, (f"{reduce} {_ORT}",)),
+        Row("reduce-interrupted", _LONG_PAIR, (f"{reduce} {_ORT}", "resume {run}"), interrupt_at=6),
         Row("reduce-fp16", models.overflowing, (f"{reduce} {_ORT} --fp16",)),
         Row("reduce-bf16", models.cancelling, (f"{reduce} {_ORT} --bf16",)),
         Row("reduce-openvino", _chain("a b wrong.c d"), (f"{reduce} --openvino",)),
@@ -151,7 +146,7 @@ def _rows() -> list[Row]:
         Row("diagnose-refuse", _chain("a refuse.b c d"), (f"diagnose m.onnx {_ORT}",)),
         Row("diagnose-hang", _chain("a hang.b c"), (f"diagnose m.onnx {_ORT} --timeout 5",)),
         Row("diagnose-pair", _chain("a pair.b c pair.d e"), (f"diagnose m.onnx {_ORT}",)),
-        Row("diagnose-healthy", _chain("a b c"), (f"diagnose m.onnx {_ORT}",)),
+        Row("diagnose-healthy", _THREE, (f"diagnose m.onnx {_ORT}",)),
         Row("diagnose-two-all", models.two_outputs, (f"diagnose m.onnx {_ORT} --all",)),
         Row("diagnose-fusion", models.cancelling, (f"diagnose m.onnx {_ORT}",)),
         Row("diagnose-luck", _chain("a luck5.b c"), (f"diagnose m.onnx {_ORT} --repeat 8",), seed=2),
@@ -176,11 +171,7 @@ def _rows() -> list[Row]:
             (f"diagnose m.onnx {_ORT} --fp16 --metric psnr --min 30 --iterations 4",),
         ),
         Row("diagnose-two-workers", _PLAIN, (f"diagnose m.onnx {_ORT} --workers 2",)),
-        Row(
-            "reduce-two-workers",
-            partial(models.long, length=30, bad={5: "pair.a", 22: "pair.b"}),
-            (f"{reduce} {_ORT} --workers 2",),
-        ),
+        Row("reduce-two-workers", _LONG_PAIR, (f"{reduce} {_ORT} --workers 2",)),
         Row(
             "reduce-metric",
             _chain("a large.b c d"),
@@ -192,7 +183,7 @@ def _rows() -> list[Row]:
         Row("precision-bf16", models.cancelling, (f"{precision} --bf16",)),
         Row("precision-cancelling", models.cancelling, (f"{precision} --fp16 --fresh-samples 20",)),
         Row("precision-two", models.two_overflows, (f"{precision} --fp16",)),
-        Row("precision-healthy", _chain("a b c"), (f"{precision} --fp16",)),
+        Row("precision-healthy", _THREE, (f"{precision} --fp16",)),
         Row("precision-exclude", models.overflowing, (f"{precision} --fp16 --exclude big",)),
         Row("precision-include", models.two_overflows, (f"{precision} --fp16 --include 'big*' 'small*'",)),
         Row("precision-budget", models.two_overflows, (f"{precision} --fp16 --max-probes 3",)),
@@ -223,14 +214,14 @@ def _rows() -> list[Row]:
         Row("workaround-none", _PLAIN, (f"workaround m.onnx {_ORT}",)),
         # layerwise, run
         Row("layerwise-wrong", _PLAIN, (f"layerwise m.onnx {_ORT}",)),
-        Row("layerwise-healthy", _chain("a b c"), (f"layerwise m.onnx {_ORT}",)),
+        Row("layerwise-healthy", _THREE, (f"layerwise m.onnx {_ORT}",)),
         Row("layerwise-isolate", models.two_outputs, (f"layerwise m.onnx {_ORT} --isolate",)),
         Row("layerwise-overflow", models.overflowing, (f"layerwise m.onnx {_ORT} --fp16",)),
         Row("layerwise-crash", _chain("a crash.b c"), (f"layerwise m.onnx {_ORT}",)),
         Row("layerwise-fusion", models.cancelling, (f"layerwise m.onnx {_ORT}",)),
         Row("layerwise-loop", models.with_loop, (f"layerwise m.onnx {_ORT}",)),
         Row("layerwise-samples", _chain("a large.b c d"), (f"layerwise m.onnx {_ORT} {_TWO}",), more=_two_samples),
-        Row("run-match", _chain("a b c"), (f"run m.onnx {_ORT}",)),
+        Row("run-match", _THREE, (f"run m.onnx {_ORT}",)),
         Row("run-mismatch", _PLAIN, (f"run m.onnx {_ORT}",)),
         Row("run-nan", _chain("a nan.b c"), (f"run m.onnx {_ORT}",)),
         Row("run-crash", _chain("a crash.b c"), (f"run m.onnx {_ORT}",)),
@@ -238,7 +229,7 @@ def _rows() -> list[Row]:
         Row("run-fp16", models.overflowing, (f"run m.onnx {_ORT} --fp16",)),
         Row(
             "run-saved",
-            _chain("a b c"),
+            _THREE,
             (
                 f"run m.onnx {_ORT} --save-outputs o.npz",
                 f"run m.onnx {_ORT} --load-outputs o.npz",
@@ -263,7 +254,7 @@ def _rows() -> list[Row]:
             (f"sweep m.onnx {_ORT} --shapes x:[1..64,4] --tries 12",),
         ),
         Row("samples-one", _chain("a large.b c"), (f"samples m.onnx -o s.npz {_ORT} {_TWO}",), more=_two_samples),
-        Row("samples-healthy", _chain("a b c"), (f"samples m.onnx -o s.npz {_ORT} {_TWO}",), more=_two_samples),
+        Row("samples-healthy", _THREE, (f"samples m.onnx -o s.npz {_ORT} {_TWO}",), more=_two_samples),
         Row(
             "samples-random",
             _chain("a large.b c"),
@@ -271,11 +262,11 @@ def _rows() -> list[Row]:
         ),
         Row("repeat-luck", _chain("a luck5.b c"), (f"repeat m.onnx {_ORT} -n 8", "diff {run}"), seed=5),
         Row("repeat-until", _chain("a luck3.b c"), (f"repeat m.onnx {_ORT} --until both",), seed=6),
-        Row("repeat-good", _chain("a b c"), (f"repeat m.onnx {_ORT} -n 4",)),
-        Row("repeat-same-engine", _chain("a b c"), (f"repeat m.onnx {_ORT} -n 4 --same-engine",)),
-        Row("repeat-check", _chain("a b c"), ("repeat m.onnx -n 10 --check CHECK b=luck4",), seed=7),
+        Row("repeat-good", _THREE, (f"repeat m.onnx {_ORT} -n 4",)),
+        Row("repeat-same-engine", _THREE, (f"repeat m.onnx {_ORT} -n 4 --same-engine",)),
+        Row("repeat-check", _THREE, ("repeat m.onnx -n 10 --check CHECK b=luck4",), seed=7),
         Row("releases-none", _PLAIN, (f"releases m.onnx {_ORT} --from 2 --to 1",)),
-        Row("extract-piece", _chain("a b c d"), ("extract m.onnx -o e.onnx --inputs a_out --outputs c_out",)),
+        Row("extract-piece", _FOUR, ("extract m.onnx -o e.onnx --inputs a_out --outputs c_out",)),
         Row(
             "extract-values",
             models.dynamic,

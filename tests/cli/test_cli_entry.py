@@ -38,8 +38,6 @@ from bisect_trt.commands import places
 from bisect_trt.commands.commands import COMMANDS as GROUPS
 from bisect_trt.commands.commands import COMMANDS as TABLE
 from bisect_trt.commands.places import missing_parts
-from bisect_trt.commands.record import system_errors
-from bisect_trt.errors import UnavailableError
 from bisect_trt.options.spec import entries
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import headline
@@ -108,13 +106,6 @@ def test_shells_complete_options(here: Path) -> None:
         command = [sys.executable, "-m", "bisect_trt"]
         done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
         assert {*answers} <= {*done.stdout.split()}
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_is_named() -> None:
-    said = "a file cannot be used: No space left on device; check its path"
-    with pytest.raises(UnavailableError, match=said), system_errors():
-        Path("/dev/full").write_text("x")
 
 
 # Names of files that are too long, or no text: a sentence, or the same as for any other name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -131,17 +132,16 @@ STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
 
 
 @pytest.fixture
-def terminal(here: Path) -> Iterator[Callable[..., Terminal]]:
+def closing() -> Iterator[contextlib.ExitStack]:
+    """Ends the programs that a test starts."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def terminal(here: Path, closing: contextlib.ExitStack) -> Callable[..., Terminal]:
     """Starts a command line on a terminal."""
-    started: list[Terminal] = []
-
-    def start(*argv: str, columns: int = 80, rows: int = 40, **variables: str) -> Terminal:
-        started.append(Terminal(here, *argv, columns=columns, rows=rows, **variables))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
+    return lambda *argv, **how: closing.enter_context(contextlib.closing(Terminal(here, *argv, **how)))
 
 
 def search(here: Path, *options: str, wait: float = 0.1, first: str = ":") -> list[str]:
@@ -339,18 +339,10 @@ class Dialogue(Program):
 
 
 @pytest.fixture
-def start(here: Path) -> Iterator[Callable[..., Dialogue]]:
+def start(here: Path, closing: contextlib.ExitStack) -> Callable[..., Dialogue]:
     """Starts a command line on a terminal, on a chain of six."""
     chain(here / "model.onnx", 6)
-    started: list[Dialogue] = []
-
-    def begin(*argv: str) -> Dialogue:
-        started.append(Dialogue(here, *(argv or REDUCE)))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
+    return lambda: closing.enter_context(contextlib.closing(Dialogue(here, *REDUCE)))
 
 
 def says(tag: str) -> str:

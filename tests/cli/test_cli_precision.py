@@ -16,7 +16,7 @@ from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, TARGET, overflowing, save
+from support import SHAPE, TARGET, labelled_data, overflowing, save
 
 from bisect_trt.mixed_precision.curve import Point
 from bisect_trt.onnxlib.network import Network
@@ -237,19 +237,6 @@ def test_the_set_grows_until_it_holds_and_the_curve_has_each(cli: CommandLine, h
 # A metric over a whole set decides whether a model passes: in ``run``, ``precision``, ``reduce`` and ``diagnose``.
 
 
-LOADER = """
-import numpy
-def load_data():
-    rng = numpy.random.default_rng(3)
-    for number in range(60):
-        x = rng.uniform(-2.9, -1.5, (2, 3)).astype(numpy.float32)
-        if number % 4 == 0:
-            x[0, :2] = 2.0, 3.0
-        yield {"x": x}, x.argmax(axis=1)
-def labels_beside():
-    for sample, labels in load_data():
-        yield {**sample, "labels": labels}
-"""
 SCORE = """
 import numpy
 def metric(outputs, reference, labels):
@@ -268,7 +255,7 @@ def wrong(outputs, reference, labels):
 
 @pytest.fixture
 def model(here: Path) -> Path:
-    (here / "data.py").write_text(LOADER)
+    labelled_data(here, 60)
     (here / "score.py").write_text(SCORE)
     (here / "whole.py").write_text(WHOLE)
     return overflowing(here / "model.onnx")

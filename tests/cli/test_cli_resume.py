@@ -106,13 +106,6 @@ def test_what_is_no_run(cli: CommandLine, content: bytes) -> None:
         cli(command, "run").refused("BT2006")
 
 
-def test_a_damaged_journal(cli: CommandLine, begun: Path) -> None:
-    journal = begun / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes().replace(b'{"event": "outcome"', b"\xfe{outcome", 1))
-    for command in ("resume", "log"):
-        cli(command, begun).refused("BT2006", f"{journal.name} is damaged in line 2")
-
-
 def test_a_run_whose_place_is_gone(
     cli: CommandLine, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import signal
 import subprocess
@@ -16,8 +14,6 @@ import pytest
 from conftest import CommandLine
 from support import assert_gone, chain, has, node_names, pids, read_json, run_check, script, wait_for
 
-from bisect_trt.commands.record import system_errors
-from bisect_trt.errors import ResourceError
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.tensors import kernel as memory
 from bisect_trt.worker import process as module
@@ -138,11 +134,6 @@ def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
     check = script(here / "check", f"{over}; {has('<2>')}; test $? -ne 0")
     ran = cli("reduce", model, "-o", "out.onnx", "--check", check, "{model}")
     ran.refused("BT2006", "truncated while they were in use")
-
-
-def test_too_many_open_files_name_the_limit() -> None:
-    with pytest.raises(ResourceError, match=r"Too many open files; raise the limit \(ulimit -n\)"), system_errors():
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:

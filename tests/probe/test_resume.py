@@ -173,9 +173,10 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
             read += 1
     assert read < len(damage)
     binding.write_text(bound)
-    journal.write_text("[]\n")
-    for command in ("log", "resume"):
-        cli(command, run).refused("BT2006", "damaged in line 1")
+    for damaged in (b"[]\n", b"\xfe{outcome\n"):
+        journal.write_bytes(f"{lines[0]}\n".encode() + damaged + "\n".join(lines[2:]).encode())
+        for command in ("log", "resume"):
+            cli(command, run).refused("BT2006", f"{journal.name} is damaged in line 2")
 
 
 # Checks that fail only sometimes: enough passes, no more, and the right answer.
