@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper
-from support import Shape, model_of
 
 from bisect_trt.commands.layerwise import Marking
 from bisect_trt.commands.subject import ModelSettings, Subject
@@ -59,29 +56,3 @@ def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **
 def outputs_of(request: Compare) -> set[str]:
     """The outputs of the model that a request is about."""
     return {value.name for value in onnx.load(str(request.model), load_external_data=False).graph.output}
-
-
-class Sketch:
-    """Collects nodes, each named like the tensor that it makes, and their weights."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: dict[str, Any] = {}
-
-    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:
-        names = []
-        for value in inputs:
-            names.append(value if isinstance(value, str) else f"weight{len(self.weights)}")
-            if not isinstance(value, str):
-                self.weights[names[-1]] = value
-        self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
-        return name
-
-    def model(self, ends: Mapping[str, Shape]) -> onnx.ModelProto:
-        """The model, whose outputs nobody reads; of the ends those are inputs that are read."""
-        read = {name for node in self.nodes for name in node.input}
-        fed = {name: shape for name, shape in ends.items() if name in read}
-        made = dict.fromkeys(node.name for node in self.nodes if node.name not in read)
-        model = model_of(self.nodes, self.weights, inputs=fed, outputs=made, opset=17)
-        model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in ("somebody.else", "com.microsoft"))
-        return onnx.shape_inference.infer_shapes(model)

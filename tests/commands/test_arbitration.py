@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import save_text, text_model
+from building import evaluate, save_text, text_model
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import TensorProto, helper, numpy_helper
 from support import model_of, overflowing, read_json, save
 
 from bisect_trt.commands.arbitration import Fault, Opinions, _ignored
@@ -99,16 +97,11 @@ def opinions(**seen: Any) -> Opinions:
     return Opinions(model, ("y",), {"x": RIGHT}, **rows, **SIDES)
 
 
-def run(model: ModelProto, fed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    names = [value.name for value in model.graph.output]
-    return dict(zip(names, map(np.asarray, ReferenceEvaluator(model).run(None, dict(fed))), strict=True))
-
-
 SIDES: dict[str, Any] = {
     "tolerance": ToleranceOptions(nonfinite_equal=True),
     "target_name": "T",
     "reference_name": "the reference (R)",
-    "run": run,
+    "run": evaluate,
 }
 
 
@@ -203,9 +196,9 @@ def test_a_widened_model_computes_in_float64() -> None:
     wide = widened(model, Path())
     onnx.checker.check_model(wide, full_check=True)
     x = np.array([1e-9, 1e9])
-    (y,) = ReferenceEvaluator(wide).run(None, {"x": x})
+    y = evaluate(wide, {"x": x})["y"]
     product = (x + np.array([1, 2])) * np.float64(np.float32(0.1))
-    assert np.asarray(y).dtype == np.float64
+    assert y.dtype == np.float64
     np.testing.assert_array_equal(y, np.trunc(product) + product)
 
 
@@ -220,23 +213,18 @@ def rows(body: str, **weights: Any) -> onnx.ModelProto:
     return text_model(f"(float[4, {WIDTH}] x) => (float[4, {WIDTH}] y)", body, weights, opset=17)
 
 
-def run_model(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    outputs = ReferenceEvaluator(model).run(None, {"x": x})
-    assert isinstance(outputs, list)
-    return np.asarray(outputs[0])
-
-
 def movement(model: onnx.ModelProto, x: np.ndarray) -> float:
     """How far rounding is foreseen to move the output."""
-    golden, infos = {"y": run_model(model, x)}, Network(model).infos
-    moved = perturb(model, infos, ULP, golden, lambda each: {"y": run_model(each, x)}, 6)
+    golden, infos = evaluate(model, {"x": x}), Network(model).infos
+    moved = perturb(model, infos, ULP, golden, lambda each: evaluate(each, {"x": x}), 6)
     assert not isinstance(moved, str)
     return float(np.abs(moved["y"] - golden["y"]).max())
 
 
 def off(model: onnx.ModelProto, x: np.ndarray) -> float:
     """How far float32 is off float64."""
-    return float(np.abs(run_model(model, x) - run_model(widened(model, Path()), x.astype(np.float64))).max())
+    wide = evaluate(widened(model, Path()), {"x": x.astype(np.float64)})
+    return float(np.abs(evaluate(model, {"x": x})["y"] - wide["y"]).max())
 
 
 @given(st.floats(2**-10, 2**20, width=32), st.integers(0, 99))

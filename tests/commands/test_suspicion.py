@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from building import tensor_info, text_model
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from layered import Sketch
 
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.mixed_precision.nodes import Sensitivity, make_nodes
@@ -29,7 +30,37 @@ from bisect_trt.tensors.info import finite_range
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROWS, COLUMNS = 4, 8
-ENDS = dict.fromkeys(("x", "m"), (ROWS, COLUMNS))
+WEIGHTS: dict[str, Any] = {
+    "one": 1.0,
+    "c3": 3.0,
+    "c4": 4.0,
+    "c100": 100.0,
+    "c300": 300.0,
+    "c1000": 1e3,
+    "c2000": 2e3,
+    "c1e4": 1e4,
+    "c5e4": 5e4,
+    "c1e5": 1e5,
+    "c1e6": 1e6,
+    "masked": -1e9,
+    "hundredth": 1e-2,
+    "small": 1e-5,
+    "tiny": 1e-9,
+    "epsilon": 1e-12,
+    "ones": np.ones(COLUMNS),
+    "few": np.full(COLUMNS, 1e-5),
+    "mask": np.array([-1e9, 0] * (COLUMNS // 2)),
+}
+
+
+def sketch(body: str, inputs: str = "x") -> onnx.ModelProto:
+    """A model of these nodes, the outputs of which are what no other node reads."""
+    ends = ", ".join(f"float[{ROWS}, {COLUMNS}] {name}" for name in inputs.split())
+    model = text_model(f"({ends}) => ()", body, WEIGHTS, opset=17)
+    read = {name for node in model.graph.node for name in node.input}
+    made = (node.output[0] for node in model.graph.node if node.output[0] not in read)
+    model.graph.output.extend(tensor_info(name, onnx.TensorProto.FLOAT, None) for name in made)
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def odd_nodes() -> onnx.ModelProto:
@@ -37,32 +68,18 @@ def odd_nodes() -> onnx.ModelProto:
 
     ``x`` is 1 to 2, ``m`` is 0 and 1 in turn.
     """
-    g = Sketch()
-    g.op("Relu", "Relu", "x")
-    g.op("plain Add", "Add", "x", 1.0)
-    g.op("makes big", "Mul", "x", 5e4)
-    g.op("reads big", "Mul", "makes big", 1e-2)
-    g.op("big weight", "Div", "x", 1e5)
-    g.op("makes tiny", "Mul", "x", 1e-9)
-    g.op("divides by tiny", "Div", "x", "makes tiny")
-    g.op("few digits", "Mul", "x", np.full(COLUMNS, 1e-5, np.float32))
-    zero = g.op("zero", "Sub", "x", "x")
-    g.op("root", "Sqrt", g.op("needed epsilon", "Add", zero, 1e-12))
-    g.op("divided", "Div", zero, "root")
-    g.op("root of x", "Sqrt", g.op("needless epsilon", "Add", "x", 1e-12))
-    ones = np.ones(COLUMNS, np.float32)
-    g.op("norm", "LayerNormalization", g.op("wide", "Mul", "x", 2000.0), ones, epsilon=1e-5)
-    g.op("norm of x", "LayerNormalization", "x", ones, epsilon=1e-12)
-    g.op("length", "ReduceL2", g.op("hundreds", "Mul", "x", 100.0), axes=[1])
-    g.op("mean", "ReduceMean", g.op("ten thousands", "Mul", "x", 1e4), axes=[1])
-    g.op("exp near overflow", "Exp", g.op("up to 8", "Mul", "x", 4.0))
-    g.op("square near overflow", "Mul", "hundreds", "hundreds")
-    g.op("far exp", "Exp", "x")
-    g.op("cancels", "Sub", g.op("thousand", "Add", "x", 1000.0), 1000.0)
-    g.op("after", "Mul", "cancels", 3.0)
-    g.op("times mask", "Mul", "m", -1e9)
-    g.op("softmax", "Softmax", g.op("adds mask", "Add", "x", np.array([-1e9, 0] * (COLUMNS // 2), np.float32)), axis=1)
-    return g.model(ENDS)
+    body = """relu = Relu(x) plain_add = Add(x, one) makes_big = Mul(x, c5e4) reads_big = Mul(makes_big, hundredth)
+        big_weight = Div(x, c1e5) makes_tiny = Mul(x, tiny) divides_by_tiny = Div(x, makes_tiny) few_digits = Mul(x, few)
+        zero = Sub(x, x) needed_epsilon = Add(zero, epsilon) root = Sqrt(needed_epsilon) divided = Div(zero, root)
+        needless_epsilon = Add(x, epsilon) root_of_x = Sqrt(needless_epsilon)
+        wide = Mul(x, c2000) norm = LayerNormalization<epsilon = 0.00001>(wide, ones)
+        norm_of_x = LayerNormalization<epsilon = 0.000000000001>(x, ones)
+        hundreds = Mul(x, c100) length = ReduceL2<axes = [1]>(hundreds)
+        ten_thousands = Mul(x, c1e4) mean = ReduceMean<axes = [1]>(ten_thousands)
+        up_to_8 = Mul(x, c4) exp_near_overflow = Exp(up_to_8) square_near_overflow = Mul(hundreds, hundreds) far_exp = Exp(x)
+        thousand = Add(x, c1000) cancels = Sub(thousand, c1000) after = Mul(cancels, c3)
+        times_mask = Mul(m, masked) adds_mask = Add(x, mask) softmax = Softmax<axis = 1>(adds_mask)"""
+    return sketch(body, "x m")
 
 
 @contextmanager
@@ -102,16 +119,16 @@ def found(odd: Subject) -> dict[str, Suspect]:
 @pytest.mark.parametrize(
     ("node", "band", "rule"),
     [
-        ("makes big", BREAKS, "overflow"),
-        ("reads big", BREAKS, "overflow"),
-        ("big weight", BREAKS, "overflow"),
-        ("divides by tiny", BREAKS, "overflow"),
+        ("makes_big", BREAKS, "overflow"),
+        ("reads_big", BREAKS, "overflow"),
+        ("big_weight", BREAKS, "overflow"),
+        ("divides_by_tiny", BREAKS, "overflow"),
         ("root", BREAKS, "own error"),
-        ("exp near overflow", INSIDE, "headroom"),
-        ("square near overflow", INSIDE, "headroom"),
+        ("exp_near_overflow", INSIDE, "headroom"),
+        ("square_near_overflow", INSIDE, "headroom"),
         ("cancels", BREAKS, "own error"),
         ("thousand", BREAKS, "own error"),
-        ("times mask", BREAKS, "overflow"),
+        ("times_mask", BREAKS, "overflow"),
     ],
 )
 def test_each_rule_finds_its_node(found: dict[str, Suspect], node: str, band: float, rule: str) -> None:
@@ -120,9 +137,9 @@ def test_each_rule_finds_its_node(found: dict[str, Suspect], node: str, band: fl
 
 
 def test_harmless_nodes_are_no_suspects(found: dict[str, Suspect]) -> None:
-    harmless = ["far exp", "Relu", "plain Add", "hundreds", "root of x", "needless epsilon", "zero"]
+    harmless = ["far_exp", "relu", "plain_add", "hundreds", "root_of_x", "needless_epsilon", "zero"]
     harmless += ["after"]  # rounded alone it reads the exact difference
-    harmless += ["adds mask", "softmax"]  # -Inf hides scores as well
+    harmless += ["adds_mask", "softmax"]  # -Inf hides scores as well
     assert {name: found[name].reason for name in harmless if name in found} == {}
 
 
@@ -134,10 +151,8 @@ def test_in_bf16_only_digits_are_short(odd: Subject) -> None:
 
 
 def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path: Path) -> None:
-    g = Sketch()
-    g.op("behind", "Add", g.op("plugin", "Plugin", g.op("big", "Mul", "x", 1e6), domain="somebody.else"), "x")
-    g.op("beside", "Sub", "big", "x")
-    onnx.save(g.model(ENDS), str(tmp_path / "model.onnx"))
+    body = "big = Mul(x, c1e6) plugin = own.Plugin(big) behind = Add(plugin, x) beside = Sub(big, x)"
+    onnx.save(sketch(body), str(tmp_path / "model.onnx"))
     with subject_of(tmp_path / "model.onnx", None, tmp_path) as subject:
         assert set(by_name(subject)) == {"big", "beside"}
 
@@ -162,11 +177,9 @@ def test_a_range_is_that_of_the_finite_values(array: np.ndarray) -> None:
 
 
 def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowered(here: Path) -> None:
-    g = Sketch()
-    g.op("over", "Mul", g.op("wide", "Mul", "x", 300.0), "wide")
-    g.op("back", "Mul", "over", 1e-5)
-    g.op("same", "Relu", g.op("cancels", "Sub", g.op("thousand", "Add", "back", 1000.0), 1000.0))
-    onnx.save(g.model(ENDS), str(here / "model.onnx"))
+    body = """wide = Mul(x, c300) over = Mul(wide, wide) back = Mul(over, small) thousand = Add(back, c1000)
+        cancels = Sub(thousand, c1000) same = Relu(cancels)"""
+    onnx.save(sketch(body), str(here / "model.onnx"))
     x = np.random.default_rng(3).uniform(1, 2, (ROWS, COLUMNS)).astype(np.float32)
     save_npz(here / "x.npz", {"x": x})
     with subject_of(here / "model.onnx", here / "x.npz", here) as subject:

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from building import ort_run, proto_of
+from building import evaluate, ort_run, proto_of
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.roundings import lower_roundtrip
@@ -62,12 +61,6 @@ def with_outputs(source: ModelProto, names: Sequence[str]) -> ModelProto:
             value.type.tensor_type.elem_type = FLOAT
         result.graph.output.append(value)
     return result
-
-
-def evaluate(source: ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
-    with np.errstate(all="ignore"):
-        evaluator = ReferenceEvaluator(source)
-        return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
 
 
 def run_as_lowered(lower: Lowering, source: ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from building import ort_run, text_model
+from building import evaluate, ort_run, text_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from light import LIGHT
@@ -25,7 +25,6 @@ from lowering import (
     both,
     checked,
     computed,
-    evaluate,
     feeds_for,
     model,
     ops,
