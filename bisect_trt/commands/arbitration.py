@@ -81,8 +81,7 @@ class Fault:
 
     def to_json(self) -> dict[str, Any]:
         """The field ``fault`` of the result."""
-        plain: dict[str, Any] = to_plain({"whose": self.whose, "sentence": self.sentence, **self.figures})
-        return plain
+        return dict(to_plain({"whose": self.whose, "sentence": self.sentence, **self.figures}))
 
 
 @dataclass(frozen=True)

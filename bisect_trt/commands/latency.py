@@ -98,9 +98,11 @@ def read_profile(path: Path) -> Layers:
         UsageError: It is none.
     """
     try:
-        found = [entry for entry in json.loads(path.read_bytes()) if "name" in entry]
-        times = [float(entry.get("medianMs", entry["averageMs"])) for entry in found]
-        return [{"tensors": (), **entry, "ms": ms} for entry, ms in zip(found, times, strict=True)]
+        return [
+            {"tensors": (), **entry, "ms": float(entry.get("medianMs", entry["averageMs"]))}
+            for entry in json.loads(path.read_bytes())
+            if "name" in entry
+        ]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputValuesError(
             f"--baseline {path} is no profile ({type(error).__name__}: {error}); give what trtexec --exportProfile writes."

@@ -277,8 +277,8 @@ def find_origins(network: Network, tensors: Mapping[str, TensorComparison], seve
         for name in network.made(index):
             seen = tensors.get(name)
             clean[name] = inputs_clean if seen is None else seen.passed or seen.severity < severity
-            if inputs_clean and not clean[name] and index not in origins:
-                origins.append(index)
+        if inputs_clean and not all(clean[name] for name in network.made(index)):
+            origins.append(index)
     return origins
 
 

@@ -19,7 +19,7 @@ from bisect_trt.commands.minimal_case import (
     look_for_others,
 )
 from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, target_of, tell_dynamic
+from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, profile_of, shrink, target_of, tell_dynamic
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.load import has_external_data
@@ -75,9 +75,8 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
 
 def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
     """Find a minimal case with fixed shapes, or with free ones if the model fails only then, and deliver it."""
-    target = target_of(session)
     try:
-        if target is not None and target.target.profile(target):
+        if profile_of(target_of(session)):
             session.probe_original(search)
             free_where_needed(session, passes=False)
         case = _find_case(session, settings, search)

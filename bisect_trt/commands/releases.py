@@ -252,10 +252,10 @@ class Boundaries:
         if doubt := self.doubt():
             sentence += f" {doubt[0].upper()}{doubt[1:]}."
         console.answer(sentence)
-        if after is None:
-            return Since(sentence)
-        console.answer(f"Fix: upgrade to {self.package} {after} or later.")
-        return Since(sentence, f"upgrade to {self.package} {after} or later")
+        fix = None if after is None else f"upgrade to {self.package} {after} or later"
+        if fix is not None:
+            console.answer(f"Fix: {fix}.")
+        return Since(sentence, fix)
 
     def _reason(self, release: str) -> str:
         return self.reasons.get(release, "")[:_REASON_LENGTH]

@@ -8,6 +8,7 @@ measured: each tensor is perturbed at random by the rounding of its node, and th
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -103,8 +104,7 @@ def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[Tensor
     if by_rounding < _MEANINGLESS * finite_rms(golden[furthest.name]):
         sentence += f", or a larger tolerance (--atol {2 * by_rounding:.2g})"
     found = {"output": furthest.name, "moved": by_rounding, "off": off, "op": op, "spread": spread}
-    plain: dict[str, Any] = to_plain({**found, "sentence": f"{sentence}."})
-    return plain
+    return dict(to_plain({**found, "sentence": f"{sentence}."}))
 
 
 def _amplifier(subject: Subject, run: Callable[[onnx.ModelProto], Computed]) -> tuple[str | None, bool]:
@@ -126,13 +126,12 @@ def _amplifier(subject: Subject, run: Callable[[onnx.ModelProto], Computed]) -> 
         golden = subject.reference.select([name])[name]
         scale = finite_rms(golden)
         errors[name] = finite_rms(perturbed[name] - golden) / scale if scale else 0.0
-    gains, most = dict[str, float](), 0.0  # in digits of base 2; as a factor
+    gains, most = defaultdict[str, float](float), 0.0  # in digits of base 2; as a factor
     for index in network.order:
-        read = max([ULP, *(errors[name] for name in network.reads[index] if name in errors)])
-        made = max([0.0, *(errors[name] for name in network.made(index) if name in errors)])
+        read = max([ULP, *(errors.get(name, 0.0) for name in network.reads[index])])
+        made = max((errors.get(name, 0.0) for name in network.made(index)), default=0.0)
         if made > 2 * read:
-            op = network.nodes[index].op_type
-            gains[op] = gains.get(op, 0.0) + math.log2(made / read)
+            gains[network.nodes[index].op_type] += math.log2(made / read)
             most = max(most, made / read)
     if not gains:
         return None, False

@@ -61,11 +61,6 @@ class _Reduction:
         shapes = "-".join("x".join(map(str, value.shape)) for value in values.values())
         return replace(candidate, engine=self.fed.engine(shapes, candidate.proto, values, self.target))
 
-    def probe(self, values: Values, title: str) -> Verdict:
-        if self.fed.refused(values) is not None:
-            return Verdict.UNRESOLVED
-        return self.session.prober.probe(self.candidate(values, title)).verdict
-
     def run(self, symbols: Symbols) -> None:
         """Remove positions along the free dimensions, then elements, and both again if more positions can be removed.
 
@@ -123,7 +118,10 @@ class _Reduction:
         everything, before = frozenset(range(count)), self.left
 
         def probe(chosen: Subset) -> Verdict:
-            return self.probe(build(chosen), f"{len(chosen)} of {count} {what}")
+            made = build(chosen)
+            if self.fed.refused(made) is not None:
+                return Verdict.UNRESOLVED
+            return self.session.prober.probe(self.candidate(made, f"{len(chosen)} of {count} {what}")).verdict
 
         limited = Limited(probe, everything, self.left, Verdict.FAIL)
         known = cache(limited)

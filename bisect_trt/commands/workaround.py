@@ -93,8 +93,7 @@ class Way:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         samples, passed = self.fresh
-        plain: dict[str, Any] = to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}})
-        return plain
+        return dict(to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}}))
 
 
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
@@ -352,12 +351,8 @@ def after_diagnosis(
     command, ways = session.command("workaround", check), list[Way]()
     if not steady or target.target.compiles:
         add_precision(result)
-        why = (
-            f"each probe is a build; to search: {command}"
-            if steady
-            else "the failure is flaky, so a pass may be chance"
-        )
-        console.say(f"  not searched: {why}")
+        why = f"each probe is a build; to search: {command}"
+        console.say(f"  not searched: {why if steady else 'the failure is flaky, so a pass may be chance'}")
         return
     try:
         ways = work_around(session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
