@@ -331,9 +331,13 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     if isinstance(prober.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
         fixed = replace(prober.check, runs=fixed)
     fixer = prober.beside(fixed, workers_within(search.workers, subject.workers.width))  # it shares journal and budget
+    # The minimal case, nothing of it lowered.
+    alone = replace(case, title="the minimal case in fp32")
+    nodes = case.proto.graph.node
+    alone = replace(alone, keep=tuple(map(first_output, nodes))) if by_layer else marked(alone, precision)
     fix = None
     try:
-        record = fixer.probe(_in_fp32(case, precision, by_layer=by_layer))
+        record = fixer.probe(alone)
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
@@ -358,11 +362,3 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     if not minimum.proven:
         console.answer(f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}")
         task.result.suggest(command)
-
-
-def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:
-    """The minimal case, nothing of it lowered."""
-    case = replace(case, title="the minimal case in fp32")
-    if by_layer:
-        return replace(case, keep=tuple(first_output(node) for node in case.proto.graph.node))
-    return marked(case, precision)

@@ -57,12 +57,11 @@ def deliver_ladder(fix: Fix) -> Result:
         low = {order[unit] for unit in upper.task.lowering.units if unit not in upper.kept}
     ladder = _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)) | {"why": why}
     task.console.step("Written and read back: does it pass?")
-    nodes = write_answer(upper)
-    lowered, extra = len(task.lowering.units) - len(groups), task.result.extra
+    nodes, extra = write_answer(upper), task.result.extra
     extra |= space.extra(groups, minimum.units) | {
         "ladder": ladder,
         "precision": settings.low,
-        "lowered": lowered,
+        "lowered": len(task.lowering.units) - len(groups),
     }
     on_half = {first_output(floats.nodes[index]) for index in low}
     for group in extra["groups"]:

@@ -28,6 +28,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
+from bisect_trt.onnxlib.cleanup import QUANTIZING
 from bisect_trt.onnxlib.lower import LOW_TYPES, Slots, check_opset, lower_fp16, plan_slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, first_output, keep_only, label
@@ -44,7 +45,6 @@ from bisect_trt.targets.settings import TargetSettings
 OPERATOR = "op:"
 """Prefix of a pattern over operators instead of names."""
 ENGINES = (".engine", ".plan", ".trt")
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 class CastLowering(Lowering):
@@ -222,7 +222,7 @@ def refuse_lowered(network: Network, name: str) -> None:
     """
     types = network.element_types
     found = [
-        f"{network.describe(index)} quantizes" for index, node in enumerate(network.nodes) if node.op_type in _QUANTIZED
+        f"{network.describe(index)} quantizes" for index, node in enumerate(network.nodes) if node.op_type in QUANTIZING
     ]
     for tensor, element in types.items():
         if element in LOW_TYPES.values():

@@ -22,7 +22,7 @@ from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribut
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.info import TensorInfo, is_extension
 
-_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
 
 
@@ -38,7 +38,7 @@ class Folding:
         self.network = network
         computable: set[int] = set()
         for index in network.order:
-            quantizes = network.nodes[index].op_type in _QUANTIZING
+            quantizes = network.nodes[index].op_type in QUANTIZING
             if network.constant[index] and not quantizes and computable.issuperset(network.parents(index)):
                 computable.add(index)
         self.gone = {index for index in computable if network.returned.isdisjoint(network.made(index))}

@@ -314,7 +314,8 @@ class _Lowering(Rewriter):
             and model.ir_version >= IR_WITHOUT_INITIALIZER_INPUTS
         }
         constants = (node for node in self.source if node.op_type in _CONSTANT_OPS)
-        self._constants = {node.output[0]: node for node in constants if _constant_value(node) is not None}
+        values = ((node, _constant_value(node)) for node in constants)
+        self._constants = {node.output[0]: (node, value) for node, value in values if value is not None}
         self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
         self._half: dict[str, str] = {}
         self._half_only: set[str] = set()
@@ -339,9 +340,7 @@ class _Lowering(Rewriter):
             values = read_weight(self._weights[name], self._folder)
             self.model.graph.initializer.append(low_tensor(values, target, self.low))
         elif name in self._constants:
-            node = self._constants[name]
-            value = _constant_value(node)
-            assert value is not None  # __init__ left those out
+            node, value = self._constants[name]
             stored = low_tensor(numpy_helper.to_array(value), value.name, self.low)
             self.append(helper.make_node(node.op_type, node.input, [target], value=stored))
         else:

@@ -92,7 +92,7 @@ class FreshSamples:
         return "; ".join(f"{', '.join(names)}: {words}" for words, names in kinds.items())
 
 
-def _words(each: Input, ways: Sequence[str] = _WAYS) -> str:
+def _words(each: Input, ways: Sequence[str]) -> str:
     if each.kind in (Kind.FIXED, Kind.MASK):
         return str(each.kind.value)
     if each.kind is Kind.IDS:
