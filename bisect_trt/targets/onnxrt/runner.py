@@ -71,7 +71,7 @@ class OrtRunner:
         self._settings = settings
         # A search is about Inf and NaN; a warning for each of them is noise.
         onnxruntime.set_default_logger_severity(FATAL_ONLY)
-        _, _, self._providers = prepare(settings)
+        self._providers = prepare(settings)[1]["providers"]
         if settings["provider_options"] or settings["session_options"]:
             try:
                 self._open(TINY_MODEL)
@@ -134,7 +134,7 @@ class OrtRunner:
 
     def _open(self, model: str | bytes, weights: str | None = None) -> Any:
         onnxruntime = load_onnxruntime()
-        options, arguments, _ = prepare(self._settings)
+        options, arguments = prepare(self._settings)
         if weights is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, weights)
         try:
@@ -226,7 +226,7 @@ class OrtSession:
         """Run the model with inputs or outputs of types that are exchanged by their bits; returns the outputs."""
         # What an OrtValue is made of has to stay alive until the model has run.
         given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
-        bits = {name: given[name].view(storage_dtype(given[name].dtype)) for name in self._raw_inputs}
+        bits = {name: given[name].view(storage_dtype(given[name].dtype)) for name in given.keys() & self._raw_inputs}
         kinds = load_onnxruntime().OrtValue
         fed = {
             name: kinds.ortvalue_from_numpy_with_onnx_type(bits[name], self._raw_inputs[name])
@@ -239,8 +239,8 @@ class OrtSession:
         return [_to_array(value, dtypes[name]) if name in dtypes else value.numpy() for name, value in made]
 
 
-def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
-    """Return the options of a session, its further arguments by name, and its execution providers by ONNX Runtime's names.
+def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the options of a session, and its further arguments by name; providers have ONNX Runtime's names.
 
     Raises:
         UnavailableError: This ONNX Runtime has no such provider, or cannot load a library.
@@ -268,7 +268,7 @@ def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]
     arguments: dict[str, Any] = {"providers": names, "provider_options": [given, *({} for _ in names[1:])]}
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
-    return options, arguments, names
+    return options, arguments
 
 
 def set_entry(options: Any, name: str, value: str) -> None:
