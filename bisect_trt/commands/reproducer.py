@@ -36,7 +36,7 @@ _NO_PACKAGE = "inconclusive: No module named "
 """The script's message where the target's package is missing."""
 
 
-def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) -> None:
+def check_folder(folder: Path, archive: Path | None, *, overwrite: bool) -> None:
     """Check that a reproducer can be written to a folder, without writing anything: there may be nothing to reproduce.
 
     Raises:

@@ -376,7 +376,7 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
     if " ".join(wanted) == MARK_ALL:
         chosen = every
     elif wanted:  # a weight that a node computes can be named too
-        chosen = _matching("--onnx-outputs", wanted, [*dict.fromkeys([*every, *network.producer])], network)
+        chosen = _matching("--onnx-outputs", wanted, [*every, *network.producer], network)
     gone = _matching("--onnx-exclude-outputs", excluded, chosen, network)
     left = [name for name in chosen if name not in gone]
     if not left:
@@ -390,8 +390,8 @@ def _matching(option: str, patterns: Sequence[str], known: Sequence[str], networ
     found: list[str] = []
     for pattern in patterns:
         labels = operators if pattern.startswith(OPERATOR) else dict(zip(known, known, strict=True))
-        names = [name for name in known if name in labels and fnmatchcase(labels[name], pattern)]
-        names = [pattern] if pattern in known else names
+        matching = (name for name in known if fnmatchcase(labels.get(name, ""), pattern))
+        names = [pattern] if pattern in known else [*matching]
         if not names:
             close = get_close_matches(pattern, sorted({*labels.values()}))
             raise UnknownNameError(

@@ -182,10 +182,10 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
     ordered = sorted(nodes, key=network.rank.__getitem__)
     made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
     read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
-    near = list(dict.fromkeys([*(name for name in made if name in set(read)), *read, *made]))
+    near = [*(name for name in made if name in set(read)), *read, *made]
     asked = 0
-    for names in [near, *([list(dict.fromkeys([*near, *network.computed]))] if everywhere else [])]:
-        can = [name for name in names if can_bar(subject.infos.get(name), opset)]
+    for names in (near, [*near, *network.computed] if everywhere else []):
+        can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset)]
         if not can:
             continue
         space = Space(partial(_barred, session, can))
