@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ import resident
 from building import save_text
 from conftest import CommandLine
 from onnx import helper
-from support import READ_NPZ, TARGET, arrays, node_names, read_json, reproduced, script
+from support import READ_NPZ, TARGET, Ran, arrays, node_names, read_json, reproduced, script
 
 WEIGHT = np.random.default_rng(3).standard_normal((8, 8))
 
@@ -28,10 +27,9 @@ def write(path: Path, *shape: int | str, also: bool = False) -> Path:
     )
 
 
-def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
-    """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
-    ran = resident.unsteady(*argv, "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
-    return ran.status, read_json(here / "r.json"), ran.out + ran.err
+def unsteady(*argv: str | Path) -> Ran:
+    """Run a command line in a process that finds the unsteady target."""
+    return resident.unsteady(*argv, "--unsteady", "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
 
 
 @pytest.mark.parametrize(
@@ -41,10 +39,9 @@ def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
 def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, failing: list[int]) -> None:
     """The values that are given are repeated, or cut off."""
     np.savez(here / "x.npz", x=np.linspace(0, 1, 24, dtype=np.float32).reshape(3, 8))
-    argv = ["--unsteady", "--fault", fault, "--shapes", shapes, "--load-inputs", "x.npz"]
-    status, result, said = unsteady(here, "sweep", write(here / "model.onnx", "n", 8), *argv)
+    argv = ["--fault", fault, "--shapes", shapes, "--load-inputs", "x.npz"]
+    result = unsteady("sweep", write(here / "model.onnx", "n", 8), *argv).ended(0).result
     found = result["sweep"]
-    assert status == 0, said
     assert found["exhaustive"]
     (dimension,) = found["dimensions"]
     assert (dimension["name"], dimension["inputs"]) == ("n", [{"name": "x", "axis": 0}])
@@ -57,9 +54,9 @@ def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, fail
 
 def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
     model = write(here / "model.onnx", "n", 8)
-    argv = ["--unsteady", "--fault", "once:seen", "--shapes", "x:[1..4,8]"]
-    status, result, _ = unsteady(here, "sweep", model, *argv)
-    assert (status, result["minimality"]) == (3, "unproven")
+    argv = ["--fault", "once:seen", "--shapes", "x:[1..4,8]"]
+    result = unsteady("sweep", model, *argv).ended(3).result
+    assert result["minimality"] == "unproven"
     assert "n=1 was FAIL and, probed again, PASS" in result["why"]
     assert shlex.split(result["sweep"]["command"])[:2] == ["bisect-trt", "repeat"]
 
@@ -110,11 +107,7 @@ def test_a_check_says_nothing_of_what_the_reference_alone_refuses(cli: CommandLi
 
 def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:
     model = write(here / "model.onnx", "n", "m", 8, also=True)
-    status, result, said = unsteady(
-        here, "sweep", model, "--unsteady", "--fault", "batch:3", "--shapes", "x:[1..6,1..4,8]"
-    )
-    assert status == 0, said
-    found = result["sweep"]
+    found = unsteady("sweep", model, "--fault", "batch:3", "--shapes", "x:[1..6,1..4,8]").ended(0).result["sweep"]
     assert [each["inputs"] for each in found["dimensions"]] == [
         [{"name": "x", "axis": axis}, {"name": "other", "axis": axis}] for axis in (0, 1)
     ]
@@ -147,9 +140,8 @@ def model(here: Path) -> Path:
 
 
 def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model: Path) -> None:
-    argv = ["--unsteady", "--fault", "free:5", "--input-shapes", "x:[6,2,8]"]
-    status, result, said = unsteady(here, "reduce", model, "-o", "out.onnx", *argv)
-    assert status == 0, said
+    argv = ["--fault", "free:5", "--input-shapes", "x:[6,2,8]"]
+    result = unsteady("reduce", model, "-o", "out.onnx", *argv).ended(0).result
     assert node_names(here / "out.onnx") == ["bad"]
     ((name, dims),) = free_dimensions(here / "out.onnx").items()
     assert name == "flat"
@@ -160,29 +152,27 @@ def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model
     dynamic = result["dynamic"]
     assert dynamic["needed"]
     assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": rows}]]
-    argv = ["--unsteady", "--fault", "free:5", "--load-inputs", "out.inputs.npz"]
-    status, ran, said = unsteady(here, "run", "out.onnx", *argv)
-    assert (status, ran["free_dimensions"]) == (1, True), said
-    assert [entry["passed"] for entry in ran["comparisons"]] == [False]
+    argv = ["--fault", "free:5", "--load-inputs", "out.inputs.npz"]
+    ran = unsteady("run", "out.onnx", *argv).ended(1).result
+    assert (ran["free_dimensions"], [entry["passed"] for entry in ran["comparisons"]]) == (True, [False])
 
 
 def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here: Path, model: Path) -> None:
     proto = onnx.load(str(model))
     proto.graph.node[4].name, proto.graph.node[2].name = "bad", "relu"
     onnx.save(proto, str(model))
-    argv = ["--unsteady", "--fault", "fused:5", "--input-shapes", "x:[6,1,8]"]
-    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
-    assert status == 0, said
+    argv = ["--fault", "fused:5", "--input-shapes", "x:[6,1,8]"]
+    result = unsteady("diagnose", model, "-o", "out", *argv).ended(0).result
     assert {culprit["name"] for culprit in result["culprits"]} == {"bad", "squash"}
-    assert [way["kind"] for way in result["workarounds"] if way["passes"]] == ["barrier"], said
+    assert [way["kind"] for way in result["workarounds"] if way["passes"]] == ["barrier"]
     assert free_dimensions(here / "out/patched.onnx") == {"x": ["n", "m", ""]}
     reproduced("out", env=resident.surroundings())
 
 
 def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(here: Path, model: Path) -> None:
-    argv = ["--unsteady", "--fault", f"unless:{here / 'out/model.onnx'}", "--input-shapes", "x:[2,1,8]"]
-    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
-    assert (status, result["workarounds"]) == (3, []), said
+    argv = ["--fault", f"unless:{here / 'out/model.onnx'}", "--input-shapes", "x:[2,1,8]"]
+    result = unsteady("diagnose", model, "-o", "out", *argv).ended(3).result
+    assert result["workarounds"] == []
     assert "re-check" in result["why"]
     assert "flaky" in result["why"]
 

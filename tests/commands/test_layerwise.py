@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from answers.models import cancelling
+from building import text_model
 from hypothesis import given
 from hypothesis import strategies as st
 from layered import Ask, Shown, Target, looking, outputs_of
@@ -49,13 +50,8 @@ def mixed(tmp_path: Path) -> Path:
     """A chain that overflows, with tensors of other types on the way to its second output."""
     path = overflowing(tmp_path / "mixed.onnx")
     model = onnx.load(str(path))
-    model.graph.node.extend(
-        [
-            helper.make_node("Greater", ["a2_out", "one"], ["larger"]),
-            helper.make_node("Cast", ["larger"], ["whole"], to=onnx.TensorProto.INT32),
-            helper.make_node("Cast", ["whole"], ["second"], to=onnx.TensorProto.FLOAT),
-        ]
-    )
+    more = "larger = Greater(a2_out, one) whole = Cast<to = 6>(larger) second = Cast<to = 1>(whole)"
+    model.graph.node.extend(text_model("() => ()", more).graph.node)
     model.graph.output.append(helper.make_tensor_value_info("second", onnx.TensorProto.FLOAT, [2, 3]))
     onnx.save(model, str(path))
     return path
@@ -125,18 +121,9 @@ def numbers(comparison: TensorComparison) -> dict[str, Any]:
 def transformer(path: Path) -> Path:
     """A LayerNorm, a softmax over integers' places, a Reshape and a Where: floats, integers and bools between layers."""
     model = onnx.load(str(cancelling(path, mean=3.0)))
-    steps: list[tuple[str, str, str, dict[str, Any]]] = [
-        ("Shape", "z", "shape", {}),
-        ("Reshape", "z shape", "same", {}),
-        ("ArgMax", "same", "place", {"axis": -1}),
-        ("Cast", "place", "where", {"to": TensorProto.FLOAT}),
-        ("Greater", "same where", "after", {}),
-        ("Where", "after same zero", "kept", {}),
-        ("Exp", "kept", "exp", {}),
-        ("Softmax", "exp", "out", {"axis": -1}),
-    ]
-    nodes = [helper.make_node(op, reads.split(), [made], name=made, **more) for op, reads, made, more in steps]
-    model.graph.node.extend(nodes)
+    more = """shape = Shape(z) same = Reshape(z, shape) place = ArgMax<axis = -1>(same) where = Cast<to = 1>(place)
+        after = Greater(same, where) kept = Where(after, same, zero) exp = Exp(kept) out = Softmax<axis = -1>(exp)"""
+    model.graph.node.extend(text_model("() => ()", more).graph.node)
     model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), "zero"))
     model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
     onnx.save(model, str(path))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 from answers.models import cancelling
+from building import text_model
 from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import overflowing_products, read_json
@@ -29,13 +30,9 @@ def test_shapes_bools_and_integers_between_layers(cli: CommandLine, here: Path) 
     """Whatever TensorRT does not hand out is named, with the reason; nothing ends in an error."""
     path = cancelling(here / "model.onnx", mean=3.0)
     model = onnx.load(str(path))
-    steps = [("Shape", "z", "shape"), ("Reshape", "z shape", "same"), ("Greater", "same x", "larger")]
-    nodes = [helper.make_node(op, reads.split(), [made], name=made) for op, reads, made in steps]
-    nodes += [
-        helper.make_node("ArgMax", ["same"], ["place"], name="place", axis=-1),
-        helper.make_node("Cast", ["place"], ["out"], name="out", to=TensorProto.FLOAT),
-    ]
-    model.graph.node.extend(nodes)
+    more = """shape = Shape(z) same = Reshape(z, shape) larger = Greater(same, x) place = ArgMax<axis = -1>(same)
+        out = Cast<to = 1>(place)"""
+    model.graph.node.extend(text_model("() => ()", more).graph.node)
     model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
     onnx.save(model, str(path))
     ran = cli("layerwise", path, *TRT, "--isolate", "--json", "r.json")

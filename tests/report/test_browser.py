@@ -200,13 +200,7 @@ def test_a_command_is_copied(browser: Browser, search: Path) -> None:
 def test_without_scripts_the_answer_the_nodes_and_the_tables_are_there(browser: Browser, layers: Path) -> None:
     browser.open(layers, script=False)
     shown = browser.evaluate("document.body.innerText")
-    for words in (
-        "First mismatch: Mul 'big'",
-        "Nodes of the answer",
-        "Where errors begin",
-        "big_out",
-        "Environment",
-    ):
+    for words in ("First mismatch: Mul 'big'", "Nodes of the answer", "Where errors begin", "big_out", "Environment"):
         assert words in shown
     for words in ("Contains", "Copy"):  # what would do nothing is not shown
         assert words not in shown
@@ -232,12 +226,8 @@ def poisoned(value: Any) -> Any:
         replaced = {
             key: HOSTILE if key in chosen and isinstance(each, str) else poisoned(each) for key, each in value.items()
         }
-        whole = {
-            "answers": [HOSTILE] * 2,
-            "lines": [HOSTILE],
-            "attributes": {HOSTILE: HOSTILE},
-            "environment": {HOSTILE: HOSTILE},
-        }
+        named = {HOSTILE: HOSTILE}
+        whole = {"answers": [HOSTILE] * 2, "lines": [HOSTILE], "attributes": named, "environment": named}
         return replaced | {key: each for key, each in whole.items() if key in value}
     if isinstance(value, dict):
         return {key: poisoned(each) for key, each in value.items()}

@@ -155,10 +155,9 @@ def test_failures_of_cuda_itself(
     world.feed = {"x": X}
     world.start(monkeypatch)
     session = make_runtime(trt_target()).load(doubling(tmp_path / "m.onnx"), world.feed)
-    world.cudart.broken = {
-        call: status,
-        **({"cudaFree": status} if status == 700 else {}),
-    }  # which must not hide the first
+    world.cudart.broken = {call: status} | (
+        {"cudaFree": status} if status == 700 else {}
+    )  # which must not hide the first
     with pytest.raises(RunError) as error:
         session.run(world.feed)
     assert (error.value.sign(), error.value.poisoned) == (signature, status != 2)

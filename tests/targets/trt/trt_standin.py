@@ -232,13 +232,8 @@ class World:
             network.values.update(num_layers=len(self.layers), get_layer=lambda index: self.layers[index])
             return not errors
 
-        said = {
-            "node": 0,
-            "desc": " In node 7: UNSUPPORTED ",
-            "node_name": "",
-            "node_operator": "",
-            "local_function_stack": [],
-        }
+        said = {"node": 0, "desc": " In node 7: UNSUPPORTED ", "local_function_stack": []}
+        said |= {"node_name": "", "node_operator": ""}
         error = StandIn(self.version, "ParserError", {name: lambda value=value: value for name, value in said.items()})
         errors = [error] if self.refuses == "the parser" else []
         values = {"parse": parse, "num_errors": len(errors), "get_error": errors.__getitem__}
