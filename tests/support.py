@@ -117,6 +117,19 @@ def compared(
     return compare_tensor(name, reference, target, options, **given)
 
 
+def case_of(failure: str, **values: Any) -> dict[str, Any]:
+    """The values of ``reproduce.py`` for a failure, without a time-out."""
+    plain: dict[str, Any] = {
+        "model": "m.onnx",
+        "names": [],
+        "answer": "",
+        "target": "",
+        "timeout": None,
+        "validate": False,
+    }
+    return {**plain, "failure": failure, **values}
+
+
 def arrays(path: str | Path) -> dict[str, np.ndarray]:
     """What an npz file holds, by NumPy alone; the file is closed again."""
     with np.load(path, allow_pickle=False) as file:

@@ -149,7 +149,7 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]:
     """Return the annotation and the default of a parameter for Typer, which converts numbers and choices only."""
     words = option.read is not None or option.form == "named"
-    one: Any = Path if option.metavar == "FILE" else str if words else option.kind
+    one: Any = Path if option.placeholder == "FILE" else str if words else option.kind
     kind = list[one] if option.several else one
     if option.required:
         default: Any = inspect.Parameter.empty
@@ -158,7 +158,7 @@ def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]
     plain = option.required or option.several or option.read or option.count or one is bool or option.default is None
     value = option.default.value if isinstance(option.default, Enum) else option.default
     known: dict[str, Any] = {"help": _plain(option.help), "show_default": not plain and str(value)}
-    if option.metavar is not None or words or option.positional:
+    if option.metavar is not None or words or option.positional or option.kind is Path:
         known["metavar"] = option.placeholder
     if option.positional:
         return Annotated[kind, typer.Argument(**known)], default

@@ -131,8 +131,7 @@ class Call:
             check_output(own.candidate, overwrite=True)  # the workspace refuses to replace files of other programs
         argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
-        settings = CheckSettings(own, argv, target, tolerance, metric=metric, limits=limits)
-        return replace(settings, function=self.function, oracle=self.oracle)
+        return CheckSettings(own, argv, target, tolerance, metric, limits, self.function, self.oracle)
 
     def open(
         self,

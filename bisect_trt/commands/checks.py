@@ -60,22 +60,22 @@ class CheckSettings:
     Attributes:
         options: The options of the check; ``timeout`` also applies to the built-in comparison.
         argv: The user's command; empty without one.
-        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
-        timed: Whether the built-in comparison measures the latency of a candidate.
         metric: The metric that replaces the tolerances, if one does.
         limits: The limits of time, memory and size that replace them, if any do.
+        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
+        timed: Whether the built-in comparison measures the latency of a candidate.
     """
 
     options: CheckOptions = field(default_factory=CheckOptions)
     argv: tuple[str, ...] = ()
     target: TargetSettings | None = None
     tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
-    by_layer: bool = False
-    timed: bool = False
     metric: MetricOptions | None = None
     limits: Limits | None = None
     function: Callable[..., object] | None = None
     oracle: Oracle | None = None
+    by_layer: bool = False
+    timed: bool = False
 
     @property
     def timeout(self) -> float | None:
@@ -279,8 +279,8 @@ def make_prober(
 
         assert isinstance(check, LimitCheck), "limits were given"
         check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
-    for title in ledger.unfinished.values():
-        console.say(f"  unfinished when the run ended, and probed again if needed: {title}")
+    for entry in ledger.unfinished.values():
+        console.say(f"  unfinished when the run ended, and probed again if needed: {entry['title']}")
     return Prober(check, subject.workspace, activations, ledger, workers)
 
 

@@ -20,7 +20,7 @@ from bisect_trt.errors import RunFolderError, RunStateError, UnknownNameError
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import LogOptions, Report, Resume
-from bisect_trt.probe.ledger import JOURNAL, read_journal
+from bisect_trt.probe.ledger import JOURNAL, read_probes
 from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
@@ -132,26 +132,6 @@ def _weights(model: Path, folder: Path) -> dict[str, str]:
     return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
 
 
-def read_probes(journal: Path) -> tuple[dict[int, Json], list[Json]]:
-    """Return the verdicts in a journal by their numbers, and the probes without an outcome, while it is written or later.
-
-    Raises:
-        UnavailableError: The journal is damaged.
-    """
-    verdicts: dict[int, Json] = {}
-    unfinished: dict[str, Json] = {}
-    for entry in read_journal(journal):
-        if entry["event"] == "started":
-            unfinished[entry["key"]] = entry
-        elif entry["event"] in ("outcome", "moot"):
-            unfinished.pop(entry["key"], None)
-        elif entry["event"] == "verdict":
-            verdicts[entry["number"]] = entry
-        elif entry["event"] == "undo":
-            verdicts.pop(entry["number"], None)
-    return dict(sorted(verdicts.items())), [*unfinished.values()]
-
-
 def newest_run(file: str = RUN_FILE) -> Path:
     """Return the folder of the newest run in the working directory, and print it.
 
@@ -174,7 +154,7 @@ def log(call: Call) -> Result:
         folder, number = None, int(str(folder))
     folder = newest_run() if folder is None else folder
     binding = Binding.read(folder)
-    verdicts, unfinished = read_probes(folder / JOURNAL)
+    _, verdicts, unfinished = read_probes(folder / JOURNAL)
     if number is not None and number not in verdicts:
         raise UnknownNameError(f"{folder} has no probe {number}; it has {len(verdicts)}.")
     if number is not None:
@@ -183,11 +163,11 @@ def log(call: Call) -> Result:
     command, *words = binding.argv or ("",)
     show(f"bisect_trt.{command}({', '.join(words)})" if binding.python else f"bisect-trt {shlex.join(binding.argv)}")
     show(f"in {binding.cwd}, version {binding.version}")
-    for entry in verdicts.values():
+    for _, entry in sorted(verdicts.items()):
         show(
             f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
         )
-    for entry in unfinished:
+    for entry in unfinished.values():
         show(f"   - unfinished             {entry['title']}: was running when the run ended")
     return call.result
 

@@ -77,9 +77,7 @@ class Reduce:
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest failing model goes.")]
-    min_good: Annotated[
-        Path | None, option(metavar="FILE", help="Where the largest passing model next to it goes.")
-    ] = None
+    min_good: Annotated[Path | None, option(help="Where the largest passing model next to it goes.")] = None
     reduce_inputs: Annotated[bool, option(help="Keep the start of the graph.")] = True
     reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
@@ -178,7 +176,6 @@ class PrecisionOptions:
     calibration_cache: Annotated[
         Path | None,
         option(
-            metavar="FILE",
             help="Of a model that is not quantized: ranges for --int8, read if there, else written (TensorRT 8.6 to 10).",
         ),
     ] = None
@@ -357,18 +354,13 @@ class RunOptions:
             help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
-    save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
+    save_onnx: Annotated[Path | None, option(help="Write the model that the target runs.")] = None
     timeout: Annotated[float | None, time_out("the target")] = None
-    save_inputs: Annotated[
-        Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")
-    ] = None
-    save_outputs: Annotated[
-        Path | None, option(metavar="FILE", help="Write the target's outputs: .npz, or Polygraphy's .json.")
-    ] = None
+    save_inputs: Annotated[Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.")] = None
+    save_outputs: Annotated[Path | None, option(help="Write the target's outputs: .npz, or Polygraphy's .json.")] = None
     load_outputs: Annotated[
         list[Path],
         option(
-            metavar="FILE",
             help="Compare with these outputs instead of the reference; two or more files without a model are compared with the "
             "last.",
         ),

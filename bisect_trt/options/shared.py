@@ -48,13 +48,9 @@ def _named(path: Path) -> Path:
 class General:
     """Output."""
 
-    json: Annotated[Path | None, option(metavar="FILE", help="Write the result as JSON; - for standard output.")] = None
-    report: Annotated[
-        Path | None, option(help="Write report.html here too; the run's folder has one.", metavar="FILE")
-    ] = None
-    junit: Annotated[
-        Path | None, option(help="Write the result as JUnit XML too, a test case for each output.", metavar="FILE")
-    ] = None
+    json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.")] = None
+    report: Annotated[Path | None, option(help="Write report.html here too; the run's folder has one.")] = None
+    junit: Annotated[Path | None, option(help="Write the result as JUnit XML too, a test case for each output.")] = None
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
 
@@ -90,12 +86,10 @@ class CheckOptions:
         seconds("Time one candidate may take; default unlimited for a command, else 10 minutes, 2 hours on TensorRT."),
     ] = None
     candidate: Annotated[Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.")] = None
-    artifacts: Annotated[
-        list[Path], option(metavar="FILE", help="Files that a check writes, sorted into good/ and bad/.")
-    ] = field(default_factory=list)
-    artifacts_dir: Annotated[Path, option("--artifacts-dir", metavar="DIR", help="The folder for --artifacts.")] = Path(
-        "artifacts"
+    artifacts: Annotated[list[Path], option(help="Files that a check writes, sorted into good/ and bad/.")] = field(
+        default_factory=list
     )
+    artifacts_dir: Annotated[Path, option(metavar="DIR", help="The folder for --artifacts.")] = Path("artifacts")
 
 
 @dataclass(frozen=True)
@@ -119,9 +113,9 @@ class Data:
     iterations: Annotated[int | None, counted("Samples of random values, or the largest number from the script.")] = (
         None
     )
-    load_inputs: Annotated[
-        list[Path], option(metavar="FILE", help="Input values by tensor name: .npz, or Polygraphy's .json.")
-    ] = field(default_factory=list)
+    load_inputs: Annotated[list[Path], option(help="Input values by tensor name: .npz, or Polygraphy's .json.")] = (
+        field(default_factory=list)
+    )
     data_loader_script: Annotated[
         str | None, option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays.")
     ] = None

@@ -91,6 +91,8 @@ class Option:
             return self.metavar
         if issubclass(self.kind, Enum):
             return "|".join(str(choice.value) for choice in self.kind)
+        if self.kind is Path and not self.positional:
+            return "FILE"
         return "N" if self.kind is int else self.name.upper()
 
     def words(self, value: Any) -> list[str]:  # noqa: ANN401 - of the field's type
@@ -233,11 +235,7 @@ class Params:
 
     def __init__(self, groups: Iterable[type], values: Mapping[str, Any], *, words: bool) -> None:
         """Read the values of all groups; see :func:`make_group`."""
-        known = {group: [entry.name for entry in entries(group)] for group in groups}
-        self._groups: dict[type, Any] = {
-            group: make_group(group, {name: values[name] for name in names if name in values}, words=words)
-            for group, names in known.items()
-        }
+        self._groups: dict[type, Any] = {group: make_group(group, values, words=words) for group in groups}
 
     def __contains__(self, group: type) -> bool:
         return group in self._groups
@@ -258,18 +256,21 @@ class Params:
 
 
 def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = False) -> Group:
-    """Return a group of options from values; ``None`` and, on a command line, an empty list count as not given.
+    """Return a group of options from values by name, which may be of other groups too.
+
+    ``None`` and, on a command line, an empty list count as not given.
 
     Errors name the flag for ``words`` of a command line, else the keyword.
 
     Raises:
         UsageError: A value has another type or range than the option takes.
     """
-    known = {entry.name: entry for entry in entries(group)}
-    given = {name: value for name, value in values.items() if value is not None and not (words and value == [])}
-    return group(
-        **{name: known[name].parse(each, known[name].flag if words else f"{name}:") for name, each in given.items()}
-    )
+    given = dict[str, Any]()
+    for entry in entries(group):
+        value = values.get(entry.name)
+        if value is not None and not (words and value == []):
+            given[entry.name] = entry.parse(value, entry.flag if words else f"{entry.name}:")
+    return group(**given)
 
 
 def _bool(value: Any) -> bool:  # noqa: ANN401 - of many types

@@ -88,7 +88,7 @@ class Ledger:
         original: The signature of the original model's failure, once it has been probed.
         severity: How severe that was, where it is known; what is much milder is another failure.
         apart: Whether each candidate is judged by itself: any failure counts, and none is the original's.
-        unfinished: The titles of the probes that were running when an earlier session of the run ended, by candidate.
+        unfinished: The entries of the probes that were running when an earlier session of the run ended, by candidate.
         watchers: Observe the probes, in this order.
     """
 
@@ -108,22 +108,11 @@ class Ledger:
         """
         self.watchers = tuple(watchers)
         self.apart = False
-        self.unfinished: dict[str, str] = {}
         self._max_probes, self._max_seconds = max_probes, max_seconds
         self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
-        self._outcomes: dict[str, Outcome] = {}
         self.restart()
         self._path, self._turn = folder / JOURNAL, threading.Lock()
-        for entry in read_journal(self._path):
-            event, key = entry["event"], entry["key"]
-            if event == "started":
-                self.unfinished[key] = entry["title"]
-            elif event in ("outcome", "moot"):
-                self.unfinished.pop(key, None)
-            if event == "outcome":
-                self._outcomes[key] = entry["outcome"]
-            elif event == "undo":
-                self._outcomes.pop(key, None)
+        self._outcomes, _, self.unfinished = read_probes(self._path)
         try:
             self._file = self._path.open("a+b")
             self._file.seek(0)
@@ -307,3 +296,27 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
                         "start a new run."
                     ) from error
                 yield entry
+
+
+def read_probes(journal: Path) -> tuple[dict[str, Outcome], dict[int, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return what a journal says: the outcomes by candidate, the verdicts by number, and what has no outcome by candidate.
+
+    Raises:
+        UnavailableError: The journal is damaged.
+    """
+    outcomes = dict[str, Outcome]()
+    verdicts, unfinished = dict[int, dict[str, Any]](), dict[str, dict[str, Any]]()
+    for entry in read_journal(journal):
+        event, key = entry["event"], entry["key"]
+        if event == "started":
+            unfinished[key] = entry
+        elif event in ("outcome", "moot"):
+            unfinished.pop(key, None)
+        if event == "outcome":
+            outcomes[key] = entry["outcome"]
+        elif event == "verdict":
+            verdicts[entry["number"]] = entry
+        elif event == "undo":
+            outcomes.pop(key, None)
+            verdicts.pop(entry["number"], None)
+    return outcomes, verdicts, unfinished

@@ -184,17 +184,17 @@ class Reproducer:
 
     def source(self) -> str:
         """Return ``reproduce.py``."""
-        return render_script(
-            self.script,
-            self.target_model,
-            sorted({*names_of(self.model.graph), *names_of((self.ran or self.model).graph)} - {""}),
-            self.comparisons,
-            answer=self.answer,
-            described=self.target.describe(),
-            failure=self.failure,
-            timeout=self.timeout,
-            validate=self.validate,
-        )
+        names = {*names_of(self.model.graph), *names_of((self.ran or self.model).graph)} - {""}
+        case = {
+            "answer": self.answer,
+            "target": self.target.describe(),
+            "model": self.target_model,
+            "names": sorted(names) if self.failure.startswith(("build: ", "run: ")) else [],
+            "failure": self.failure,
+            "timeout": self.timeout,
+            "validate": self.validate,
+        }
+        return render_script(self.script, self.comparisons, case)
 
     def versions(self) -> dict[str, str]:
         """Return versions and devices of this machine, where the reference ran, and of each place of the target."""
@@ -330,30 +330,13 @@ def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
             packed.write(path, f"{ARCHIVED}/{path.relative_to(folder).as_posix()}")
 
 
-def render_script(
-    script: Script,
-    model: str,
-    names: Sequence[str],
-    comparisons: Sequence[TensorComparison],
-    *,
-    answer: str,
-    described: str,
-    failure: str,
-    timeout: float | None = None,
-    validate: bool = False,
-) -> str:
-    """The source of ``reproduce.py``."""
-    case = {
-        "answer": answer,
-        "target": described,
+def render_script(script: Script, comparisons: Sequence[TensorComparison], case: Mapping[str, Any]) -> str:
+    """The source of ``reproduce.py``; ``case`` are the values of its literal that are of neither."""
+    literal = {
+        **case,
         "needs": script.needs,
-        "model": model,
-        "names": list(names) if failure.startswith(("build: ", "run: ")) else [],
         "settings": script.settings,
         "hints": script.hints,
-        "failure": failure,
-        "timeout": timeout,
-        "validate": validate,
         # By output: absolute tolerance, relative tolerance, the error statistic that is held against them; of a quantized one
         # the step, and how many elements may be one off.
         "tolerances": {
@@ -369,8 +352,8 @@ def render_script(
     }
     sources = [_source(name) for name in (*_SHARED, *script.modules)]
     packages = sorted(set().union(*(packages for packages, _ in sources)))
-    literal = "".join(f"    {name!r}: {to_plain(value)!r},\n" for name, value in case.items())
-    head = _HEAD.replace("PACKAGES", ", ".join(packages)).replace("CASE = {}", f"CASE = {{\n{literal}}}")
+    lines = "".join(f"    {name!r}: {to_plain(value)!r},\n" for name, value in literal.items())
+    head = _HEAD.replace("PACKAGES", ", ".join(packages)).replace("CASE = {}", f"CASE = {{\n{lines}}}")
     return "\n\n".join([head, *(text for _, text in sources), _TAIL])
 
 

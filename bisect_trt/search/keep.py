@@ -238,22 +238,19 @@ class _Known:
         """A 1-minimal set within a pool; ``sure`` to ask whether there is one before it is looked for."""
         if any(pool <= failed for failed in self._failed()):
             return None
-        if sure and not self.passes(pool):
-            return self._alone(pool) if self.verdict(pool) is Verdict.UNRESOLVED else None
-        cleared = frozenset[int]().union(*self._failed())
-        single = self._single([unit for unit in self._weights if unit in pool - cleared])
+        single = None if sure and not self.passes(pool) else self._single(pool)
         if single is not None:
             return single
-        if not self.passes(pool):
-            return self._alone(pool) if self.verdict(pool) is Verdict.UNRESOLVED else None
-        return self._together(pool)
+        if self.passes(pool):
+            return self._together(pool)
+        return self._alone(pool) if self.verdict(pool) is Verdict.UNRESOLVED else None
 
-    def _likeliest_first(self, units: Sequence[int]) -> list[int]:
-        return sorted(units, key=lambda unit: -self._weights[unit])
+    def _likeliest_first(self, pool: Subset) -> list[int]:
+        return sorted((unit for unit in self._weights if unit in pool), key=lambda unit: -self._weights[unit])
 
-    def _single(self, units: Sequence[int]) -> Subset | None:
+    def _single(self, pool: Subset) -> Subset | None:
         """Return the unit that passes alone; each question covers half of the probability. ``None`` if it is not found."""
-        left = self._likeliest_first(units)
+        left = self._likeliest_first(pool.difference(*self._failed()))
         while len(left) > 1:
             half, weight, whole = 0, 0.0, sum(self._weights[unit] for unit in left)
             while half < len(left) - 1 and (not half or weight + self._weights[left[half]] <= whole / 2):
@@ -264,9 +261,8 @@ class _Known:
 
     def _alone(self, pool: Subset) -> Subset | None:
         """The likeliest that passes alone, each asked about."""
-        cleared = frozenset[int]().union(*self._failed())
-        order = self._likeliest_first([unit for unit in self._weights if unit in pool - cleared])
-        return next((one for unit in order[:_MOST_SINGLES] if self.passes(one := frozenset({unit}))), None)
+        order = self._likeliest_first(pool.difference(*self._failed()))[:_MOST_SINGLES]
+        return next((one for unit in order if self.passes(one := frozenset({unit}))), None)
 
     def _together(self, pool: Subset) -> Subset:
         """Several that pass only together, of a pool that does."""
@@ -274,5 +270,4 @@ class _Known:
         def shows(units: Subset) -> Verdict:
             return self.verdict(units).opposite
 
-        order = self._likeliest_first([unit for unit in self._weights if unit in pool])
-        return make_minimal(find_culprits(order, shows), shows).units
+        return make_minimal(find_culprits(self._likeliest_first(pool), shows), shows).units

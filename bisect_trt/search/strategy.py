@@ -139,19 +139,16 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
             if verdict is Verdict.UNRESOLVED:
                 refused[unit] = without
         place = (place - 1) % len(chosen)
-    return Minimum(frozenset(chosen), proven=True, why=_note(len(refused)), refused=tuple(refused.values()))
+    note = (
+        f"without {len(refused)} of its units the model breaks in another way, so the failure is not seen without them"
+    )
+    return Minimum(frozenset(chosen), proven=True, why=note if refused else None, refused=tuple(refused.values()))
 
 
 def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:
     """The sets with one unit less, and what cannot be without it; the first lacks the first unit. None is empty."""
     found = (complete(units - {unit}) for unit in sorted(units))
     return [without for without in dict.fromkeys(found) if without and without != units]
-
-
-def _note(refused: int) -> str | None:
-    if not refused:
-        return None
-    return f"without {refused} of its units the model breaks in another way, so the failure is not seen without them"
 
 
 def shortest_failing_prefix(

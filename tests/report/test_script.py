@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from onnx import helper
-from support import examples, model_of
+from support import case_of, examples, model_of
 
 from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
@@ -39,7 +39,7 @@ def rendered(runtime: str, name: str, failure: str = "build: no kernel") -> str:
     settings = TargetSettings(runtime, fp16=True, keep=(name,), held=True)
     how = settings.target.script(settings, {**HINTS, "nodes": [[name, [name, "out"]]]})
     seen = [TensorComparison(name, False, ComparisonKind.MISMATCH, atol=1e-3, rtol=float("inf"))]
-    return render_script(how, "m.onnx", [name], seen, answer=name, described=name, failure=f"{failure} {name}")
+    return render_script(how, seen, case_of(f"{failure} {name}", names=[name], answer=name, target=name))
 
 
 def shape_of(source: str) -> str:
@@ -114,8 +114,10 @@ def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: f
     settings = TargetSettings(runtime)
     how = settings.target.script(settings, HINTS)
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
-    said: Any = {"answer": "It\x1b[2J fails", "described": "Here\n", "failure": failure}
-    source = render_script(how, "model.onnx", ["x", "y"], seen, timeout=timeout, **said)
+    case = case_of(
+        failure, names=["x", "y"], timeout=timeout, answer="It\x1b[2J fails", target="Here\n", model="model.onnx"
+    )
+    source = render_script(how, seen, case)
     (folder / "reproduce.py").write_text(source, encoding="utf-8")
     command = [sys.executable, str(folder / "reproduce.py")]
     told = {**os.environ, "PYTHONPATH": str(folder / "installed")}

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import case_of
 
 from bisect_trt.report.reproducer import _SHARED, render_script
 from bisect_trt.targets import find, names
@@ -79,7 +80,7 @@ def test_a_script_defines_every_name_that_it_uses(target: str) -> None:
     settings = TargetSettings(target)
     how = settings.target.script(settings, {"inputs": [], "outputs": [], "lowered": False, "nodes": []})
     made, used = {*dir(builtins), "__file__"}, set[str]()
-    for node in ast.walk(ast.parse(render_script(how, "m.onnx", [], [], answer="", described="", failure="inf"))):
+    for node in ast.walk(ast.parse(render_script(how, [], case_of("inf")))):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import case_of
 
 from bisect_trt.cli.parser import parse
 from bisect_trt.options.spec import entries, make_group
@@ -81,7 +82,7 @@ def shared_settings() -> Iterator[Any]:
 
 def script(settings: TargetSettings) -> str:
     how = settings.target.script(settings, HINTS)
-    return render_script(how, "model.onnx", [], [], answer="", described="", failure="inf")
+    return render_script(how, [], case_of("inf"))
 
 
 @pytest.mark.parametrize(("target", "name"), list(own_settings()))

@@ -14,7 +14,7 @@ from building import save_proto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from support import overflowing
+from support import case_of, overflowing
 from trt_standin import OLD, STRONG, VERSIONS, WEAK, World, plain, trt_target
 
 from bisect_trt.errors import UnavailableError, UsageError
@@ -261,7 +261,7 @@ def rendered(asked: TargetSettings, folder: Path, failure: str) -> str:
     hints = {"inputs": ["x"], "outputs": ["y"], "lowered": False, "nodes": [["double", ["y"]]]}
     how = asked.target.script(asked, hints)
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
-    return render_script(how, "m.onnx", ["x", "y", "double"], seen, answer="", described="TensorRT", failure=failure)
+    return render_script(how, seen, case_of(failure, names=["x", "y", "double"], target="TensorRT"))
 
 
 def judged(world: World, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, golden: Any) -> int:
