@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from support import examples
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import RunFolderError, UnavailableError, UsageError
 from bisect_trt.tensors.files import NpzFile, load_npz, load_runs, save_npz
 from bisect_trt.tensors.info import tensor_stats
 from bisect_trt.tensors.store import ActivationStore, write_store
@@ -330,19 +330,21 @@ def test_who_has_the_old_store_open_keeps_reading_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "said"),
     [
-        ("index.json", None),
-        ("tensors.bin", None),
-        ("tensors.bin", b"\0" * 799),
-        *(("index.json", text) for text in (b"{", b"[]", b'{"schema": 0}')),
+        ("index.json", None, "no finished"),
+        ("tensors.bin", None, "no finished"),
+        ("tensors.bin", b"\0" * 799, "damaged"),
+        *(("index.json", text, "damaged") for text in (b"{", b"[]")),
+        ("index.json", b'{"schema": 0}', "another version"),
     ],
 )
-def test_damage_is_told(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_damage_is_told(name: str, content: bytes | None, said: str, tmp_path: Path) -> None:
     write(tmp_path, {"x": np.zeros(100)})
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UnavailableError, match=str(tmp_path)):
+    for folder, why in ((tmp_path, said), (tmp_path / "none", "no finished")):
+        with pytest.raises(RunFolderError, match=why) as caught:
             ActivationStore(folder)
+        assert str(folder) in str(caught.value)
