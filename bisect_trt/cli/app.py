@@ -106,7 +106,7 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
 
 def _stop_at_once(call: Call) -> None:
     """Print the last line after a second Ctrl-C; it takes no lock, because it runs in a signal handler."""
-    call.console.abandon()
+    call.console.progress.abandon()
     how = "" if call.folder is None else f"; to continue: bisect-trt resume {shlex.quote(str(call.folder))}"
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 

@@ -86,15 +86,11 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
         app.command(
             name,
             help=_plain(command.help),
-            short_help=_plain(_first_sentence(command.help)),
+            short_help=_plain(re.split(r"(?<=[.?!]) |[:;] ", command.help)[0].rstrip(".")),  # the first sentence
             epilog=f"Examples:\n\n{examples}" if examples else None,
             rich_help_panel=command.panel,
         )(_function(name, groups, run))
     return app
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.?!]) |[:;] ", text)[0].rstrip(".")
 
 
 def _show_version(wanted: bool) -> None:

@@ -110,12 +110,14 @@ def extract_suspect(session: Session, target: TargetSettings | None, suspects: S
         The failing case, 1-minimal; ``None`` if no suspect fails.
     """
     network, console = session.subject.network, session.console
+    # Inside the whole model the target runs it in the low precision.
+    may_be_fp32 = target is not None and target.target.compiles and (target.fp16 or target.bf16)
     for index in suspects[:SUSPECTS_TRIED]:
         console.step(f"Extract {network.describe(index)} and feed it the reference's activations: does it fail alone?")
         units = frozenset({network.rank[index]})
         for step in range(GROWTH_STEPS + 1):
             failing, held = _first_failing(session, units), False
-            if failing is None and step == 0 and _may_choose_precision(target):
+            if failing is None and step == 0 and may_be_fp32:
                 console.say("  no, but alone it may run in fp32: try --hold-precision")
                 failing, held = _first_failing(session, units, held=True), True
             if failing is not None:
@@ -147,11 +149,6 @@ def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, 
         return minimum
 
     return session.found(session.prober.search_from(subject.original, search, subject.cut))
-
-
-def _may_choose_precision(target: TargetSettings | None) -> bool:
-    """Return whether the target may run a piece in fp32 that it runs in the low precision inside the whole model."""
-    return target is not None and target.target.compiles and (target.fp16 or target.bf16)
 
 
 def _minimize_case(session: Session, failing: Subset, *, held: bool) -> Case:

@@ -137,14 +137,9 @@ class Session:
         record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
         flakiness = self.prober.flakiness
         if search.repeat is not None:
-            self.result.extra["flaky"] = {
-                "runs": flakiness.runs,
-                "failures": flakiness.failures,
-                "rate": flakiness.rate,
-                "passes_needed": flakiness.passes_needed,
-                "confidence": flakiness.confidence,
-                "least_rate": round(flakiness.least_rate, 6),
-            }
+            names = ("runs", "failures", "rate", "passes_needed", "confidence")
+            known = {name: getattr(flakiness, name) for name in names}
+            self.result.extra["flaky"] = {**known, "least_rate": round(flakiness.least_rate, 6)}
         if flakiness.passes_needed > 1:
             self.console.say(
                 f"  it fails in {flakiness.failures} of {flakiness.runs} runs, so a candidate passes after "

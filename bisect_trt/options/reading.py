@@ -120,13 +120,11 @@ def assignment(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was gi
 
 
 def _pair(value: Any, between: str) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
-    name: Any = ""
-    text: Any = ""
-    if isinstance(value, str):
-        name, _, text = value.partition(between)
-    elif isinstance(value, Iterable):
-        name, text = value
-    if not name or (isinstance(value, str) and between not in value):
+    try:
+        name, text = value.split(between, 1) if isinstance(value, str) else value
+    except (TypeError, ValueError):
+        name = text = ""
+    if not name:
         raise ValueError(f"NAME{between}VALUE")
     return str(name), str(int(text) if isinstance(text, bool) else text)
 

@@ -90,8 +90,7 @@ class LimitCheck(BuiltinCheck):
         if outcome.ending is Ending.PASSED and self.limits.engine_size_limit is not None:
             sized = self._weigh(files, self.limits.engine_size_limit, cancel)
             outcome = replace(sized, reason="; ".join(filter(None, (outcome.reason, sized.reason))))
-        with files.log.open("a", encoding="utf-8") as log:
-            log.write(outcome.reason + "\n")
+        files.note(outcome.reason)
         return replace(outcome, seconds=time.monotonic() - began)
 
     def _measure(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
@@ -187,11 +186,10 @@ def _said(request: Measure, seen: Measured) -> str:
         return f"{1e3 * high:.4g} ms at percentile {100 * request.share:g}"
     if other is None:
         return f"{mine:.4g} ms"
-    limit = f"limit {request.ratio:g}"
     if request.lost_s is not None:
         lost = 1e3 * _lost(request, seen)
         return f"{mine:.4g} ms, the baseline {other:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
-    return f"{mine:.4g} ms, the baseline {other:.4g} ms: ratio {mine / max(other, 1e-9):.3g} ({limit})"
+    return f"{mine:.4g} ms, the baseline {other:.4g} ms: ratio {mine / max(other, 1e-9):.3g} (limit {request.ratio:g})"
 
 
 def _plain(seen: Measured) -> dict[str, Any]:

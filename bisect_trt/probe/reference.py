@@ -233,9 +233,9 @@ class Reference:
         suffix = "" if number == 1 else f"-{number}"
         self.inputs_file = models.feed(f"inputs{suffix}", self.inputs)
         self.store = workspace.scratch(f"activations{suffix}")
+        self._fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
         self._values = InferredValues(network, self.inputs, models) if models.build_only else self._run()
-        fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
-        self.infos: Mapping[str, TensorInfo] = ChainMap(fed, cast("Any", self._values.infos))
+        self.infos: Mapping[str, TensorInfo] = ChainMap(self._fed, cast("Any", self._values.infos))
 
     def add(self, other: Reference) -> None:
         """Take a further input sample in."""
@@ -269,8 +269,7 @@ class Reference:
         nodes = list(self._network.order)
         problem = self._try(nodes)
         if problem is not None and (refusal := self._collect(nothing_special(self._network.proto))) is not None:
-            self.refused = refusal.message
-            nodes = []
+            self.refused, nodes = refusal.message, []
             problem = self._try(nodes)
         while problem is not None:
             broken, problem = self._first_broken(nodes, problem)
@@ -323,8 +322,7 @@ class Reference:
     def _collect_slices(self, slices: Sequence[Sequence[int]]) -> Failed | None:
         """Run one slice after the other, each on what those before it left on the disk."""
         network = self._network
-        fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
-        infos: Mapping[str, TensorInfo] = fed
+        infos: Mapping[str, TensorInfo] = self._fed
 
         def made_again(name: str) -> bool:
             """Whether a tensor cannot be fed: each slice that reads it makes it again."""
@@ -332,8 +330,8 @@ class Reference:
 
         for place, part in enumerate(slices):
             if place:
-                infos = fed  # frees the index of the tensors so far, 100 bytes for each, before it is read again
-                infos = ChainMap(fed, cast("Any", ActivationStore(self.store).infos))
+                infos = self._fed  # frees the index of the tensors so far, 100 bytes for each, before it is read again
+                infos = ChainMap(self._fed, cast("Any", ActivationStore(self.store).infos))
             made = [name for index in part for name in network.made(index)]
             if part is slices[-1]:  # the weights too that the graph returns
                 made += [name for name in network.outputs if name in network.producer and network.is_weight(name)]

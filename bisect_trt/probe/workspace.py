@@ -91,10 +91,9 @@ class CandidateFiles(Setup):
     def placeholders(self) -> dict[str, str]:
         """The values of ``{model}`` and the other placeholders: absolute paths, and the inputs' ``{shapes}``."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
-        paths |= {"engine": self.engine} if self.engine is not None else {}
-        paths |= {"python": self.python} if self.python is not None else {}
+        made = {"engine": self.engine, "python": self.python}
         shapes = {"shapes": self.shapes[0]} if self.shapes else {}
-        return {name: str(path.absolute()) for name, path in paths.items()} | shapes
+        return {name: str(path.absolute()) for name, path in {**paths, **made}.items() if path is not None} | shapes
 
     def environment(self) -> dict[str, str]:
         """Return the placeholders as environment variables (``BISECT_TRT_MODEL``), and the sample's number."""

@@ -141,7 +141,7 @@ class ProgressLine:
                 self.show()
 
     def abandon(self) -> None:
-        """Show the cursor again at the end of the process, without any lock."""
+        """Show the cursor again at the end of the process, without any lock: safe in a signal handler."""
         if self._live is not None:
             os.write(self._live.console.file.fileno(), b"\n\x1b[?25h")
 
@@ -178,10 +178,6 @@ class Console(Watcher):
     def stopping(self) -> None:
         """Show that the user has asked to stop; safe in a signal handler."""
         self.progress.stopping = True
-
-    def abandon(self) -> None:
-        """Restore the terminal at the end of the process; safe in a signal handler."""
-        self.progress.abandon()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:

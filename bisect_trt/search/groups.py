@@ -52,8 +52,7 @@ class Kept:
         self.goal = goal
         self._complete = complete
         self._tally = Tally(ask)
-        other = Verdict.PASS if goal is Verdict.FAIL else Verdict.FAIL
-        self._known = {Units(frozenset()): other, Units(complete(self.units)): goal}
+        self._known = {Units(frozenset()): goal.opposite, Units(complete(self.units)): goal}
 
     @property
     def asked(self) -> int:
