@@ -150,9 +150,9 @@ class Marking:
     def _judge(self, reply: Compared | Failed) -> Outcome:
         """Return a run as the outcome of a probe, by the model's own outputs."""
         if isinstance(reply, Failed):
-            return outcome_of_failure(reply, 0.0)
+            return outcome_of_failure(reply)
         own = tuple(comparison for comparison in reply.comparisons if comparison.name in self.outputs)
-        return outcome_of_comparisons(Compared(own), 0.0, self.tolerance)
+        return outcome_of_comparisons(Compared(own), self.tolerance)
 
     def hides(self, original: Outcome | None, seen: Compared) -> bool:
         """Return whether the original fails and this run passes, or fails in another way or with far smaller errors."""
@@ -230,7 +230,7 @@ def gather(
             found.runs.append(seen)
             found.unseen |= {name: why for name, why in seen.skipped.items() if name in group}
             continue
-        refused = outcome_of_failure(seen, 0.0).reason if seen.kind == "crash" else seen.message
+        refused = outcome_of_failure(seen).reason if seen.kind == "crash" else seen.message
         why = f"the target does not run the model with {{}} marked: {refused}"
         if found.builds == 1:
             found.refused = refused

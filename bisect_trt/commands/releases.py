@@ -89,13 +89,12 @@ class ReleaseCheck:
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; its environment is created first if needed."""
-        began = time.monotonic()
         try:
             return self._judged(self._run(files, cancel))
         except (UnavailableError, UsageError) as error:  # of this release only
             signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
             files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
-            return Outcome(Ending.OTHER, signature, str(error), time.monotonic() - began)
+            return Outcome(Ending.OTHER, signature, str(error))
 
     def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         python = interpreter(Environment.parse(files.packages), cancel=cancel)
@@ -104,8 +103,11 @@ class ReleaseCheck:
         place, subject = make_place(f"env={files.packages}", lambda _: str(python)), self.subject
         limit, timeout = subject.settings.data.memory_limit, self.check.timeout
         with WorkerPool(subject.workspace.folder, memory_limit=limit, timeout=timeout, places=(place,)) as pool:
+            began = time.monotonic()  # without the making of the environment
             outcome = replace(self.check, workers=pool).run(files, cancel)
-        return replace(outcome, severity=None)  # the size of the error may differ between releases
+            seconds = time.monotonic() - began
+        # The size of the error may differ between releases.
+        return replace(outcome, seconds=seconds, severity=None)
 
     def _judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""

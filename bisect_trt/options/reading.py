@@ -65,10 +65,10 @@ def _numbers(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]: 
     """``[A,B,...]``, or an iterable of numbers."""
     parts: list[Any]
     if isinstance(value, str):
-        if not (value.strip().startswith("[") and value.strip().endswith("]")):
+        inside = re.fullmatch(r"\s*\[\s*(.*?)\s*\]\s*", value, re.DOTALL)
+        if inside is None:
             raise ValueError(wanted)
-        inner = value.strip()[1:-1]
-        parts = inner.split(",") if inner.strip() else []
+        parts = inside[1].split(",") if inside[1] else []
     else:
         parts = list(value) if isinstance(value, Iterable) else [None]
     try:

@@ -9,7 +9,6 @@ loses clearly more than the two shares, so that no part is left to chance. What 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,13 +84,12 @@ class LimitCheck(BuiltinCheck):
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate."""
-        began = time.monotonic()
         outcome = self._measure(files, cancel) if self.limits.others else Outcome(Ending.PASSED, "match", "")
         if outcome.ending is Ending.PASSED and self.limits.engine_size_limit is not None:
             sized = self._weigh(files, self.limits.engine_size_limit, cancel)
             outcome = replace(sized, reason="; ".join(filter(None, (outcome.reason, sized.reason))))
         files.note(outcome.reason)
-        return replace(outcome, seconds=time.monotonic() - began)
+        return outcome
 
     def _measure(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         limits, required = self.limits, None
@@ -122,7 +120,7 @@ class LimitCheck(BuiltinCheck):
 
     def _failed(self, reply: Failed) -> Outcome:
         """A model that does not fit is too large where memory is limited."""
-        outcome = outcome_of_failure(reply, 0.0)
+        outcome = outcome_of_failure(reply)
         if self.limits.memory_limit_of and reply.signature.endswith((OUT_OF_MEMORY, OVER_MEMORY)):
             return replace(outcome, ending=Ending.MISMATCHED, signature=LARGE)
         return outcome

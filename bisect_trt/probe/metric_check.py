@@ -8,7 +8,6 @@ the piece runs on the target.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,20 +104,17 @@ class MetricCheck:
         Raises:
             UsageError: The metric does not fit the outputs or the labels.
         """
-        began = time.monotonic()
         reply = self.measure(files, cancel)
-        seconds = time.monotonic() - began
         if isinstance(reply, Failed):
-            return outcome_of_failure(reply, seconds)
+            return outcome_of_failure(reply)
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=bool(reply.passed))
         reason = self.scale.describe(reply)
         files.note(reason)
         known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
         known["metric"] = self.scale.to_json(reply)
-        if reply.passed:
-            return Outcome(Ending.PASSED, "match", reason, seconds, **known)
-        return Outcome(Ending.MISMATCHED, SIGNATURE, reason, seconds, **known)
+        ending, signature = (Ending.PASSED, "match") if reply.passed else (Ending.MISMATCHED, SIGNATURE)
+        return Outcome(ending, signature, reason, **known)
 
     def measure(self, files: CandidateFiles, cancel: Cancel | None = None) -> Scored | Failed:
         """The score of a candidate."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,26 +110,23 @@ class BuiltinCheck:
             timed=self.timed,
             same=self.same,
         )
-
-        began = time.monotonic()
         places: list[Place] = []
         reply = self.workers.ask(
             request, self.timeout, cancel, log=files.log, confirm=self.confirm, on_place=places.append
         )
-        outcome = self._read(reply, time.monotonic() - began, strict=strict)
-        outcome = replace(outcome, place=places[-1].said if places else None)
+        outcome = replace(self._read(reply, strict=strict), place=places[-1].said if places else None)
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
         files.note(outcome.reason)
         note_command(files, self.by_hand(files))
         return outcome
 
-    def _read(self, reply: Compared | Failed, seconds: float, *, strict: bool) -> Outcome:
+    def _read(self, reply: Compared | Failed, *, strict: bool) -> Outcome:
         if isinstance(reply, Failed):
-            return outcome_of_failure(reply, seconds)
+            return outcome_of_failure(reply)
         if self.target.build_only:
-            return Outcome(Ending.PASSED, "builds", "it builds", seconds, layers=reply.layers)
-        return replace(outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict), layers=reply.layers)
+            return Outcome(Ending.PASSED, "builds", "it builds", layers=reply.layers)
+        return replace(outcome_of_comparisons(reply, self.tolerance, strict=strict), layers=reply.layers)
 
     def target_of(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
@@ -155,21 +151,19 @@ class BuiltinCheck:
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
 
 
-def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
+def outcome_of_failure(failed: Failed) -> Outcome:
     """Return the outcome of a candidate that the target does not run."""
     if failed.kind in ("cancelled", "lost"):
-        return Outcome(Ending.SKIPPED, failed.signature, failed.message, seconds)
+        return Outcome(Ending.SKIPPED, failed.signature, failed.message)
     reasons = {
         "build": f"the target refuses the model: {failed.message}",
         "run": f"the target fails while running: {failed.message}",
         "crash": f"{CRASHED} ({failed.signature.removeprefix('signal ')})",
     }
-    return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message), seconds)
+    return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message))
 
 
-def outcome_of_comparisons(
-    reply: Compared, seconds: float, tolerance: ToleranceOptions, *, strict: bool = False
-) -> Outcome:
+def outcome_of_comparisons(reply: Compared, tolerance: ToleranceOptions, *, strict: bool = False) -> Outcome:
     """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
     samples = _by_sample(reply.comparisons)
     sample = max(samples, key=lambda each: max(found.severity for found in samples[each]), default=None)
@@ -185,12 +179,12 @@ def outcome_of_comparisons(
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
         left_out = [f"'{name}': {why}" for name, why in reply.skipped.items()]
         said += f" (not compared: {'; '.join(left_out)})" if left_out else ""
-        return Outcome(Ending.PASSED, "match", said, seconds, **known)
+        return Outcome(Ending.PASSED, "match", said, **known)
     worst = max(failed, key=lambda comparison: comparison.severity)
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     where = "" if sample is None else f"sample {sample}: "
     reason = f"{where}'{worst.name}': {worst.describe()}{more}"
-    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, seconds, sample=sample, **known)
+    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, sample=sample, **known)
 
 
 def _by_sample(comparisons: Iterable[TensorComparison]) -> dict[int | None, list[TensorComparison]]:
@@ -219,15 +213,13 @@ class FreshCheck:
         target = self.check.target_of(files)
         request = Compare(target, files.model, self.samples, self.tolerance, every=True)
         timeout = None if self.check.timeout is None else self.check.timeout * len(self.samples)
-        began = time.monotonic()
         reply = self.check.workers.ask(request, timeout, cancel, log=files.log)
-        seconds = time.monotonic() - began
         if isinstance(reply, Failed):
-            return outcome_of_failure(reply, seconds)
-        return outcome_of_samples(reply.comparisons, len(self.samples), seconds)
+            return outcome_of_failure(reply)
+        return outcome_of_samples(reply.comparisons, len(self.samples))
 
 
-def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int, seconds: float) -> Outcome:
+def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) -> Outcome:
     """Return the outcome of a candidate from its errors on each sample."""
     seen = _by_sample(comparisons)
     errors = tuple(max(map(error_of, seen[number])) for number in sorted(seen, key=lambda each: each or 1))
@@ -235,7 +227,7 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int, se
     worst = max(errors, default=0.0)
     if not failing:
         said = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
-        return Outcome(Ending.PASSED, "match", said, seconds, errors=errors)
+        return Outcome(Ending.PASSED, "match", said, errors=errors)
     number = max(failing, key=lambda each: max(map(error_of, failing[each])))
     output = max((each for each in failing[number] if not each.passed), key=error_of)
     reason = f"{len(failing)} of {samples} samples fail, worst sample {number}: '{output.name}': {output.describe()}"
@@ -243,7 +235,6 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int, se
         Ending.MISMATCHED,
         output.kind.value,
         reason,
-        seconds,
         comparisons=tuple(failing[number]),
         sample=number,
         errors=errors,
@@ -294,11 +285,10 @@ class EngineCheck:
         engine = files.folder / ENGINE
         target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
         target = target.target.recording(target, files.folder) if self.records else target
-        began = time.monotonic()
         request = BuildEngine(target.with_own(save_engine=str(engine.absolute())), files.model, files.inputs)
         reply = self.workers.ask(request, self.command.timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
-            return outcome_of_failure(reply, time.monotonic() - began)
+            return outcome_of_failure(reply)
         passed = False
         try:
             outcome = self._judge(replace(files, engine=engine), cancel)

@@ -42,7 +42,7 @@ class Outcome:
         signature: The kind of failure, the same for the same failure on another model: ``mismatch``, ``exit 1``,
             ``signal SIGSEGV``, ``time-out``, or a message with its numbers masked.
         reason: A sentence for people.
-        seconds: The time of all runs of the check.
+        seconds: The time of all runs of the check; where a check reports none, the prober measures it.
         tail: The last lines of what the check printed, where it broke in another way or failed by its exit status alone.
         comparisons: What the built-in check saw of each output.
         own_seconds: How long the driver took to make and write the candidate.

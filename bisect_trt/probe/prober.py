@@ -270,7 +270,10 @@ class Prober:
         for number in range(max(most, 1)):
             if number:
                 files.renew()
-            yield self.check.run(files, cancel)
+            began = time.monotonic()
+            outcome = self.check.run(files, cancel)
+            # A command reports its own time, without what it waited for.
+            yield replace(outcome, seconds=outcome.seconds or time.monotonic() - began)
 
     def write(self, candidate: Candidate) -> CandidateFiles:
         """The files of a candidate, written where they are not there."""

@@ -31,12 +31,7 @@ _GUESSES = 8
 
 
 class Asked(Exception):  # noqa: N818 - how a run ahead ends
-    """The search asked a question without a known answer."""
-
-    def __init__(self, question: Question) -> None:
-        """``question`` is what it asked."""
-        super().__init__()
-        self.question = question
+    """The search asked a question, the argument, without a known answer."""
 
 
 def next_question(
@@ -54,7 +49,8 @@ def next_question(
     try:
         return (search(oracle),)
     except Asked as asked:
-        return asked.question
+        question: Question = asked.args[0]
+        return question
 
 
 def likely_questions(

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -244,7 +243,6 @@ class FunctionCheck:
         return _of_samples(files, self._call)
 
     def _call(self, files: CandidateFiles) -> Outcome:
-        began = time.monotonic()
         takes = _parameters(self.function)
         paths = {"inputs": files.inputs, "golden": files.golden}
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
@@ -255,14 +253,13 @@ class FunctionCheck:
             raise
         except AssertionError as error:
             signature, reason = "AssertionError", f"AssertionError: {_first_line(error)}".rstrip(": ")
-            return Outcome(Ending.FAILED, signature, reason, time.monotonic() - began)
+            return Outcome(Ending.FAILED, signature, reason)
         except Exception as error:
             tail = "\n".join(traceback.format_exc().rstrip().splitlines()[-_TAIL_LINES:])
             kind = type(error).__name__
             reason = f"the check raised {kind}: {_first_line(error)}".rstrip(": ")
-            return Outcome(Ending.OTHER, f"raised {kind}", reason, time.monotonic() - began, tail)
-        ending, signature, reason = _OUTCOMES[self._verdict(said)]
-        return Outcome(ending, signature, reason, time.monotonic() - began)
+            return Outcome(Ending.OTHER, f"raised {kind}", reason, tail=tail)
+        return Outcome(*_OUTCOMES[self._verdict(said)])
 
     def _verdict(self, said: Any) -> Verdict:  # noqa: ANN401 - whatever the function returns
         if isinstance(said, Verdict):
@@ -316,7 +313,6 @@ class PromptCheck:
             Undo: The user takes the last answer back.
             KeyboardInterrupt: The user quits, or closes the input.
         """
-        began = time.monotonic()
         if (number := len(files.samples)) > 1:
             print(f"It is bad if it is bad on any of the {number} input samples in {files.folder}.")
             second = shlex.quote(str(files.samples[1].inputs))
@@ -328,7 +324,7 @@ class PromptCheck:
                 raise KeyboardInterrupt from None
             meant = next((end for name, end in _ANSWERS.items() if answer in (name, name[0])), None)
             if isinstance(meant, tuple):
-                return Outcome(*meant, seconds=time.monotonic() - began)
+                return Outcome(*meant)
             if meant is not None:
                 raise meant
             print(f"'{answer}' is none of {', '.join(_ANSWERS)} (or their first letters).")

@@ -8,6 +8,7 @@ one is asked instead, as ``git bisect skip`` does.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from bisect_trt.search.density import Density
@@ -169,73 +170,78 @@ class Kept:
             self.leave_out(frozenset())
 
 
+@dataclass
 class _Walk:
-    """The position of a pass over units. If there is an end, one unit from ``place`` to ``end`` cannot be left out."""
+    """The position of a pass over units. If there is an end, one unit from ``place`` to ``end`` cannot be left out.
 
-    def __init__(self, kept: Kept, units: Sequence[int], density: Density, end: int | None) -> None:
-        self.later: list[int] = []  # passed by, because nothing could be told of them
-        self._kept = kept
-        self._units = units
-        self._density = density
-        self._place = 0
-        self._end = end
-        self._doubtful = False  # whether one really cannot be left out is not known
+    Attributes:
+        doubtful: Whether it is not known that one really cannot be left out.
+        later: Units passed by, because nothing could be told of them.
+    """
+
+    kept: Kept
+    units: Sequence[int]
+    density: Density
+    end: int | None
+    place: int = 0
+    doubtful: bool = False
+    later: list[int] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
-        return self._place >= len(self._units)
+        return self.place >= len(self.units)
 
     def step(self) -> None:
         """Pass a unit, or ask a question."""
-        unit = self._units[self._place]
-        if self._end is not None and self._end - self._place == 1:
+        unit = self.units[self.place]
+        if self.end is not None and self.end - self.place == 1:
             self._hit(unit)
-        elif unit not in self._kept.units:  # it went with the second half of others
+        elif unit not in self.kept.units:  # it went with the second half of others
             self._pass(1)
-        elif self._end is None and self._density.sure():
-            self._density.taken()
-            self._kept.found(unit, doubtful=True)
-            self._place += 1
+        elif self.end is None and self.density.sure():
+            self.density.taken()
+            self.kept.found(unit, doubtful=True)
+            self.place += 1
         else:
             self._ask()
 
     def _pass(self, count: int) -> None:
-        self._density.cleared(count)
-        self._place += count
+        self.density.cleared(count)
+        self.place += count
 
     def _hit(self, unit: int) -> None:
-        if self._doubtful:  # teaches nothing
-            self._density.elsewhere()
-            self._density.taken()
-            self._density.elsewhere()
+        if self.doubtful:  # teaches nothing
+            self.density.elsewhere()
+            self.density.taken()
+            self.density.elsewhere()
         else:
-            self._density.hit()
-        self._kept.found(unit, doubtful=self._doubtful)
-        self._place, self._end = self._place + 1, None
-        self._doubtful = False
+            self.density.hit()
+        self.kept.found(unit, doubtful=self.doubtful)
+        self.place, self.end = self.place + 1, None
+        self.doubtful = False
 
     def _ask(self) -> None:
-        kept, place = self._kept, self._place
-        width = (len(self._units) if self._end is None else self._end) - place
-        best = self._density.group(width, dirty=self._end is not None)
-        sizes = list(skipping(best, range(1, width + (self._end is None))))
+        kept, place = self.kept, self.place
+        width = (len(self.units) if self.end is None else self.end) - place
+        best = self.density.group(width, dirty=self.end is not None)
+        sizes = list(skipping(best, range(1, width + (self.end is None))))
         for number, size in enumerate((*sizes, best)):
             again = SKIPS + 2 - number if number == len(sizes) <= SKIPS else 0
-            verdict = kept.leave_out(frozenset(self._units[place : place + size]), again=again)
+            verdict = kept.leave_out(frozenset(self.units[place : place + size]), again=again)
             if verdict is not Verdict.UNRESOLVED:
                 break
         kept.heard(verdict)
         if verdict is kept.goal:
             self._pass(size)
             return
-        if verdict is Verdict.UNRESOLVED and self._end is not None and width <= SKIPS:
-            verdict = kept.leave_out(frozenset(self._units[place + size : self._end]))
+        if verdict is Verdict.UNRESOLVED and self.end is not None and width <= SKIPS:
+            verdict = kept.leave_out(frozenset(self.units[place + size : self.end]))
             if verdict not in (kept.goal, Verdict.UNRESOLVED):
-                self.later += self._units[place : place + size]
+                self.later += self.units[place : place + size]
                 self._pass(size)
                 return
-        self._end = place + size
-        self._doubtful |= verdict is Verdict.UNRESOLVED
+        self.end = place + size
+        self.doubtful |= verdict is Verdict.UNRESOLVED
 
 
 def skipping(size: int, sizes: range) -> Iterator[int]:

@@ -13,7 +13,7 @@ known lacks a unit of each of them. Switches of a runtime mostly act alone, so a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept
@@ -211,17 +211,17 @@ def find_alternatives(
     return Alternatives(tuple(found))
 
 
+@dataclass
 class _Known:
     """An oracle with its answers, and the probability of each unit."""
 
-    def __init__(self, ask: Ask, weights: Mapping[int, float]) -> None:
-        self._ask = ask
-        self._weights = weights
-        self._said: dict[Subset, Verdict] = {frozenset(): Verdict.FAIL}
+    ask: Ask
+    weights: Mapping[int, float]
+    _said: dict[Subset, Verdict] = field(default_factory=lambda: {frozenset(): Verdict.FAIL})
 
     def verdict(self, units: Subset) -> Verdict:
         if units not in self._said:
-            self._said[units] = self._ask(units)
+            self._said[units] = self.ask(units)
         return self._said[units]
 
     def passes(self, units: Subset) -> bool:
@@ -246,15 +246,15 @@ class _Known:
         return self._alone(pool) if self.verdict(pool) is Verdict.UNRESOLVED else None
 
     def _likeliest_first(self, pool: Subset) -> list[int]:
-        return sorted((unit for unit in self._weights if unit in pool), key=lambda unit: -self._weights[unit])
+        return sorted((unit for unit in self.weights if unit in pool), key=lambda unit: -self.weights[unit])
 
     def _single(self, pool: Subset) -> Subset | None:
         """Return the unit that passes alone; each question covers half of the probability. ``None`` if it is not found."""
         left = self._likeliest_first(pool.difference(*self._failed()))
         while len(left) > 1:
-            half, weight, whole = 0, 0.0, sum(self._weights[unit] for unit in left)
-            while half < len(left) - 1 and (not half or weight + self._weights[left[half]] <= whole / 2):
-                weight += self._weights[left[half]]
+            half, weight, whole = 0, 0.0, sum(self.weights[unit] for unit in left)
+            while half < len(left) - 1 and (not half or weight + self.weights[left[half]] <= whole / 2):
+                weight += self.weights[left[half]]
                 half += 1
             left = left[:half] if self.passes(frozenset(left[:half])) else left[half:]
         return frozenset(left) if left and self.passes(frozenset(left)) else None

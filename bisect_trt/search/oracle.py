@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import compress
 from typing import TypeVar
@@ -126,13 +126,16 @@ Search = Callable[[Oracle], Result]
 """A search: a plain function of an oracle. It may be called several times and must ask the same each time."""
 
 
+@dataclass
 class Transcript:
-    """An ``Oracle`` that remembers which units passed and which failed: evidence that costs no probe."""
+    """An ``Oracle`` that remembers which units passed and which failed: evidence that costs no probe.
 
-    def __init__(self, oracle: Oracle) -> None:
-        """``oracle`` is the one to pass questions to."""
-        self._oracle = oracle
-        self._heard: dict[Units, Verdict] = {}
+    Attributes:
+        oracle: The one to pass questions to.
+    """
+
+    oracle: Oracle
+    _heard: dict[Units, Verdict] = field(default_factory=dict)
 
     def heard(self, verdict: Verdict) -> Iterator[Subset]:
         """The sets of units with a verdict, in the order in which they were first asked about."""
@@ -140,7 +143,7 @@ class Transcript:
 
     def __call__(self, question: Question) -> Verdict:
         """Ask, and remember."""
-        verdict = self._oracle(question)
+        verdict = self.oracle(question)
         if isinstance(question, Units):
             self._heard[question] = verdict
         return verdict
@@ -185,18 +188,21 @@ class Minimum:
     rest_passes: bool = False
 
 
+@dataclass
 class Tally:
-    """An ``Ask`` that remembers how often it heard each verdict, so that a search can change its mind."""
+    """An ``Ask`` that remembers how often it heard each verdict, so that a search can change its mind.
 
-    def __init__(self, ask: Ask) -> None:
-        """``ask`` is the one to pass questions to."""
-        self._ask = ask
-        self.asked = 0
-        self.unresolved = 0
+    Attributes:
+        ask: The one to pass questions to.
+    """
+
+    ask: Ask
+    asked: int = 0
+    unresolved: int = 0
 
     def __call__(self, units: Subset) -> Verdict:
         """Ask, and count."""
-        verdict = self._ask(units)
+        verdict = self.ask(units)
         self.asked += 1
         self.unresolved += verdict is Verdict.UNRESOLVED
         return verdict
@@ -211,15 +217,20 @@ class Enough(Exception):  # noqa: N818 - how a search that costs too much ends
     """It has asked as much as it may."""
 
 
+@dataclass
 class Limited:
-    """An ``Ask`` that ends the search after a number of questions."""
+    """An ``Ask`` that ends the search after a number of questions.
 
-    def __init__(self, ask: Ask, best: Subset, most: int | None, goal: Verdict = Verdict.PASS) -> None:
-        """``best`` is known to meet the ``goal``; ``most`` is the number of questions, if that is limited."""
-        self.best = best
-        self.left = most
-        self._ask = ask
-        self._goal = goal
+    Attributes:
+        ask: The one to pass questions to.
+        best: The smallest set that is known to meet the ``goal``.
+        left: The number of questions, if that is limited.
+    """
+
+    ask: Ask
+    best: Subset
+    left: int | None
+    goal: Verdict = Verdict.PASS
 
     def __call__(self, units: Subset) -> Verdict:
         """Ask.
@@ -231,7 +242,7 @@ class Limited:
             if self.left <= 0:
                 raise Enough
             self.left -= 1
-        verdict = self._ask(units)
-        if verdict is self._goal and len(units) < len(self.best):
+        verdict = self.ask(units)
+        if verdict is self.goal and len(units) < len(self.best):
             self.best = units
         return verdict

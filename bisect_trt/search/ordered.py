@@ -80,19 +80,13 @@ def find_edges(count: int, ask: AskOne, known: int | None = None, *, every: bool
             seen[place] = ask(place)
         return seen[place]
 
-    first = [] if known is None else [known]
-    places = range(count - 1, -1, -1) if every else first or [count - 1, 0]
-    for place in places:
+    ends = [count - 1, 0]
+    for place in range(count - 1, -1, -1) if every else [] if known is None else [known]:
         look(place)
-    if Verdict.FAIL not in seen.values():
-        for place in [count - 1, 0, *_halving(count)]:
-            if look(place) is Verdict.FAIL:
-                break
-        else:
-            return History(seen)
-    if not every:
-        for place in (count - 1, 0):
-            look(place)
+    if Verdict.FAIL not in seen.values() and all(look(p) is not Verdict.FAIL for p in [*ends, *_halving(count)]):
+        return History(seen)
+    for place in ends:
+        look(place)
     start = max(place for place, verdict in seen.items() if verdict is Verdict.FAIL)
     # The newest failure may move up while its upper edge is looked for.
     newest = _edge(range(start, count), look, seen)

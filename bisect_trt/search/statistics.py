@@ -194,12 +194,13 @@ _PLENTY, _NOTHING = 1e9, 1e-15
 """Evidence past which its size does not matter, and the part of a sum that does not."""
 
 
+@dataclass
 class SignTest:
-    """Counts cases until it is known that more than a share of them are of one kind."""
+    """Counts cases until it is known that more than a ``share`` of them, between 0 and 1, are of one kind."""
 
-    def __init__(self, share: float = 0.5) -> None:
-        """``share`` lies between 0 and 1."""
-        self.cases, self.holds, self._share = 0, 0, share
+    share: float = 0.5
+    cases: int = 0
+    holds: int = 0
 
     def add(self, *, holds: bool) -> None:
         """Count a case."""
@@ -209,9 +210,9 @@ class SignTest:
     @property
     def leads(self) -> bool:
         """Whether it has held in more than this share of the cases."""
-        return self.holds > self._share * self.cases
+        return self.holds > self.share * self.cases
 
     @property
     def known(self) -> bool:
         """Whether it is known that it holds in more than this share."""
-        return evidence(self.cases, self.holds, self._share) >= 1 / ERROR
+        return evidence(self.cases, self.holds, self.share) >= 1 / ERROR

@@ -182,7 +182,7 @@ def test_a_thousandth_counts_in_fp32_however_much_it_grows(size: float, growth: 
 def outcome(reference: np.ndarray, target: np.ndarray, precision: Precision) -> Outcome:
     options = ToleranceOptions(precision=precision)
     compared = Compared(tuple(compare_all({"y": reference}, {"y": target}, options)))
-    return outcome_of_comparisons(compared, 0.0, options)
+    return outcome_of_comparisons(compared, options)
 
 
 def test_what_is_milder_than_the_original_in_half_precision_is_not_in_fp32() -> None:
