@@ -30,7 +30,7 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
     """Run a command with values of options by field name, leave its result, and end the process."""
     try:
         if General in COMMANDS[name].groups:
-            sys.exit(int(_answer(name, values, words, None)))
+            sys.exit(_answer(name, values, words, None))
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
         with system_errors(), interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)):
             COMMANDS[name].load()(call)
@@ -39,13 +39,13 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         assert call.folder is not None, "it names the run"
         with claimed_run(call.folder):  # before any file of it is opened: who is refused changes nothing
             name, values = parse(call.words)
-            sys.exit(int(_answer(name, values, call.words, call.folder)))
+            sys.exit(_answer(name, values, call.words, call.folder))
     except BisectError as error:
         Console().error(str(error), error.code)
-        sys.exit(int(error.status))
+        sys.exit(error.status)
     except KeyboardInterrupt:
         Console().error(f"{interrupts.reason}.")
-        sys.exit(int(ExitStatus.INTERRUPTED))
+        sys.exit(ExitStatus.INTERRUPTED)
 
 
 def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None) -> ExitStatus:

@@ -65,7 +65,7 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         program = PROGRAM if named is None else f"{PROGRAM} {named}"
         said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
         sys.stderr.write(f"error[{CommandLineError.code}]: {said}; `{program} --help` shows what it takes.\n")
-        raise SystemExit(int(CommandLineError.status)) from error
+        raise SystemExit(CommandLineError.status) from error
     if not found:
         raise SystemExit(status)
     return found[0]

@@ -158,7 +158,7 @@ def log(call: Call) -> Result:
     if number is not None and number not in verdicts:
         raise UnknownNameError(f"{folder} has no probe {number}; it has {len(verdicts)}.")
     if number is not None:
-        _show_probe(folder, verdicts[number], call.console)
+        _show_probe(folder, verdicts[number], show)
         return call.result
     command, *words = binding.argv or ("",)
     show(f"bisect_trt.{command}({', '.join(words)})" if binding.python else f"bisect-trt {shlex.join(binding.argv)}")
@@ -172,23 +172,23 @@ def log(call: Call) -> Result:
     return call.result
 
 
-def _show_probe(run: Path, entry: Json, console: Console) -> None:
+def _show_probe(run: Path, entry: Json, show: Callable[[str], None]) -> None:
     """Print one probe: its candidate, the command that runs it again, its output."""
     folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
     inside = folder / "model.onnx"
     model = inside if inside.exists() else folder.with_suffix(".onnx")  # with a shared file of weights
-    console.answer(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
-    console.answer(f"candidate: {model} ({entry['title']})")
-    console.answer(f"inputs: {folder / 'inputs.npz'}")
-    console.answer(f"golden: {folder / 'golden.npz'}")
-    console.answer(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
+    show(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
+    show(f"candidate: {model} ({entry['title']})")
+    show(f"inputs: {folder / 'inputs.npz'}")
+    show(f"golden: {folder / 'golden.npz'}")
+    show(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
     by_hand, output = folder / "command.txt", folder / "output.log"
     if by_hand.exists():
-        console.answer(f"again by hand: {by_hand.read_text().strip()}")
+        show(f"again by hand: {by_hand.read_text().strip()}")
     if output.exists():
-        console.answer("output:")
+        show("output:")
         for line in output.read_text(errors="replace").rstrip().splitlines():
-            console.answer(line.expandtabs())
+            show(line.expandtabs())
 
 
 def report(call: Call) -> Result:

@@ -63,7 +63,7 @@ class Series(Generic[Unit]):
     build: Callable[[Unit], Candidate]
     refuse: Callable[[Unit], str | None] = lambda _: None
     apart: bool = False
-    _units: list[Unit] = field(default_factory=list)
+    _numbers: dict[Unit, int] = field(default_factory=dict)
     _keys: dict[Unit, str] = field(default_factory=dict)
     _refused: dict[Unit, str | None] = field(default_factory=dict)
 
@@ -75,17 +75,13 @@ class Series(Generic[Unit]):
         """
 
         def built(subset: Subset) -> Candidate:
-            return self._built(self._units[next(iter(subset))])
-
-        def number(unit: Unit) -> int:
-            if unit not in self._units:
-                self._units.append(unit)
-            return self._units.index(unit)
+            return self._built([*self._numbers][next(iter(subset))])
 
         def asking(ask: Ask) -> T:
             def about(unit: Unit) -> Verdict:
                 self._refused[unit] = self.refuse(unit)
-                return Verdict.UNRESOLVED if self._refused[unit] is not None else ask(frozenset({number(unit)}))
+                number = self._numbers.setdefault(unit, len(self._numbers))
+                return Verdict.UNRESOLVED if self._refused[unit] is not None else ask(frozenset({number}))
 
             return strategy(about)
 

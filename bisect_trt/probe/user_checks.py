@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,9 @@ class FunctionCheck:
         return _of_samples(files, self._call)
 
     def _call(self, files: CandidateFiles) -> Outcome:
-        takes = _parameters(self.function)
+        takes: Collection[str] = ()  # a builtin need not say
+        with suppress(ValueError):
+            takes = inspect.signature(self.function).parameters
         paths = {"inputs": files.inputs, "golden": files.golden}
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
         note_command(files, f"{_name(self.function)}({str(files.model)!r})")
@@ -270,13 +273,6 @@ class FunctionCheck:
             f"the check {_name(self.function)} returns a {type(said).__name__}; return True if the model fails, "
             "False if not, or a bisect_trt.Verdict."
         )
-
-
-def _parameters(function: Callable[..., object]) -> Collection[str]:
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:  # a builtin need not say
-        return ()
 
 
 def _name(function: Callable[..., object]) -> str:

@@ -64,7 +64,8 @@ def draw_plots(
     for comparison in comparisons if wanted else ():
         targets, references = samples[(comparison.sample or 1) - 1]
         target, reference = targets.get(comparison.name), references[comparison.name]
-        if target is None or not can_be_drawn(target, reference):
+        alike = target is not None and target.shape == reference.shape and reference.size > 0
+        if target is None or not alike or "c" in (target.dtype.kind, reference.dtype.kind):
             console.say(f"  no plot of '{comparison.name}': its two values are not real numbers of one shape")
             continue
         for folder, draw, name in wanted:
@@ -73,12 +74,6 @@ def draw_plots(
     if wanted:
         console.say(f"  {len(paths)} plots drawn")
         result.extra["pictures"] = list(map(str, paths))
-
-
-def can_be_drawn(target: Array, reference: Array) -> bool:
-    """Return whether both are real numbers of one shape, and not empty."""
-    drawable = not any(each.dtype.kind == "c" for each in (target, reference))
-    return drawable and target.shape == reference.shape and reference.size > 0
 
 
 def draw_figure(path: Path, comparison: TensorComparison, target: Array, reference: Array, draw: Any) -> None:  # noqa: ANN401 - a function of this module

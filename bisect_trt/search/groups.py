@@ -176,7 +176,7 @@ class _Walk:
 
     Attributes:
         doubtful: Whether it is not known that one really cannot be left out.
-        later: Units passed by, because nothing could be told of them.
+        later: Units passed by without an answer about them.
     """
 
     kept: Kept
