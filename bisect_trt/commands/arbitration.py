@@ -21,7 +21,6 @@ from bisect_trt.commands.rounding import (
     UNITS,
     Computed,
     Run,
-    Values,
     is_continuous,
     mark_decisions,
     perturb,
@@ -40,6 +39,7 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import to_plain
+from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import tolerance_options
@@ -35,6 +34,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
+from bisect_trt.tensors.files import Arrays
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
@@ -317,7 +317,7 @@ def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = M
     return LayerComparison(tensors, unseen, refused=None if found.runs else found.refused, builds=found.builds)
 
 
-def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
+def _frozen(subject: Subject) -> Arrays:
     """Return the values of shapes and indices, as far as all input samples agree on them."""
     reference, frozen = subject.reference, {}
     for name in (*subject.network.inputs, *subject.network.computed):

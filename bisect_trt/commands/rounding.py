@@ -25,11 +25,11 @@ from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
+from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import TensorInfo, finite_rms
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 from bisect_trt.worker.protocol import Failed
 
-Values = Mapping[str, NDArray[Any]]
 Computed = Values | str
 """The outputs of a model, or the reason why there are none."""
 Run = Callable[[onnx.ModelProto, Values], Computed]
@@ -159,7 +159,7 @@ def perturb(
     trials: int,
 ) -> Computed:
     """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst."""
-    units, found = _roundings(model, infos, unit), dict[str, NDArray[Any]]()
+    units, found = _roundings(model, infos, unit), Arrays()
 
     def off(value: NDArray[Any], right: NDArray[Any]) -> float:
         with np.errstate(all="ignore"):

@@ -20,7 +20,7 @@ from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.shapes import Axis, free_symbols, target_of
-from bisect_trt.commands.space import Fed, Series, Values, contradicted
+from bisect_trt.commands.space import Fed, Series, contradicted
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, first_few
 from bisect_trt.options.searches import Samples
@@ -31,7 +31,7 @@ from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.tensors.files import load_npz, save_npz
+from bisect_trt.tensors.files import Values, load_npz, save_npz
 from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
 
 MOST_QUESTIONS = 400

@@ -33,6 +33,7 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import ShapeRange
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import TensorInfo, count_nonfinite
 from bisect_trt.tensors.inputs import resized
 
@@ -43,7 +44,6 @@ MOST_PROBES = 40
 """Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop anywhere."""
 _SCRATCH_SAMPLE = 1_000_000
 """The sample number of runs that only compute shapes."""
-_Arrays = Mapping[str, NDArray[Any]]
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 _UNCUT = {TensorProto.INT64, TensorProto.STRING}
 """Types of weights that are not cut: they are shapes, axes and indices."""
@@ -246,7 +246,7 @@ class Piece:
     """A model and the values of its inputs."""
 
     proto: onnx.ModelProto
-    inputs: _Arrays
+    inputs: Values
 
     @property
     def outputs(self) -> list[str]:
@@ -310,7 +310,7 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     return Piece(proto, inputs)
 
 
-def with_output_shapes(model: onnx.ModelProto, golden: _Arrays) -> onnx.ModelProto:
+def with_output_shapes(model: onnx.ModelProto, golden: Values) -> onnx.ModelProto:
     """Return the model with the output shapes of a run, unless its inputs have free dimensions."""
     proto = clone(model)
     if any(dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim):
@@ -389,7 +389,7 @@ class _Shrinker:
         order = [value.name for value in answer.proto.graph.input if value.name in answer.inputs]
         self.piece = Piece(answer.proto, {name: values[name] for name in order})
         self._sound = is_sound(answer.proto)
-        self._golden: _Arrays = {name: values[name] for name in answer.outputs if name in values}
+        self._golden: Values = {name: values[name] for name in answer.outputs if name in values}
         self._finite = {name for name, value in self._golden.items() if not any(count_nonfinite(value))}
         self._seen = session.outcome(record).comparisons
 
@@ -413,7 +413,7 @@ class _Shrinker:
         self._seen = self._session.outcome(record).comparisons
         return True
 
-    def _expected(self, piece: Piece) -> _Arrays | None:
+    def _expected(self, piece: Piece) -> Values | None:
         """Return the reference's outputs of a piece; ``None`` if it is unsound: a runtime may read past the end of a tensor."""
         if self._sound and not is_sound(piece.proto):
             return None

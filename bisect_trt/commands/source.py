@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import ModelSettings
 from bisect_trt.errors import InputValuesError, ModelFileError, UnsuitableModelError, ValueRefusedError
-from bisect_trt.tensors.files import load_runs, save_npz
+from bisect_trt.tensors.files import Values, load_runs, save_npz
 from bisect_trt.tensors.info import dtype_from_name
 
 MODEL_FILE = Path("model.onnx")
@@ -27,7 +27,6 @@ _PROTO_LIMIT_BYTES = (1 << 31) - 1
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | Any
 """A path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; they are not changed."""
-Values: TypeAlias = Mapping[str, NDArray[Any]]
 Inputs: TypeAlias = Values | Sequence[Values] | str | Path | tuple[Any, ...] | Mapping[str, Any] | list[Any] | Any
 """One sample, several, or a file for ``--load-inputs``; for a module one argument, a tuple of arguments, or a dict by name."""
 

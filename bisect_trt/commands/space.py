@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.commands.session import Session
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
@@ -23,12 +22,11 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import load_npz, save_npz
+from bisect_trt.tensors.files import Values, load_npz, save_npz
 from bisect_trt.worker.protocol import Failed
 
 T = TypeVar("T")
 Unit = TypeVar("Unit", bound=Hashable)
-Values = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)

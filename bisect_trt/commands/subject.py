@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
@@ -36,6 +35,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit
@@ -332,7 +332,7 @@ class Subject:
         made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)
 
-    def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    def values(self, candidate: Candidate, names: Sequence[str]) -> Values:
         """Return the known values of some of a candidate's inputs or outputs."""
         if candidate.values is not None:
             return {name: candidate.values[name] for name in names if name in candidate.values}

@@ -18,7 +18,7 @@ from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.shapes import profile_of
-from bisect_trt.commands.space import Fed, Series, Values, contradicted
+from bisect_trt.commands.space import Fed, Series, contradicted
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import (
     ConflictError,
@@ -40,7 +40,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import save_npz
+from bisect_trt.tensors.files import Values, save_npz
 from bisect_trt.tensors.inputs import make_inputs, resized
 
 FAILING = "failing-inputs.npz"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, unquantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
+from bisect_trt.tensors.files import Values
 from bisect_trt.worker.protocol import Failed
 
 _SAME = 1e-3
@@ -50,7 +51,7 @@ class Plain:
     groups: tuple[Group, ...]
     weights: Stored
     original: Network | None = None
-    taken: Mapping[str, NDArray[Any]] | None = None
+    taken: Values | None = None
     why: str | None = None
 
     @property

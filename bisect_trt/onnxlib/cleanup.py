@@ -20,6 +20,7 @@ from bisect_trt.onnxlib.lower import low_tensor
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, held, inner_nodes, keep_only
 from bisect_trt.onnxlib.shapes import element_type
+from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import TensorInfo, is_extension
 
 QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -183,7 +184,7 @@ class Anonymous:
     names: dict[str, str]
     kept: tuple[str, ...]
 
-    def rename(self, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def rename(self, values: Values) -> Arrays:
         """Return tensors by their new names."""
         return {self.names[name]: value for name, value in values.items()}
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import onnx
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
 
@@ -31,6 +29,7 @@ from bisect_trt.onnxlib.nodes import (
     rename_reads,
 )
 from bisect_trt.onnxlib.shapes import value_info
+from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import TensorInfo
 
 PRODUCER = "bisect-trt"
@@ -289,7 +288,7 @@ def is_frozen(info: TensorInfo) -> bool:
     return info.dtype.kind in "iu" and vector and size is not None and size <= _FROZEN_ELEMENTS * info.dtype.itemsize
 
 
-def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Mapping[str, NDArray[Any]]) -> Isolated:
+def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values) -> Isolated:
     """Return the model that computes each tensor by its own node from reference values, so that no error spreads.
 
     A computed tensor that some node reads becomes an input with a new name, because its own name is an output's; the tensors in

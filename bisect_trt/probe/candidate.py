@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.files import Values
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Candidate(Setup):
     outputs: tuple[str, ...]
     title: str
     units: Subset = frozenset()
-    values: Mapping[str, NDArray[Any]] | None = None
+    values: Values | None = None
     sample: int = 1
     again: bool = False
     runs: int | None = None

@@ -8,13 +8,11 @@ recommended because it passed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from threading import Timer
-from typing import Any, Protocol, TypeVar
-
-from numpy.typing import NDArray
+from typing import Protocol, TypeVar
 
 from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, NoisyMachineError, ResourceError
 from bisect_trt.probe.candidate import Candidate, Identity
@@ -26,6 +24,7 @@ from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
 from bisect_trt.search.statistics import Flakiness, confirmations, expected_verdicts
+from bisect_trt.tensors.files import Values
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import LOST
 
@@ -58,7 +57,7 @@ class Activations(Protocol):
     def more(self) -> Sequence[Activations]:
         """The activations of the input samples after the first."""
 
-    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    def select(self, names: Sequence[str]) -> Values:
         """The known values of the named tensors."""
 
 

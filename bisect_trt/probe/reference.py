@@ -23,7 +23,7 @@ from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.tensors.files import load_npz, save_npz
+from bisect_trt.tensors.files import Arrays, Values, load_npz, save_npz
 from bisect_trt.tensors.info import TensorInfo, common, is_extension
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.worker.pool import WorkerPool
@@ -50,7 +50,7 @@ class Models:
         path.write_bytes(model.SerializeToString())
         return path
 
-    def feed(self, name: str, values: Mapping[str, NDArray[Any]]) -> Path:
+    def feed(self, name: str, values: Values) -> Path:
         """A file that holds values."""
         path = self._scratch(f"{name}.npz")
         save_npz(path, values)
@@ -60,16 +60,16 @@ class Models:
         self,
         name: str,
         model: onnx.ModelProto,
-        values: Mapping[str, NDArray[Any]],
+        values: Values,
         target: TargetSettings | None = None,
         timeout: float | None = None,
-    ) -> dict[str, NDArray[Any]] | Failed:
+    ) -> Arrays | Failed:
         """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files."""
         made = self._scratch(f"{name}.made.npz")
         failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made, target, timeout)
         return load_npz(made) if failed is None else failed
 
-    def constants(self, network: Network, names: Sequence[str]) -> dict[str, NDArray[Any]] | Failed:
+    def constants(self, network: Network, names: Sequence[str]) -> Arrays | Failed:
         """Return the values of tensors that nodes make and that depend on no input, or the reason why they cannot be computed."""
         nodes = network.leading_to({network.producer[name] for name in names})
         return self.run("constants", cut(network, nodes, {}, nothing_stored, names).proto, {})
@@ -105,7 +105,7 @@ class Models:
         self,
         name: str,
         model: onnx.ModelProto,
-        values: Mapping[str, NDArray[Any]],
+        values: Values,
         to: Path,
         target: TargetSettings,
         timeout: float | None = None,
@@ -150,18 +150,18 @@ class InferredValues:
     What follows from shapes alone, such as the target of a Reshape, has its value.
     """
 
-    def __init__(self, network: Network, inputs: Mapping[str, NDArray[Any]], models: Models) -> None:
+    def __init__(self, network: Network, inputs: Values, models: Models) -> None:
         """Infer the shapes, and compute what depends on them alone."""
         if not all(info.is_static for info in input_infos(network)):  # then they are those of the values
             network = Network(free_inputs(network.proto, {name: value.shape for name, value in inputs.items()}))
         self.network = network
-        self._shapes: dict[str, NDArray[Any]] = {
+        self._shapes: Arrays = {
             name: value for name, value in inputs.items() if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE
         }
         inferred = infer(network, follow_values=True)
         known = network.infos if inferred is None else inferred.infos()
         static = {name: info for name, info in known.items() if info.is_static}
-        sizes: dict[str, NDArray[Any]] = {}
+        sizes: Arrays = {}
         chosen: list[int] = []
         for index in network.order:
             node, reads = network.nodes[index], [name for name in network.reads[index] if not network.is_weight(name)]
@@ -209,7 +209,7 @@ class Reference:
     def __init__(
         self,
         network: Network,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Values,
         workspace: Workspace,
         models: Models,
         number: int,
@@ -245,7 +245,7 @@ class Reference:
         self.refused = self.refused or other.refused
         self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
 
-    def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    def select(self, names: Sequence[str]) -> Arrays:
         """Return the known values of the tensors, in the given order."""
         return {
             name: self.inputs[name] if name in self.inputs else self._values[name]
@@ -253,7 +253,7 @@ class Reference:
             if name in self.infos
         }
 
-    def compute(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | None:
+    def compute(self, model: onnx.ModelProto, inputs: Values) -> Arrays | None:
         """The outputs of another model on the reference runtime; ``None`` if it does not run there."""
         if self._models.build_only:
             found = InferredValues(Network(model), inputs, self._models)

@@ -8,15 +8,13 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import OutputFileError, UsageError
@@ -24,10 +22,9 @@ from bisect_trt.onnxlib.load import external_files, folder_with, load_model, mod
 from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, save_model, share_weights
 from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
-from bisect_trt.tensors.files import replacing, save_npz
+from bisect_trt.tensors.files import Values, replacing, save_npz
 from bisect_trt.worker.protocol import Sample
 
-Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
 FIXED_PATH, POLYGRAPHYS_PATH = Path("bisect_trt_debug.onnx"), Path("polygraphy_debug.onnx")
 _NAME_LENGTH = 60

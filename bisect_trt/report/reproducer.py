@@ -22,7 +22,6 @@ from typing import Any
 
 import jinja2
 import onnx
-from numpy.typing import NDArray
 from onnx import printer
 
 from bisect_trt.errors import OutputFileError, first_few
@@ -34,7 +33,7 @@ from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.files import replacing, save_npz
+from bisect_trt.tensors.files import Values, replacing, save_npz
 
 MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz", "README.md", "ISSUE.md"
 SCRIPT, FILES, ARCHIVED = "reproduce.py", "files", "reproducer"
@@ -120,8 +119,8 @@ class Reproducer:
     model: onnx.ModelProto
     ran: onnx.ModelProto | None
     lowered: bool
-    inputs: Mapping[str, NDArray[Any]]
-    golden: Mapping[str, NDArray[Any]]
+    inputs: Values
+    golden: Values
     comparisons: Sequence[TensorComparison]
     answer: str
     target: TargetSettings

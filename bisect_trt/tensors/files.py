@@ -35,6 +35,9 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, UsageError
 from bisect_trt.tensors.info import ByName, dtype_from_name, is_extension
 
+Values = Mapping[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
+"""Arrays by the names of their tensors, to read and to change."""
 _KINDS = "biufcV"
 """Numbers, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
@@ -67,7 +70,7 @@ _EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
 """The most a compressed file may grow, as a factor and in bytes; zeros could grow a thousand times."""
 
 
-def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+def save_npz(path: str | os.PathLike[str], arrays: Values) -> None:
     """Write tensors of numbers, bools or ``ml_dtypes`` types to an uncompressed ``.npz``, which is replaced when it is complete.
 
     Equal arrays give equal bytes: no time stamps are stored.
@@ -79,7 +82,7 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -
         write_npz(file, arrays)
 
 
-def write_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(file: IO[bytes], arrays: Values) -> None:
     """Write tensors to an open file; see :func:`save_npz`.
 
     Raises:
@@ -100,7 +103,7 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
                 npy_format.write_array(stream, values, allow_pickle=False)
 
 
-def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+def load_npz(path: str | os.PathLike[str]) -> Arrays:
     """Return every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``, in the file's order.
 
     Raises:
@@ -112,7 +115,7 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         return read_npz(Path(path))
 
 
-def read_npz(file: IO[bytes] | Path) -> dict[str, NDArray[Any]]:
+def read_npz(file: IO[bytes] | Path) -> Arrays:
     """Return every tensor of an ``.npz`` file; see :func:`load_npz`, which reports errors."""
     with _opened(file) as archive:
         return dict(_read_entry(archive, entry) for entry in archive.infolist())
@@ -251,8 +254,6 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, 
 
 
 _SUFFIXES = (".json", ".npz")
-
-Values = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)

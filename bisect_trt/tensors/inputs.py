@@ -28,11 +28,11 @@ from bisect_trt.errors import (
     quoted,
 )
 from bisect_trt.options.shared import Data
-from bisect_trt.tensors.files import load_runs
+from bisect_trt.tensors.files import Arrays, Values, load_runs
 from bisect_trt.tensors.info import TensorInfo, is_extension
 from bisect_trt.tensors.kernel import free_bytes
 
-Sample = dict[str, NDArray[Any]]
+Sample = Arrays
 LABELS = "labels"
 _DEFAULT_FUNCTION, _LOADER_KIND = "load_data", "data-loader"
 _SAMPLE_BYTES = 1000
@@ -104,10 +104,10 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-class NamedOutputs(dict[str, NDArray[Any]]):
+class NamedOutputs(Arrays):
     """The outputs of one run by name, with the fields of Polygraphy's ``IterationResult``; the ``runtime`` is not known."""
 
-    def __init__(self, outputs: Mapping[str, NDArray[Any]], runner_name: str) -> None:
+    def __init__(self, outputs: Values, runner_name: str) -> None:
         super().__init__(outputs)
         self.runner_name = runner_name
         self.runtime = None
@@ -161,7 +161,7 @@ def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> t
     return {name: values for name, values in sample.items() if name != LABELS}, sample[LABELS]
 
 
-def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]], source: str) -> Sample:
+def validate_sample(infos: Sequence[TensorInfo], sample: Values, source: str) -> Sample:
     """Return values in the order of a model's inputs, after checking that they fit; a free dimension takes any size.
 
     Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted. The ``source`` begins the message.
@@ -218,7 +218,7 @@ def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
 
 
-def of_width(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]]) -> Sample:
+def of_width(infos: Sequence[TensorInfo], sample: Values) -> Sample:
     """Return a script's values in the width of the model's inputs where the numbers fit, all else unchanged.
 
     NumPy makes float64 and int64 of numbers without a type; the types in a file are kept.

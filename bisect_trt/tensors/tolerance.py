@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.options.compare import CompareOptions, ErrorStat
+from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import finite_rms, is_floating
 
 _TIES = 0.01
@@ -175,7 +176,7 @@ class ToleranceOptions(CompareOptions):
         atol, rtol = (values.get(name, values.get("")) for values in (self.atol, self.rtol))
         return Tolerance(atol, rtol), stat
 
-    def resolve(self, outputs: Mapping[str, NDArray[Any]]) -> dict[str, ResolvedTolerance]:
+    def resolve(self, outputs: Values) -> dict[str, ResolvedTolerance]:
         """Return the tolerance of each of some outputs, by the reference's values."""
         return {name: self.for_output(name)[0].resolve(value, self.precision) for name, value in outputs.items()}
 

@@ -23,16 +23,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.errors import ConflictError, PlaceError, UnavailableError, kind_of
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.targets import find, names
-from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import replacing
+from bisect_trt.tensors.files import Arrays, Values, replacing
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 from bisect_trt.worker.channel import (
     LAST,
@@ -285,7 +283,7 @@ class RemoteRunner:
         self._connection.has(files)
         return values
 
-    def load(self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> RemoteModel:
+    def load(self, path: Path, feed: Values, hints: Mapping[str, Any]) -> RemoteModel:
         """Load a model there.
 
         Raises:
@@ -299,18 +297,14 @@ class RemoteRunner:
             del content[:size]
         return RemoteModel(self._connection, loaded)
 
-    def trace(
-        self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], what: str = "trace"
-    ) -> dict[str, Any]:
+    def trace(self, path: Path, feed: Values, hints: Mapping[str, Any], what: str = "trace") -> dict[str, Any]:
         """Return its changes to a model before running it, or its profile."""
         traced: dict[str, Any] = self._call("trace", path, feed, hints, what=what)["trace"]
         return traced
 
     profile = partialmethod(trace, what="profile")
 
-    def _call(
-        self, method: str, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], **more: object
-    ) -> dict[str, Any]:
+    def _call(self, method: str, path: Path, feed: Values, hints: Mapping[str, Any], **more: object) -> dict[str, Any]:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}
@@ -341,7 +335,7 @@ class RemoteModel:
         layers: list[dict[str, Any]] = self._connection.call("layers")["layers"]
         return layers
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+    def run(self, inputs: Values) -> Arrays:
         """All its outputs that are tensors, by name.
 
         Raises:
@@ -351,7 +345,7 @@ class RemoteModel:
         self.skipped.update(made["skipped"])
         return unpack(made["payload"])
 
-    def times(self, inputs: Mapping[str, NDArray[Any]], runs: int) -> list[float]:
+    def times(self, inputs: Values, runs: int) -> list[float]:
         """Seconds of each of several runs there; transfers do not count."""
         return list(self._connection.call("run", {"timed": runs}, [pack(inputs)])["seconds"])
 
