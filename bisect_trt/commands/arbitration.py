@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -36,6 +36,7 @@ from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import to_plain
@@ -67,7 +68,7 @@ class Fault:
 
     whose: Whose
     sentence: str
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Json = field(default_factory=dict)
 
     @property
     def is_bug(self) -> bool:
@@ -79,7 +80,7 @@ class Fault:
         """Whether another setting of the target, or another form of the model, may make it pass."""
         return self.whose in ("target", "precision", "unknown")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Entry:
         """The field ``fault`` of the result."""
         return dict(to_plain({"whose": self.whose, "sentence": self.sentence, **self.figures}))
 
@@ -193,9 +194,7 @@ class Opinions:
 
     def _fault(self, whose: Whose, sentence: str, **figures: object) -> Fault:
         """Return a fault with the figures that are known, and others."""
-        known: dict[str, Any] = (
-            {} if self.own is None else {"reference_error": self.own.largest, "arbiter": self.arbiter}
-        )
+        known: Entry = {} if self.own is None else {"reference_error": self.own.largest, "arbiter": self.arbiter}
         if self._made:
             known |= {"target_error": self.seen.largest, "severity": self.seen.severity}
         if not isinstance(self.rounded, str) and self._made:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.choices import LAYERS, RECORD, TACTIC, Choice, choices_of_layers, read_choices
@@ -52,7 +52,7 @@ class Build:
     choices: frozenset[Choice]
 
 
-def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozenset()) -> list[dict[str, Any]]:
+def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozenset()) -> list[Entry]:
     """Return the choices that not all builds made, and the ``proven`` ones, as plain values.
 
     Each has ``layer``, ``choice``, ``kind``, ``value``, the number of ``good`` and ``bad`` builds with it, and ``proven``.
@@ -79,12 +79,12 @@ def _count(builds: Sequence[Build]) -> tuple[int, int]:
     return goods, len(builds) - goods
 
 
-def plain_choice(choice: Choice) -> dict[str, Any]:
+def plain_choice(choice: Choice) -> Entry:
     """A choice as plain values."""
     return {"layer": choice.layer, "choice": choice.said, "kind": choice.kind, "value": choice.value}
 
 
-def tell_choices(builds: Sequence[Build], rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+def tell_choices(builds: Sequence[Build], rows: Sequence[Json], console: Console) -> None:
     """Print a table of the choices that are more frequent in bad builds."""
     goods, bads = _count(builds)
     shown = [row for row in rows if row["bad"] * goods > row["good"] * bads]
@@ -276,7 +276,7 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
     return found
 
 
-def describe_engine(path: Path) -> dict[str, Any]:
+def describe_engine(path: Path) -> Entry:
     """Return the inputs, outputs and layers of an engine, read by TensorRT in a worker process.
 
     Raises:

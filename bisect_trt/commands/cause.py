@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
@@ -21,6 +20,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.options import Target
@@ -201,12 +201,12 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     return _print(session, detail)
 
 
-def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, failures: int) -> dict[str, Any]:
+def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, failures: int) -> Entry:
     """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first.
 
     What ``panel`` is a model of failed without them ``failures`` times during the search.
     """
-    prober, entries, doubts, same = session.prober, list[dict[str, Any]](), list[str](), whole.base is panel.base
+    prober, entries, doubts, same = session.prober, list[Entry](), list[str](), whole.base is panel.base
     for units in found.found:
         passes = same or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
         on, names = whole if passes else panel, panel.names(units)
@@ -228,7 +228,7 @@ def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, 
     }
 
 
-def _print(session: Session, detail: dict[str, Any]) -> list[str]:
+def _print(session: Session, detail: Entry) -> list[str]:
     """Print the answers, or why there is none; return them in sentences."""
     console = session.console
     if not detail["alternatives"]:

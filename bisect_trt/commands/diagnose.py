@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -53,6 +52,7 @@ from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -170,7 +170,7 @@ class Diagnosis:
         }
         return DoesNotReproduce("\n  - ".join([str(error), *(step for step in steps if steps[step])]))
 
-    def add_rounding(self) -> dict[str, Any] | None:
+    def add_rounding(self) -> Entry | None:
         """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
         session = self.session
         outcome = session.prober.ledger.outcome(session.subject.original.key)
@@ -192,7 +192,7 @@ class Diagnosis:
 
         return find_suspects(session, check, show)
 
-    def stop_at_rounding(self, amplified: dict[str, Any]) -> None:
+    def stop_at_rounding(self, amplified: Entry) -> None:
         """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""
         result = self.session.result
         result.status, result.minimality = "inconclusive", "unproven"
@@ -239,7 +239,7 @@ class Diagnosis:
         tell_dynamic(session, answer.candidate)
         return left
 
-    def deliver_another(self, case: Case, number: int) -> dict[str, Any]:
+    def deliver_another(self, case: Case, number: int) -> Entry:
         """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
         session, answer = self.session, self.judge(case)
         folder = self.output.parent / f"{self.output.resolve().name}-{number}"

@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, module_of
 from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import print_tree
+from bisect_trt.report.text import Entry, print_tree
 from bisect_trt.tensors.files import load_runs
 from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension
 
@@ -39,7 +39,7 @@ class FileKind(NamedTuple):
 
     suffixes: tuple[str, ...]
     details: frozenset[Show]
-    describe: Callable[[Path, Inspect], dict[str, Any]]
+    describe: Callable[[Path, Inspect], Entry]
 
 
 def run(call: Call) -> Result:
@@ -76,7 +76,7 @@ def read_words(word: str | None, path: Path | None) -> tuple[str, Path]:
     return word, path
 
 
-def describe_model(path: Path, show: Collection[Show]) -> dict[str, Any]:
+def describe_model(path: Path, show: Collection[Show]) -> Entry:
     """Return a model's inputs, outputs, operators and weights; files with external weights are not read.
 
     Args:
@@ -89,7 +89,7 @@ def describe_model(path: Path, show: Collection[Show]) -> dict[str, Any]:
     proto = load_model(path, structure=True)
     network = Network(proto)
     infos, tensors = network.infos, proto.graph.initializer
-    plain: dict[str, Any] = {
+    plain: Entry = {
         "ir_version": proto.ir_version,
         "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
         "opsets": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
@@ -115,18 +115,18 @@ def _operator(node: onnx.NodeProto) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else str(node.op_type)
 
 
-def _describe_tensor(name: str, infos: Infos) -> dict[str, Any]:
+def _describe_tensor(name: str, infos: Infos) -> Entry:
     """Return name, type and shape of a tensor; unknown values are ``None``."""
     info = infos.get(name)
     shape = None if info is None or info.shape is None else list(info.shape)
     return {"name": name, "dtype": None if info is None else info.dtype.name, "shape": shape}
 
 
-def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool) -> list[dict[str, Any]]:
+def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool) -> list[Entry]:
     """Return nodes, with the nodes of their branches and loop bodies."""
     layers = []
     for node in nodes:
-        layer: dict[str, Any] = {
+        layer: Entry = {
             "name": node.name,
             "op": _operator(node),
             "inputs": [_describe_tensor(name, infos) for name in node.input],
@@ -163,7 +163,7 @@ def _dtype(tensor: onnx.TensorProto) -> str:
     return "string" if tensor.data_type == onnx.TensorProto.STRING else element_dtype(tensor.data_type).name
 
 
-def describe_data(path: Path, values: int | None = None) -> dict[str, Any]:
+def describe_data(path: Path, values: int | None = None) -> Entry:
     """Return type, shape and statistics of saved tensors.
 
     Args:
@@ -174,7 +174,7 @@ def describe_data(path: Path, values: int | None = None) -> dict[str, Any]:
         UsageError: The file cannot be read.
     """
 
-    def described(tensor: NDArray[Any]) -> dict[str, Any]:
+    def described(tensor: NDArray[Any]) -> Entry:
         plain = _statistics(tensor)
         if values is None:
             return plain
@@ -193,7 +193,7 @@ def describe_data(path: Path, values: int | None = None) -> dict[str, Any]:
     }
 
 
-def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
+def _statistics(tensor: NDArray[Any]) -> Entry:
     """Return statistics of the finite elements; ``None`` if there are none. Strings, as weights may be, have no statistics."""
     if tensor.dtype.kind == "O":
         return {"dtype": "string", "shape": list(tensor.shape)}

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.commands.checks import CheckSettings, baseline_of
 from bisect_trt.commands.session import Session
@@ -22,7 +21,7 @@ from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.compare import Limits
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
-from bisect_trt.report.text import shorten
+from bisect_trt.report.text import Entry, Json, shorten
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.place import Place
@@ -33,7 +32,7 @@ _PIECES = re.compile(r" \+ |\.\.\.|\|\||,")
 _WORD = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
 _SHOWN, _LENGTH = 10, 30
 _RATIO = 1.3
-Layers = Sequence[Mapping[str, Any]]
+Layers = Sequence[Json]
 """As runners report them; see :mod:`bisect_trt.targets.runtime`."""
 
 
@@ -73,14 +72,14 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     return found
 
 
-def beside(network: Network, target: Layers, baseline: Layers) -> list[dict[str, Any]]:
+def beside(network: Network, target: Layers, baseline: Layers) -> list[Entry]:
     """Return ``nodes``, ``ms`` and ``layers`` of each row, and the same of the baseline; the largest difference first."""
     groups = {index: [index] for index in _timed(network)}
     placed = nodes_of(network, target), nodes_of(network, baseline)
     for nodes in chain(*placed):
         merged = [*chain(*{id(groups[index]): groups[index] for index in nodes}.values())]
         groups |= dict.fromkeys(merged, merged)
-    rows: dict[int, dict[str, Any]] = {}
+    rows: dict[int, Entry] = {}
     for prefix, layers, found in zip(("", "baseline_"), (target, baseline), placed, strict=True):
         for layer, nodes in zip(layers, found, strict=True):
             group = groups[min(nodes)] if nodes else []

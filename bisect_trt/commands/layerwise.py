@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -30,6 +29,7 @@ from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -369,11 +369,11 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
     return lines + [f"  fed the reference's values: {describe(each)}" for each in own]
 
 
-def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
+def to_json(subject: Subject, layers: LayerComparison) -> Entry:
     """Return the fields of the result that describe a layerwise comparison."""
     network = subject.network
 
-    def origin(index: int) -> dict[str, Any]:
+    def origin(index: int) -> Entry:
         bad = next(name for name in network.made(index) if name in layers.tensors and not layers.tensors[name].passed)
         return {
             "tensor": bad,
@@ -383,7 +383,7 @@ def to_json(subject: Subject, layers: LayerComparison) -> dict[str, Any]:
             "comparison": layers.tensors[bad].to_json(),
         }
 
-    def tensor(name: str, comparison: TensorComparison) -> dict[str, Any]:
+    def tensor(name: str, comparison: TensorComparison) -> Entry:
         node, own = network.nodes[network.producer[name]], layers.own.get(name)
         module = module_of(node)
         return {

@@ -6,12 +6,12 @@ import errno
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -23,6 +23,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, tolerance_ratio
 from bisect_trt.tensors.info import tensor_stats
@@ -106,7 +107,7 @@ def recorded(session: Session, target: TargetSettings | None = None) -> Iterator
             console.warn(f"the report has no nodes ({type(error).__name__}: {error}); please report this.")
 
 
-def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
+def _probes(records: list[Record], console: Console) -> list[Entry]:
     """Return the probes for the report, each with its step."""
     half = MOST_PROBES // 2
     chosen = records if len(records) <= MOST_PROBES else [*records[:half], *records[-half:]]
@@ -183,7 +184,7 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     return [{"what": what, "command": shlex.join(words)} for what, words in commands]
 
 
-def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
+def graph_of(subject: Subject, result: Result) -> Entry:
     """Return the nodes of the answer for the report; the model is not run.
 
     Returns:
@@ -208,7 +209,7 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
         weight = "weight" if maker is None or network.constant[maker] else "node"
         return "input" if name in network.inputs else weight
 
-    def describe(node: int) -> dict[str, Any]:
+    def describe(node: int) -> Entry:
         proto, made, reads = network.nodes[node], network.made(node), network.reads[node]
         return {
             "name": proto.name,
@@ -220,8 +221,8 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
             "written": network.written(node),
         }
 
-    def tensor(name: str) -> dict[str, Any]:
-        known: dict[str, Any] = {}
+    def tensor(name: str) -> Entry:
+        known: Entry = {}
         if (info := infos.get(name)) is not None:
             shape = None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
             known |= {"dtype": info.dtype.name, "shape": shape}
@@ -236,9 +237,9 @@ def graph_of(subject: Subject, result: Result) -> dict[str, Any]:
     return {"nodes": list(map(describe, shown)), "tensors": {name: tensor(name) for name in names}}
 
 
-def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, Entry]:
     """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
-    left, ranges = _MOST_ELEMENTS, dict[str, dict[str, Any]]()
+    left, ranges = _MOST_ELEMENTS, dict[str, Entry]()
     for name in names if "reference" in vars(subject) else ():
         info = subject.reference.infos.get(name)
         if info is None or info.dtype.kind == "c":
@@ -255,11 +256,11 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, dict[str, Any]]
     return ranges
 
 
-def _outputs(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+def _outputs(entries: Iterable[Json]) -> list[str]:
     return [entry["outputs"][0] for entry in entries if entry.get("outputs")]
 
 
-def _error(comparison: dict[str, Any]) -> dict[str, Any]:
+def _error(comparison: Entry) -> Entry:
     text, ratio = TensorComparison.from_json(comparison).describe(), plain_number(tolerance_ratio(comparison))
     return {"passed": comparison["passed"], "ratio": ratio, "text": text}
 

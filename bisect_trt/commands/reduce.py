@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.minimal_case import (
@@ -33,6 +32,7 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
+from bisect_trt.report.text import Entry
 from bisect_trt.search.confirm import READ_BACK
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise, shrink_end
@@ -57,7 +57,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
         case = session.until_done(lambda: _reduce(session, settings, search))
     if settings.both_ends:
 
-        def deliver_another(other: Case, number: int) -> dict[str, Any]:
+        def deliver_another(other: Case, number: int) -> Entry:
             own = settings.of_another(number)
             answer = smallest(session, own, search, other)
             minimum, culprits = _write(session, own, answer, other.minimum)
@@ -190,9 +190,7 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     return result
 
 
-def _write(
-    session: Session, settings: Reduce, answer: Candidate, minimum: Minimum
-) -> tuple[Minimum, list[dict[str, Any]]]:
+def _write(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> tuple[Minimum, list[Entry]]:
     """Write an answer with its inputs and expected outputs, read it back, and probe it.
 
     Returns:

@@ -39,6 +39,7 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import Console
 from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -149,7 +150,7 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
     return result.end()
 
 
-def describe_partition(parts: Mapping[str, Any]) -> str:
+def describe_partition(parts: Json) -> str:
     """Return which nodes the parser refuses, in a sentence, and which parts are left between them."""
     refused, sizes = parts["refused"], [len(part) for part in parts["parts"]]
     if not refused:
@@ -161,7 +162,7 @@ def describe_partition(parts: Mapping[str, Any]) -> str:
     )
 
 
-def audit_precision(target: TargetSettings, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Entry:
     """Compare the requested precisions with the precisions of the layers in ``RuntimeSession.layers``.
 
     Returns:

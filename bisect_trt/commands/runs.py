@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -24,7 +24,7 @@ from bisect_trt.probe.ledger import JOURNAL, read_probes
 from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
-from bisect_trt.report.text import Json
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.tensors.files import replacing
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Binding:
             UnavailableError: The folder is not the folder of a run.
         """
         try:
-            plain: dict[str, Any] = json.loads((folder / RUN_FILE).read_bytes())
+            plain: Entry = json.loads((folder / RUN_FILE).read_bytes())
             argv, cwd, files, version = (plain[name] for name in ("argv", "cwd", "files", "version"))
             if not all(isinstance(each, str) for each in (*argv, cwd, version, *files.values())):
                 raise ValueError("a value is no text")

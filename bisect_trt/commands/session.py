@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
@@ -24,6 +24,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
 from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
 from bisect_trt.search.oracle import (
     Ask,
@@ -252,7 +253,7 @@ class Session:
         result.status = "found"
         result.minimality, result.why = self._proof(minimum)
 
-    def failure(self, minimum: Minimum, culprits: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
+    def failure(self, minimum: Minimum, culprits: Sequence[Entry], path: Path) -> Entry:
         """Return one failure among several for the result: its nodes, their minimality, the model."""
         minimality, why = self._proof(minimum)
         return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}

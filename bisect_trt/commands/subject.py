@@ -32,6 +32,7 @@ from bisect_trt.probe.reference import Models, Reference, stored_values
 from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
@@ -342,12 +343,12 @@ class Subject:
         """Return the model with these tensors as its outputs."""
         return mark_outputs(self.network, list(names), self.infos)
 
-    def describe_searched(self, units: Iterable[int]) -> list[dict[str, Any]]:
+    def describe_searched(self, units: Iterable[int]) -> list[Entry]:
         """Return the nodes of some units for the result, without nodes that only compute weights."""
         order = (self.network.order[unit] for unit in sorted(units))
         return self.describe_nodes(index for index in order if not self.network.constant[index])
 
-    def describe_nodes(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
+    def describe_nodes(self, nodes: Iterable[int]) -> list[Entry]:
         """Return nodes for the result: name, operator, outputs, and the PyTorch module, if the file records it."""
         return [self.network.plain(index) for index in nodes]
 

@@ -12,7 +12,6 @@ from functools import cache
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.checks import CheckSettings
@@ -36,6 +35,7 @@ from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
@@ -261,9 +261,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     return [Dimension(called, sizes[called], tuple(places[called])) for called in sizes if len(sizes[called]) > 1]
 
 
-def _fill(
-    session: Session, sized: Sized, series: Series[Point]
-) -> tuple[dict[str, Any], dict[Point, Verdict], Point | None]:
+def _fill(session: Session, sized: Sized, series: Series[Point]) -> tuple[Entry, dict[Point, Verdict], Point | None]:
     """Put the probed sizes into the result; return that field, the verdicts and the smallest point that fails."""
     known = series.verdicts(session.prober)
     seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
@@ -293,18 +291,18 @@ def _words(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def _span(row: Mapping[str, Any]) -> str:
+def _span(row: Json) -> str:
     return str(row["from"]) if row["from"] == row["to"] else f"{row['from']} to {row['to']}"
 
 
-def _sentence(dimension: Mapping[str, Any]) -> str:
+def _sentence(dimension: Json) -> str:
     """Return the failing sizes of a dimension in words."""
     rows = [_span(row) for row in dimension["intervals"] if row["verdict"] == Verdict.FAIL.value]
     at = f" (with {_words(dimension['at'])})" if dimension["at"] else ""
     return f"at {first_few(rows, _SHOWN)} of {dimension['name']}{at}"
 
 
-def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
+def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> Entry:
     """Return the verdicts along one dimension, at the sizes of the others with a failure and the most probes."""
     lines: dict[Point, dict[int, Verdict]] = {}
     for point, verdict in sorted(seen.items()):

@@ -6,12 +6,11 @@ Each is written, read back and confirmed on the whole model before it is recomme
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -44,6 +43,7 @@ from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Mode, Subset, Verdict
 from bisect_trt.tensors.comparison import to_plain
@@ -90,7 +90,7 @@ class Way:
     why: str = ""
     fresh: tuple[int, int] = (0, 0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Entry:
         """Plain values."""
         samples, passed = self.fresh
         return dict(to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}}))
@@ -332,7 +332,7 @@ def print_ways(result: Result, console: Console) -> None:
         console.table(("kind", "what", "whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways))
 
 
-def _row(way: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(way: Json) -> tuple[str, ...]:
     verdict = {True: "passes", False: "fails", None: "not tried"}[way["passes"]]
     error = in_tolerances(way["worst_error"]) if isinstance(way["worst_error"], float) else ""
     return way["kind"], way["what"], verdict, error, way["file"] or "", way["why"]

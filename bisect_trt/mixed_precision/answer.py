@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -32,6 +31,7 @@ from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.comparison import TensorComparison
@@ -117,7 +117,7 @@ def _checked(path: Path) -> str | None:
     return None
 
 
-def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[dict[str, Any]]:
+def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Entry]:
     """Units for the result: name, operator, outputs, the rule that applies, and the reason."""
     suspects = {entry.unit: entry for entry in task.space.suspects}
     nodes = task.space.describe(units)
@@ -200,7 +200,7 @@ def _rounding(fix: Fix) -> str:
     return f"{reason} With {space.count(len(point.units))} in {space.high} {held}."
 
 
-Use = dict[str, Any]
+Use = Entry
 """One way to use an answer, as the result has it."""
 
 
@@ -285,7 +285,7 @@ def tell(task: Task, *lines: str | None) -> None:
         answer(f"  {line}")
 
 
-def _use_lines(extra: Mapping[str, Any]) -> Iterator[str]:
+def _use_lines(extra: Json) -> Iterator[str]:
     """Each file that was tried, with its command; those that passed first."""
     for use in sorted(extra["uses"], key=lambda use: (use["passed"] is not True, use["passed"] is None)):
         seen = {True: "seen to pass", False: "does not pass", None: "not tried"}[use["passed"]]
@@ -294,7 +294,7 @@ def _use_lines(extra: Mapping[str, Any]) -> Iterator[str]:
             yield f"{seen}{why}: {use['what']}{': ' if use['command'] else ''}{use['command']}"
 
 
-def tell_kept(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
+def tell_kept(nodes: Sequence[Json], console: Console) -> None:
     """Print the units to keep, with the reason of each."""
     for line in listed([f"  {named(node)}{in_module(node)}: {node['reason']}" for node in nodes], _SHOWN, IN_JSON):
         console.answer(line)

@@ -6,10 +6,9 @@ Each set that is run on fresh samples is a point of a curve: units kept, failing
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import CastLowering
@@ -20,6 +19,7 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import SEVERE, BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.keep import find_keep, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
@@ -92,7 +92,7 @@ class Point:
         worst = in_tolerances(max(self.errors))
         return f"{held} of {count} fresh samples{learned} (failure rate under {bound:.1f}%, 95% confidence), worst error {worst}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Entry:
         """Plain values; the worst error is ``null`` for NaN or Inf."""
         return {
             "samples": len(self.errors),
@@ -109,7 +109,7 @@ class Point:
         }
 
 
-def row_of(point: Mapping[str, Any]) -> str:
+def row_of(point: Json) -> str:
     """Describe the number of samples that fail with a set of the curve, and the worst error."""
     failed, worst = point["samples"] - point["passed"], point["worst_error"]
     error = in_tolerances(math.inf if worst is None else worst)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +21,7 @@ from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.reference import Reference
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -107,11 +107,11 @@ class GroupSpace(PrecisionSpace):
         """The name of a group."""
         return self.groups[unit].name
 
-    def describe(self, units: Subset) -> list[dict[str, Any]]:
+    def describe(self, units: Subset) -> list[Entry]:
         """Groups as nodes are described: the first operator, and what the group has."""
         return [self._entry(unit) for unit in sorted(units)]
 
-    def _entry(self, unit: int) -> dict[str, Any]:
+    def _entry(self, unit: int) -> Entry:
         group, network = self.groups[unit], self.subject.network
         operators = self.subject.describe_nodes(group.operators)
         first = operators[0] if operators else {"name": group.name, "op": "", "outputs": [group.name]}
@@ -127,11 +127,11 @@ class GroupSpace(PrecisionSpace):
             "bad_scales": [*dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)],
         }
 
-    def culprits(self, units: Subset) -> list[dict[str, Any]]:
+    def culprits(self, units: Subset) -> list[Entry]:
         """The operators of some groups."""
         return [node for unit in sorted(units) for node in self.subject.describe_nodes(self.groups[unit].operators)]
 
-    def extra(self, kept: Subset, minimal: Subset) -> dict[str, Any]:
+    def extra(self, kept: Subset, minimal: Subset) -> Entry:
         """The table of groups, and the reference."""
         original = self._settings.options.reference
         return {
@@ -141,7 +141,7 @@ class GroupSpace(PrecisionSpace):
             "error_all_quantized": _finite(self._everything),
         }
 
-    def _row(self, unit: int, kept: Subset, minimal: Subset) -> dict[str, Any]:
+    def _row(self, unit: int, kept: Subset, minimal: Subset) -> Entry:
         """A group of the table."""
         alone, entry, (rule, sentence) = self._alone, self._entry(unit), self._reason(unit)
         return {

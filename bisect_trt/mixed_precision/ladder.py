@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from onnx import TensorProto
 
@@ -26,6 +25,7 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache
 from bisect_trt.probe.prober import Check, DoesNotReproduce
 from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 
@@ -81,7 +81,7 @@ def deliver_ladder(fix: Fix) -> Result:
     return task.result
 
 
-def _ladder(task: Task, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+def _ladder(task: Task, nodes: list[Entry]) -> Entry:
     rungs = task.settings.rungs
     return {
         "rungs": [*rungs],
@@ -182,7 +182,7 @@ def _epilogue(network: Network, index: int) -> list[int]:
 
 def node_rungs(
     network: Network, quantized: Mapping[int, str], low: Collection[int], half: str | None, types: Mapping[str, int]
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     """Every node that computes in floats or quantized types, with its rung, in topological order."""
     nodes = []
     for index in network.order:

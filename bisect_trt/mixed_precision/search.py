@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 
@@ -20,6 +20,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.text import Entry
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
@@ -239,7 +240,7 @@ class PrecisionSpace(ABC):
         """All units, with those first that most probably have to be kept for these samples to pass."""
 
     @abstractmethod
-    def describe(self, units: Subset) -> list[dict[str, Any]]:
+    def describe(self, units: Subset) -> list[Entry]:
         """Units for the result: name, operator, outputs, and the fields of the space."""
 
     def label(self, unit: int) -> str:
@@ -251,14 +252,14 @@ class PrecisionSpace(ABC):
         """Warnings before the search, a sentence each."""
         return iter(())
 
-    def culprits(self, units: Subset) -> list[dict[str, Any]]:
+    def culprits(self, units: Subset) -> list[Entry]:
         """The nodes of some units, for the result."""
         return self.describe(units)
 
     def measure(self, task: Task) -> None:  # noqa: B027 - only quantized groups are measured
         """Measure the error of each unit alone, once the minimal set is known."""
 
-    def extra(self, kept: Subset, minimal: Subset) -> dict[str, Any]:  # noqa: ARG002 - groups have a table of units
+    def extra(self, kept: Subset, minimal: Subset) -> Entry:  # noqa: ARG002 - groups have a table of units
         """The fields of the result that describe the space."""
         return {"not_lowered": len(self.subject.network.nodes) - len(self.lowering.units)}
 

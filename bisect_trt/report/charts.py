@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
-from bisect_trt.report.text import Json, number, plural, shorten
+from bisect_trt.report.text import Entry, Json, number, plural, shorten
 from bisect_trt.tensors.comparison import tolerance_ratio
 
 WIDTH, HEIGHT = 1000, 300
@@ -18,7 +17,7 @@ MOST_POINTS = 2000
 Point = tuple[float, float]
 
 
-def curve_chart(curve: Json) -> dict[str, Any]:
+def curve_chart(curve: Json) -> Entry:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
     The scale is logarithmic; infinite errors are in a band at the top.
@@ -77,7 +76,7 @@ def _ratio(value: float | str) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> dict[str, Any]:
+def error_curve(tensors: Sequence[Json], most: int = MOST_POINTS) -> Entry:
     """Return the error along the network.
 
     Returns:

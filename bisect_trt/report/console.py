@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.summary import summary_lines
-from bisect_trt.report.text import VERDICT_STYLES, Json, plain, plural, seconds
+from bisect_trt.report.text import VERDICT_STYLES, Entry, Json, plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Console(Watcher):
             live: Whether to show progress, and to keep the answer for :meth:`conclude`; call :meth:`close` then.
         """
         self.verbosity = verbosity
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[Entry] = []
         self.answers: list[str] = []
         self._probes = 0
         self._kinds: set[str] = set()
@@ -214,7 +214,7 @@ class Console(Watcher):
         if shown:
             self._print((plain(text), style))
 
-    def story(self) -> dict[str, Any]:
+    def story(self) -> Entry:
         """Return the steps and the answer as plain values."""
         return {"steps": self.steps, "answers": self.answers}
 

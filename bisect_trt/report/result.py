@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
 from bisect_trt.report.summary import named, summary_lines
-from bisect_trt.report.text import clean, plural
+from bisect_trt.report.text import Entry, Json, clean, plural
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
 from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.host import facts
@@ -56,14 +55,14 @@ class Result:
 
     command: str
     status: str = "error"
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Entry = field(default_factory=dict)
     probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
     wall_s: float = 0.0
-    culprits: list[dict[str, Any]] = field(default_factory=list)
+    culprits: list[Entry] = field(default_factory=list)
     minimality: str = "unproven"
     why: str | None = None
     artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: Entry = field(default_factory=dict)
 
     @property
     def proven(self) -> bool:
@@ -107,7 +106,7 @@ class Result:
         self.extra["error"] = known.describe()
         return known.status
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Entry:
         """Plain values, schema first."""
         plain = dict(vars(self))
         extra = plain.pop("extra")
@@ -142,7 +141,7 @@ class Result:
         }.get(self.status, ExitStatus.UNPROVEN)
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> Entry:
     """Return a result that :meth:`Result.write` wrote, from its file or the folder of a run.
 
     Raises:
@@ -192,7 +191,7 @@ _SEARCHES = frozenset({"diagnose", "reduce", "cause", "workaround", "layerwise",
 """Commands with the status ``found`` where the target is wrong."""
 
 
-def cases_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def cases_of(result: Json) -> list[tuple[str, str, str]]:
     """Return the name, the verdict and the message of each test case of a result.
 
     Each output that ``run`` compared is a test case; any other command is one.
@@ -216,7 +215,7 @@ def cases_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [(command, "failure", nodes or why or "the target differs from the reference")]
 
 
-def write_junit(result: Mapping[str, Any], path: Path) -> None:
+def write_junit(result: Json, path: Path) -> None:
     """Write the test cases of a result as JUnit XML, as Jenkins, GitLab and GitHub read it (github.com/testmoapp/junitxml).
 
     Raises:

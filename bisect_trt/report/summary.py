@@ -6,10 +6,9 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.onnxlib.nodes import in_module
-from bisect_trt.report.text import Json, plural, seconds
+from bisect_trt.report.text import Entry, Json, plural, seconds
 from bisect_trt.tensors.comparison import TensorComparison
 
 MOST_LINES, WIDTH = 25, 80
@@ -260,7 +259,7 @@ def _sentence(text: str) -> str:
 
 def _files(result: Json) -> Iterator[Row]:
     """Yield the files that were written."""
-    artifacts: dict[str, Any] = result["artifacts"]
+    artifacts: Entry = result["artifacts"]
     folder = artifacts.get("reproducer")
     inside = [f"{folder}/"] if folder else []
     paths = [path for key, path in artifacts.items() if path and key not in ("run", "report", "reproducer")]

@@ -12,6 +12,8 @@ from bisect_trt.search.oracle import Verdict
 
 Json = Mapping[str, Any]
 """A part of a result, as ``result.json`` holds it."""
+Entry = dict[str, Any]
+"""A part of a result that is being made."""
 
 VERDICT_STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
 """Styles as rich names them."""
@@ -113,7 +115,7 @@ def table(rows: dict[str, str]) -> str:
     )
 
 
-def print_tree(title: str, content: Mapping[str, Any]) -> None:
+def print_tree(title: str, content: Json) -> None:
     """Print JSON as indented lines; none is broken, so that names can be copied."""
 
     def lines(name: str, value: Any, indent: str) -> Iterator[str]:  # noqa: ANN401 - any JSON value
@@ -146,7 +148,7 @@ _HEADLINE = ("op", "kind", "name", "dtype", "shape")
 """Fields that the first line of an entry has."""
 
 
-def _headline(name: str, entry: Mapping[str, Any]) -> str:
+def _headline(name: str, entry: Json) -> str:
     """The first line of an entry: its operator or kind, its name, its type and shape."""
     words = " ".join(str(entry[key]) for key in ("op", "kind", "name") if entry.get(key)) or name
     if "dtype" not in entry:
