@@ -13,6 +13,7 @@ known lacks a unit of each of them. Switches of a runtime mostly act alone, so a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bisect_trt.search.density import HOT, Density, cold
@@ -114,7 +115,8 @@ _COARSE = 8
 def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask, *, most: int) -> Subset | None:
     """A set that is enough for what ``ask`` is about now, which ``kept`` is not.
 
-    The set grows by the first units of an order, and then everything outside ``start`` is searched as by :func:`find_keep`.
+    The set grows by the first units of an order. Then each of its units outside ``start`` is lowered, the last in the
+    order first, if the rest is enough.
 
     Returns:
         ``None`` if all units are not enough, or if the questions end before any but all of them were seen to be.
@@ -132,7 +134,12 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
         return None if limited.best == whole else limited.best
     if size is None:
         return None
-    found = start | find_keep(sorted(kept.union(rest[:size]) - start), enough).units
+    added = [unit for unit in reversed(order) if unit in kept.union(rest[:size]) - start]
+    fewest = Kept(added, enough)  # many of so few are needed, so no proof follows, as it does in find_keep
+    with suppress(Enough):
+        fewest.lower(added, Density(cold(len(added))), dirty=True)
+        fewest.settle()
+    found = start | fewest.units
     return None if found == whole and limited.left == 0 else found
 
 
