@@ -20,6 +20,8 @@ from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Outcome
 from bisect_trt.search.oracle import Verdict
 
 JOURNAL = "journal.jsonl"
+Entry = dict[str, Any]
+"""A line of the journal."""
 
 
 @dataclass(frozen=True)
@@ -267,17 +269,17 @@ def sealed(entry: Mapping[str, Any]) -> bytes:
     return b"%s%s%d}\n" % (content[:-1], _CHECKSUM, zlib.crc32(content))
 
 
-def _opened(line: bytes) -> dict[str, Any]:
+def _opened(line: bytes) -> Entry:
     """Return the entry of a line, an outcome read; a ``ValueError`` for another line than was written."""
     content, _, checksum = line.rpartition(_CHECKSUM)
     content += b"}"
     if int(checksum[:-2]) != zlib.crc32(content):
         raise ValueError(line)
-    entry: dict[str, Any] = json.loads(content)
+    entry: Entry = json.loads(content)
     return {**entry, "outcome": Outcome.from_json(entry["outcome"])} if entry["event"] == "outcome" else entry
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+def read_journal(path: Path) -> Iterator[Entry]:
     """Yield the entries of a journal, outcomes read, without a last line that was cut short.
 
     Raises:
@@ -298,14 +300,14 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-def read_probes(journal: Path) -> tuple[dict[str, Outcome], dict[int, dict[str, Any]], dict[str, dict[str, Any]]]:
+def read_probes(journal: Path) -> tuple[dict[str, Outcome], dict[int, Entry], dict[str, Entry]]:
     """Return what a journal says: the outcomes by candidate, the verdicts by number, and what has no outcome by candidate.
 
     Raises:
         UnavailableError: The journal is damaged.
     """
     outcomes = dict[str, Outcome]()
-    verdicts, unfinished = dict[int, dict[str, Any]](), dict[str, dict[str, Any]]()
+    verdicts, unfinished = dict[int, Entry](), dict[str, Entry]()
     for entry in read_journal(journal):
         event, key = entry["event"], entry["key"]
         if event == "started":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.options.spec import entries
+from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.runtime import (
     ELSEWHERE,
     Arrays,
@@ -76,8 +77,8 @@ class Script:
 
     needs: str
     modules: tuple[str, ...]
-    settings: Mapping[str, Any]
-    hints: Mapping[str, Any] = field(default_factory=dict)
+    settings: Plain
+    hints: Plain = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,17 +202,15 @@ class Target(ABC):
         """
         return _TOO_NEW.search(message) is not None or (not newest and _NO_KERNEL.search(message) is not None)
 
-    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+    def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself."""
         return None
 
-    def changes_model(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+    def changes_model(self, settings: TargetSettings, facts: Plain) -> bool:
         """Return whether what :meth:`lower` returns computes anything else than the model, and does not only name its nodes."""
         return True
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
         """Return what its runner has to know of a model, as plain values.
 
         Args:
@@ -243,7 +242,7 @@ class Target(ABC):
             (name, value) for name, value in vars(settings.of(self.own)).items() if value != getattr(defaults, name)
         ]
 
-    def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
+    def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model: by the target's runner, or by bisect-trt where it has none.
 
         The hints are the names of its ``inputs`` and ``outputs``, the name and the outputs of each of its ``nodes``, and whether

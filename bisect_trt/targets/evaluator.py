@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.targets.base import Target
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError, Plain, RunError
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EvaluatorRunner:
 
         self.facts = {"version": onnx.__version__}
 
-    def load(self, path: Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> EvaluatorSession:
+    def load(self, path: Path, feed: Mapping[str, Any], hints: Plain) -> EvaluatorSession:
         """Prepare a model.
 
         Raises:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import BisectError
+from bisect_trt.targets.messages import Plain
 from bisect_trt.tensors.info import dtype_from_name
 
 THERE, GONE, UNKNOWN = 1, 0, 2
@@ -30,7 +31,7 @@ Make = Callable[[Mapping[str, Any]], Any]
 """Makes a runner; see :mod:`bisect_trt.targets.runtime`."""
 
 
-def main(case: Mapping[str, Any], make: Make) -> int:
+def main(case: Plain, make: Make) -> int:
     """Return the script's exit status.
 
     Args:
@@ -66,7 +67,7 @@ def say(text: str) -> None:
     print("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text), flush=True)
 
 
-def run_inside(case: Mapping[str, Any], make: Make) -> int:
+def run_inside(case: Plain, make: Make) -> int:
     """Run the model, compare, and return the process's exit status."""
     try:
         ending = _judge(case, make)
@@ -80,7 +81,7 @@ def run_inside(case: Mapping[str, Any], make: Make) -> int:
     return _INSIDE_STATUS + ending
 
 
-def _judge(case: Mapping[str, Any], make: Make) -> int:
+def _judge(case: Plain, make: Make) -> int:
     folder = pathlib.Path(__file__).resolve().parent
     for name in (case["model"], "inputs.npz", "golden.npz"):
         if not (folder / name).is_file():
@@ -117,7 +118,7 @@ def _judge(case: Mapping[str, Any], make: Make) -> int:
     return THERE if found else GONE
 
 
-def _refused(case: Mapping[str, Any], error: Any) -> int:
+def _refused(case: Plain, error: Any) -> int:
     """Return what it means that the model does not run."""
     if hasattr(error, "sign"):  # a failure of a runtime; its class may be this script's, or of bisect-trt
         doing = "build" if type(error).__name__ == "BuildError" else "run"

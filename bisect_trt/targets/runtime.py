@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, Plain
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
     from numpy.typing import NDArray
@@ -78,7 +78,7 @@ class Runtime:
         self._settings, self._target = settings, settings.target
         self._remote = remote is not None
         self.runner: Any = remote or self._target.make_runner(settings)
-        self.facts: Mapping[str, Any] = self.runner.facts
+        self.facts: Plain = self.runner.facts
 
     def lowered(self, model: Path) -> ModelProto | None:
         """Return the form of a model that really runs; ``None`` if that is the model itself."""

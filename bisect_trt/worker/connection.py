@@ -28,7 +28,7 @@ from bisect_trt.errors import ConflictError, PlaceError, UnavailableError, kind_
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.targets import find, names
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError, Plain, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Arrays, Values, replacing
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
@@ -259,7 +259,7 @@ class RemoteRunner:
         self._connection = connection
         self._back: dict[str, Path] = {}
         self._known = {"module": target.sent[-1], "settings": self._sent_settings(settings)}
-        self.facts: Mapping[str, Any] = connection.call("make", self._known)["facts"]
+        self.facts: Plain = connection.call("make", self._known)["facts"]
 
     def _sent_settings(self, settings: TargetSettings) -> dict[str, Any]:
         """The settings, with the hash of each file in place of its path."""
@@ -283,7 +283,7 @@ class RemoteRunner:
         self._connection.has(files)
         return values
 
-    def load(self, path: Path, feed: Values, hints: Mapping[str, Any]) -> RemoteModel:
+    def load(self, path: Path, feed: Values, hints: Plain) -> RemoteModel:
         """Load a model there.
 
         Raises:
@@ -297,14 +297,14 @@ class RemoteRunner:
             del content[:size]
         return RemoteModel(self._connection, loaded)
 
-    def trace(self, path: Path, feed: Values, hints: Mapping[str, Any], what: str = "trace") -> dict[str, Any]:
+    def trace(self, path: Path, feed: Values, hints: Plain, what: str = "trace") -> dict[str, Any]:
         """Return its changes to a model before running it, or its profile."""
         traced: dict[str, Any] = self._call("trace", path, feed, hints, what=what)["trace"]
         return traced
 
     profile = partialmethod(trace, what="profile")
 
-    def _call(self, method: str, path: Path, feed: Values, hints: Mapping[str, Any], **more: object) -> dict[str, Any]:
+    def _call(self, method: str, path: Path, feed: Values, hints: Plain, **more: object) -> dict[str, Any]:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}

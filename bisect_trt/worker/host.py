@@ -33,7 +33,8 @@ _OUTPUT_MOST = 32 << 20
 """Most bytes of the output of a call that are sent back."""
 _LOOK_SECONDS = 0.1
 Call = dict[str, Any]
-"""The header of a message, with its ``payload``; a reply has one if there is any."""
+Reply = dict[str, Any]
+"""The headers of messages. A call has its ``payload``, and a reply if there is any."""
 
 
 def main(own: str) -> NoReturn:
@@ -138,7 +139,7 @@ class Host:
         self._session: Any = None
         self._models = 0
 
-    def answer(self, call: Call) -> dict[str, Any]:
+    def answer(self, call: Call) -> Reply:
         """The reply to a call; an error is a reply too."""
         try:
             forget_peak()
@@ -147,11 +148,11 @@ class Host:
             reply = {"error": failure(error)}
         return {**reply, "memory": held(self._runtimes.values())}
 
-    def facts(self, call: Call) -> dict[str, Any]:
+    def facts(self, call: Call) -> Reply:
         """Facts of the machine; see :func:`facts`."""
         return {"facts": facts(call["packages"])}
 
-    def put(self, call: Call) -> dict[str, Any]:
+    def put(self, call: Call) -> Reply:
         """Receive a file, or a part."""
         part = self._file(f"{call['hash']}.part")
         part.parent.mkdir(exist_ok=True)
@@ -161,7 +162,7 @@ class Host:
             part.rename(self._file(call["hash"]))
         return {}
 
-    def make(self, call: Call) -> dict[str, Any]:
+    def make(self, call: Call) -> Reply:
         """Set a runtime up, and return its facts."""
         try:
             importlib.import_module("numpy")
@@ -170,7 +171,7 @@ class Host:
             raise PlaceError(f"{sys.executable} has no NumPy, {need}") from error
         return {"facts": dict(self._runtime(call).facts)}
 
-    def load(self, call: Call) -> dict[str, Any]:
+    def load(self, call: Call) -> Reply:
         """Load a model; the payload has the files that the runtime has written."""
         runtime, path = self._runtime(call), self._written(call)
         self._session = runtime.load(path, unpack(call["payload"]), call["hints"])
@@ -180,18 +181,18 @@ class Host:
         known = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
         return {**known, "payload": b"".join(written.values())}
 
-    def run(self, call: Call) -> dict[str, Any]:
+    def run(self, call: Call) -> Reply:
         """Run the model; timed, as often as the call says."""
         feed = unpack(call["payload"])
         seconds = run_times(self._session, feed, call["timed"])
         made = b"" if seconds else pack(self._session.run(feed))
         return {"seconds": seconds, "skipped": dict(self._session.skipped), "payload": made}
 
-    def layers(self, _: Call) -> dict[str, Any]:
+    def layers(self, _: Call) -> Reply:
         """The layers of the engine."""
         return {"layers": getattr(self._session, "layers", list)()}
 
-    def trace(self, call: Call) -> dict[str, Any]:
+    def trace(self, call: Call) -> Reply:
         """Return what the runtime reports of a model."""
         runtime, path = self._runtime(call), self._written(call)
         trace = getattr(runtime, call["what"], None)
@@ -279,7 +280,7 @@ def unpack(content: bytes | bytearray) -> dict[str, Any]:
     return read_npz(io.BytesIO(content)) if content else {}
 
 
-def failure(error: Exception) -> dict[str, Any]:
+def failure(error: Exception) -> Reply:
     """An error as plain values, from which ``connection`` raises it again."""
     types = [each.__name__ for each in type(error).__mro__]
     if not isinstance(error, BisectError | MemoryError | RuntimeFailure):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.options.reading import Pairs, existing_file, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Target
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, Plain
 from bisect_trt.targets.runtime import content_of, load_proto, low_type
 from bisect_trt.targets.settings import (
     LIKELY,
@@ -134,7 +134,7 @@ class OnnxRuntimeTarget(Target):
         """The build for CPUs, where it runs on nothing else."""
         return self.packages[0 if self.emulates_low(settings) else 1]
 
-    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+    def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model with Casts to the low precision; ``None`` if it runs unchanged.
 
         The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are emulated by round trips.

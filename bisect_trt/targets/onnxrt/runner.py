@@ -27,6 +27,7 @@ from bisect_trt.errors import (
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
+    Plain,
     RunError,
     clean_message,
     layer_times,
@@ -60,7 +61,7 @@ _OTHERWISE = {
 class OrtRunner:
     """ONNX Runtime with its settings; its facts are its version, and the execution providers that it uses."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Plain) -> None:
         """Set it up with the fields of ``OnnxRuntimeSettings``; lists may replace tuples.
 
         Raises:
@@ -83,7 +84,7 @@ class OrtRunner:
                 ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OrtSession:
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> OrtSession:
         """Open a model; the hint ``content`` is the model itself where it has no file, ``weights`` the folder of its weights.
 
         Raises:
@@ -108,11 +109,11 @@ class OrtRunner:
                 model.flush()
                 return OrtSession(self._open(model.name))
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, list[str]]:
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, list[str]]:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
         return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
 
-    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
         """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes."""
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
             made, written = dict[str, list[str]](), f"{folder}/optimized.onnx"
@@ -239,7 +240,7 @@ class OrtSession:
         return [_to_array(value, dtypes[name]) if name in dtypes else value.numpy() for name, value in made]
 
 
-def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
     """Return the options of a session, and its further arguments by name; providers have ONNX Runtime's names.
 
     Raises:

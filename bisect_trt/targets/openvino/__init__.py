@@ -17,6 +17,7 @@ from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Script, Target
+from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import (
     LIKELY,
@@ -88,7 +89,7 @@ class OpenVinoTarget(Target):
     sent, reads_graph = ("bisect_trt.targets.openvino.runner",), True
     packages = (Package("openvino"),)
 
-    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+    def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model with every value rounded, where the device does not compute in the low precision."""
         low = next(iter(settings.low_precisions), None)
         if low is None or (not settings.keep and _CAPABILITIES[low] in facts["capabilities"]):
@@ -97,9 +98,7 @@ class OpenVinoTarget(Target):
 
         return lower_roundtrip(load_proto(model), settings.keep, None, low_type(settings))
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
         """Return the names of the model's inputs, which OpenVINO does not always know."""
         weights = {tensor.name for tensor in model.graph.initializer}
         return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}
@@ -114,7 +113,7 @@ class OpenVinoTarget(Target):
         """On the CPU, where it computes in fp32 what a graph has in bf16."""
         return settings.of(OpenVinoSettings).device == CPU
 
-    def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
+    def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""
         full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False) if hints["lowered"] else {}
         return super().script(replace(settings, **full), hints)

@@ -16,6 +16,7 @@ from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableErr
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
+    Plain,
     RunError,
     clean_message,
     layer_times,
@@ -60,7 +61,7 @@ _NO_DEVICE = re.compile(
 class OpenVinoRunner:
     """OpenVINO with one of its devices; its facts are its version, and the precisions that the device reports."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Plain) -> None:
         """Set it up with the shared settings and the fields of ``OpenVinoSettings``.
 
         Raises:
@@ -117,7 +118,7 @@ class OpenVinoRunner:
             self._core.compile_model, read, self._settings["device"], {HINT: precision, **dict(properties)}
         )
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OpenVinoSession:
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> OpenVinoSession:
         """Compile a model, which is lowered already where the device does not do that.
 
         Raises:
@@ -137,7 +138,7 @@ class OpenVinoRunner:
                 written.unlink()
         return OpenVinoSession(compiled, list(hints.get("inputs", ())), names)
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
         """Return ``takes``: the properties that the device takes, with the value that each can be set to, whatever the model."""
         takes = {}
         for name, value in PROPERTIES:
@@ -146,7 +147,7 @@ class OpenVinoRunner:
                 takes[name] = value
         return {"takes": takes}
 
-    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
         """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs."""
         properties = [*self._settings["properties"], ("PERF_COUNT", "YES")]
         session = OpenVinoRunner({**self._settings, "properties": properties}).load(path, feed, hints)

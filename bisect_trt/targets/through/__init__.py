@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Script, Target
+from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 if TYPE_CHECKING:
@@ -83,16 +84,14 @@ class ThroughTarget(Target):
         reference = reference_settings()
         return {**reference.target.plain(reference), **super().plain(settings)}
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
         """Return the names of the model's inputs and outputs, which the tool has to keep."""
         return {
             "inputs": [value.name for value in model.graph.input],
             "outputs": [value.name for value in model.graph.output],
         }
 
-    def script(self, settings: TargetSettings, hints: Mapping[str, Any]) -> Script:
+    def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model: with the tool, then ONNX Runtime."""
         script, own = super().script(settings, hints), settings.of(ThroughSettings)
         tool = Path(shlex.split(own.through)[0]).name if own.through else self.title

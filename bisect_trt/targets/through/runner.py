@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bisect_trt.errors import RuntimeMissingError
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, Plain
 from bisect_trt.targets.onnxrt.runner import OrtRunner, OrtSession
 
 LAST_WORDS = 400
@@ -22,12 +22,12 @@ LAST_WORDS = 400
 class ThroughRunner:
     """A tool, and ONNX Runtime for its models."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Plain) -> None:
         """``settings`` has the fields of ``ThroughSettings`` and of ``OnnxRuntimeSettings``."""
         self._settings, self._reference = settings, OrtRunner(settings)
         self.facts = self._reference.facts
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> OrtSession:
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> OrtSession:
         """Have the tool write its model, and open that.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import Package, ShapeRange, Target
-from bisect_trt.targets.messages import names_of
+from bisect_trt.targets.messages import Plain, names_of
 from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings, trt_switches
@@ -48,7 +48,7 @@ class TensorRtTarget(Target):
     # Files that a build writes change no engine; a prebuilt engine is of another model; only `convert` calibrates.
     not_reproducible = ("save_timing_cache", "save_engine", "record", "load_engine", "calibration_data")
 
-    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+    def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model that TensorRT parses; ``None`` for a prebuilt engine.
 
         Its dimensions are free where a profile has ranges, every node has a unique name, and, if the graph's types run, it
@@ -65,16 +65,14 @@ class TensorRtTarget(Target):
             return lower_fp16(proto, settings.keep, low=low_type(settings))
         return proto
 
-    def changes_model(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+    def changes_model(self, settings: TargetSettings, facts: Plain) -> bool:
         """Return whether Casts or free dimensions are written into the model."""
         return self._by_cast(settings, facts) or bool(settings.of(TrtSettings).min_shapes)
 
-    def _by_cast(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+    def _by_cast(self, settings: TargetSettings, facts: Plain) -> bool:
         return (settings.fp16 or settings.bf16) and facts["lowers_by"] == "cast"
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
         """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures."""
         from bisect_trt.onnxlib.shapes import element_dtype  # noqa: PLC0415 - as above
 

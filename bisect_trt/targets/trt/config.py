@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import ConflictError, OutputFileError, UnknownNameError, ValueRefusedError
-from bisect_trt.targets.messages import set_option
+from bisect_trt.targets.messages import Plain, set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
@@ -19,7 +19,7 @@ _OF_TACTICS = ("load_timing_cache", "save_timing_cache", "avoid_tactics", "pin_t
 """The settings about kernels that a build chooses."""
 
 
-def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> bool:
+def is_strongly_typed(trt: Any, settings: Plain, *, lowered: bool = False) -> bool:
     """Return whether the types in the graph are the types that run; a ``lowered`` model has the low precision in its graph.
 
     TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of precisions.
@@ -29,7 +29,7 @@ def is_strongly_typed(trt: Any, settings: Mapping[str, Any], *, lowered: bool = 
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and (settings["strongly_typed"] or lowered)
 
 
-def low_precisions(settings: Mapping[str, Any]) -> list[str]:
+def low_precisions(settings: Plain) -> list[str]:
     """Return the names of the given precisions below fp32."""
     return [name for name in LOW_PRECISIONS if settings[name]]
 
@@ -47,7 +47,7 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     return known[name.lower()]
 
 
-def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
+def check_settings(trt: Any, settings: Plain) -> None:
     """Check that this version has the given options, before anything is built.
 
     Raises:
@@ -73,7 +73,7 @@ def check_settings(trt: Any, settings: Mapping[str, Any]) -> None:
     builder_flags(trt, settings)
 
 
-def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+def builder_flags(trt: Any, settings: Plain) -> tuple[list[Any], list[Any]]:
     """Return the flags of ``--builder-flag`` for the builder and for the ONNX parser.
 
     Raises:
@@ -89,7 +89,7 @@ def builder_flags(trt: Any, settings: Mapping[str, Any]) -> tuple[list[Any], lis
     return ours, [parsers[name] for name in names if name not in builders]
 
 
-def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered: bool = False) -> Any:
+def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = False) -> Any:
     """Return an ``IBuilderConfig``; a ``lowered`` model has the low precision in its graph.
 
     Raises:
@@ -120,7 +120,7 @@ def make_config(trt: Any, builder: Any, settings: Mapping[str, Any], *, lowered:
     return config
 
 
-def _constraints(trt: Any, settings: Mapping[str, Any], flags: Collection[Any]) -> list[Any]:
+def _constraints(trt: Any, settings: Plain, flags: Collection[Any]) -> list[Any]:
     """Return the flag that makes TensorRT follow the types of layers, if none is given."""
     kinds = trt.BuilderFlag
     obey, prefer = kinds.OBEY_PRECISION_CONSTRAINTS, kinds.PREFER_PRECISION_CONSTRAINTS
@@ -130,7 +130,7 @@ def _constraints(trt: Any, settings: Mapping[str, Any], flags: Collection[Any]) 
     return [obey if settings["keep"] else prefer]
 
 
-def add_profile(builder: Any, config: Any, network: Any, settings: Mapping[str, Any], feed: Mapping[str, Any]) -> None:
+def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: Mapping[str, Any]) -> None:
     """Give a configuration an optimization profile, where dimensions vary: the ranges in the settings, else what is fed.
 
     Raises:
@@ -162,7 +162,7 @@ def network_inputs(network: Any) -> list[Any]:
     return [network.get_input(index) for index in range(network.num_inputs)]
 
 
-def set_ranges(trt: Any, config: Any, network: Any, settings: Mapping[str, Any], cuda: Any) -> None:
+def set_ranges(trt: Any, config: Any, network: Any, settings: Plain, cuda: Any) -> None:
     """Give INT8 of TensorRT 8.6 to 10 its calibrator; take INT8 back where nothing is quantized and there is none.
 
     TensorRT refuses a network of INT8 with neither ("no scaling factors detected"), such as a piece of a quantized model.
@@ -242,7 +242,7 @@ _FUSED_PARTS = re.compile(r" \+ |PWN\(|\)|, |\|\|")
 """Stands between the names of layers that became one."""
 
 
-def tactic_selector(trt: Any, settings: Mapping[str, Any], *, record: bool = False) -> Any:
+def tactic_selector(trt: Any, settings: Plain, *, record: bool = False) -> Any:
     """Return an algorithm selector; ``None`` if no tactics are pinned, avoided or recorded, or this version has none.
 
     Raises:

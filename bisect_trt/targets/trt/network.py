@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, Plain
 from bisect_trt.targets.trt.config import (
     builder_flags,
     is_strongly_typed,
@@ -68,10 +68,10 @@ class ParsedNetwork:
 
 def parse(
     process: TensorRt,
-    settings: Mapping[str, Any],
+    settings: Plain,
     path: pathlib.Path,
     feed: Mapping[str, Any],
-    hints: Mapping[str, Any],
+    hints: Plain,
 ) -> ParsedNetwork:
     """Parse a model.
 
@@ -108,15 +108,13 @@ def parse(
     return found
 
 
-def model_of(path: pathlib.Path, hints: Mapping[str, Any]) -> tuple[bytes, str]:
+def model_of(path: pathlib.Path, hints: Plain) -> tuple[bytes, str]:
     """Return a serialized model, and the path beside which its weights are."""
     lies = pathlib.Path(hints.get("weights") or path.absolute().parent, path.name)
     return hints.get("content") or path.read_bytes(), str(lies)
 
 
-def partition(
-    process: TensorRt, settings: Mapping[str, Any], path: pathlib.Path, hints: Mapping[str, Any]
-) -> dict[str, Any]:
+def partition(process: TensorRt, settings: Plain, path: pathlib.Path, hints: Plain) -> dict[str, Any]:
     """Return which nodes the parser refuses, as ``polygraphy inspect capability`` does; nothing is built.
 
     Returns:
@@ -163,7 +161,7 @@ def _gives_shape(tensor: Any, feed: Mapping[str, Any]) -> bool:
     return tensor.is_shape_tensor and tensor.name in feed and feed[tensor.name].dtype.name in _ELEMENTS
 
 
-def _parser(process: TensorRt, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[Any, Any]:
+def _parser(process: TensorRt, settings: Plain, hints: Plain) -> tuple[Any, Any]:
     """Return an empty network and its parser; TensorRT 10 needs no EXPLICIT_BATCH any more, 11 does not have it."""
     trt, flags = process.trt, process.trt.NetworkDefinitionCreationFlag
     strong = is_strongly_typed(trt, settings, lowered=hints["lowered"])
@@ -201,7 +199,7 @@ def _varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def constrain(trt: Any, parsed: ParsedNetwork, settings: Mapping[str, Any]) -> None:
+def constrain(trt: Any, parsed: ParsedNetwork, settings: Plain) -> None:
     """Set the types of layers: layers of kept nodes in fp32, all others in the low precision with ``held``.
 
     Only for networks that are not strongly typed.

@@ -19,7 +19,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, RunError, is_out_of_memory
+from bisect_trt.targets.messages import BuildError, Plain, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
     PIN_MISSED,
     add_profile,
@@ -64,7 +64,7 @@ class BuiltSession:
 class TrtRunner:
     """TensorRT with its settings; its facts are its version, and whether models are lowered for it or it lowers layers."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Plain) -> None:
         """Set it up with the fields of ``TargetSettings`` and ``TrtSettings``; lists do for tuples.
 
         Raises:
@@ -99,7 +99,7 @@ class TrtRunner:
         free, total = self._process.cuda.memory()
         return int(total - free)
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> TrtSession | BuiltSession:
+    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> TrtSession | BuiltSession:
         """Build a model, or take the prebuilt engine.
 
         Raises:
@@ -112,7 +112,7 @@ class TrtRunner:
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
         """Return what the parser refuses, the choices of a build, and the switches of this version.
 
         Returns:
@@ -135,7 +135,7 @@ class TrtRunner:
                 found["tactics"] = self._build(path, feed, hints, record=True).took
         return found
 
-    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
         """Return the time of each layer (``IProfiler``)."""
         session = self.load(path, feed, hints)
         return {} if isinstance(session, BuiltSession) else session.profile(feed)
@@ -148,9 +148,7 @@ class TrtRunner:
         """
         return describe_engine(self._process.trt, self._prebuilt())
 
-    def _build(
-        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], *, record: bool = False
-    ) -> Built:
+    def _build(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain, *, record: bool = False) -> Built:
         """Parse and build a model; ``record`` tactics in any case.
 
         Raises:
@@ -204,7 +202,7 @@ class TrtRunner:
                 "the version and the kind of GPU that it was built for, so build it again here."
             ) from error
 
-    def _open(self, built: Built, hints: Mapping[str, Any]) -> TrtSession:
+    def _open(self, built: Built, hints: Plain) -> TrtSession:
         """Return a session of a new engine; what the build chose is written if ``record`` is set."""
         process, folder = self._process, self._settings["record"]
         engine = self._deserialise(built.plan)

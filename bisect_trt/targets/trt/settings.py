@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from bisect_trt.errors import ConflictError, UnknownNameError
 from bisect_trt.options.reading import Pairs, absolute, assignment, existing_file, once, pool_limit, shape
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnSettings
+from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.settings import (
     PRECISIONS,
     Looked,
@@ -208,7 +209,7 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     return sorted([*found.values(), *wholes], key=lambda each: each.tier)
 
 
-def _tactics(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
+def _tactics(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
     """Yield, for each layer that has a choice, another tactic than it took, and each source of tactics, left out."""
     for layer, tactic, offered in trace.get("tactics", ()):
         if offered > 1:
@@ -232,7 +233,7 @@ def _given(own: TrtSettings) -> Iterator[Switch]:
             yield Switch(f"option:{name}", setting(**{name: default}), how="left out")
 
 
-def _other(own: TrtSettings, trace: Mapping[str, Any]) -> Iterator[Switch]:
+def _other(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
     """Yield what is not given: levels and limits that ask little of TensorRT, and flags."""
     given = dict(own.builder_settings)
     if own.builder_optimization_level is None:
