@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.commands.build_choices import ENGINES, describe_engine
@@ -26,7 +25,7 @@ from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, print_tree
 from bisect_trt.tensors.files import load_runs
-from bisect_trt.tensors.info import TensorInfo, count_nonfinite, is_extension
+from bisect_trt.tensors.info import Array, TensorInfo, count_nonfinite, is_extension
 
 Infos = Mapping[str, TensorInfo]
 
@@ -174,7 +173,7 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
         UsageError: The file cannot be read.
     """
 
-    def described(tensor: NDArray[Any]) -> Entry:
+    def described(tensor: Array) -> Entry:
         plain = _statistics(tensor)
         if values is None:
             return plain
@@ -193,7 +192,7 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
     }
 
 
-def _statistics(tensor: NDArray[Any]) -> Entry:
+def _statistics(tensor: Array) -> Entry:
     """Return statistics of the finite elements; ``None`` if there are none. Strings, as weights may be, have no statistics."""
     if tensor.dtype.kind == "O":
         return {"dtype": "string", "shape": list(tensor.shape)}

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from bisect_trt.commands.checks import CheckSettings
@@ -26,7 +25,7 @@ from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import Arrays, Values
-from bisect_trt.tensors.info import TensorInfo, finite_rms
+from bisect_trt.tensors.info import Array, TensorInfo, finite_rms
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 from bisect_trt.worker.protocol import Failed
 
@@ -161,7 +160,7 @@ def perturb(
     """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst."""
     units, found = _roundings(model, infos, unit), Arrays()
 
-    def off(value: NDArray[Any], right: NDArray[Any]) -> float:
+    def off(value: Array, right: Array) -> float:
         with np.errstate(all="ignore"):
             same = value.shape == right.shape
             return float(np.max(np.abs(value.astype(np.float64) - right), initial=0.0)) if same else 0.0
@@ -290,7 +289,7 @@ def tied_decision(
     return node
 
 
-def _difference(one: NDArray[Any], other: NDArray[Any] | None, unit: float | None) -> float:
+def _difference(one: Array, other: Array | None, unit: float | None) -> float:
     """Return the difference of two roundings of a tensor: for an input from its unit, infinite if it is unknown."""
     if one.dtype.kind != "f":
         return 0.0
@@ -312,9 +311,7 @@ def _alone(node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Valu
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def _equal_choice(
-    node: onnx.NodeProto, values: NDArray[Any], slack: NDArray[Any], right: NDArray[Any], chosen: NDArray[Any]
-) -> bool:
+def _equal_choice(node: onnx.NodeProto, values: Array, slack: Array, right: Array, chosen: Array) -> bool:
     """Return whether the values at two sets of indices differ by rounding at most."""
     axis = attribute(node, "axis", -1 if node.op_type == "TopK" else 0) % values.ndim
     if node.op_type != "TopK" and not attribute(node, "keepdims", 1):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.plain import Plain, clip_bound, constant_of
@@ -20,8 +19,8 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
 from bisect_trt.probe.reference import Reference
+from bisect_trt.tensors.info import Array
 
-Array = NDArray[Any]
 Problem = tuple[str, str]
 """A rule, and a sentence."""
 _BIT = 6.0206

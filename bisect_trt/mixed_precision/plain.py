@@ -6,11 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from bisect_trt.commands.subject import Subject
@@ -21,6 +19,7 @@ from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, unquantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.info import Array
 from bisect_trt.worker.protocol import Failed
 
 _SAME = 1e-3
@@ -94,7 +93,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     return Plain(own, groups, weights) if source is None else Plain(own, groups, weights, source, {}, why)
 
 
-def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> NDArray[Any] | None:
+def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> Array | None:
     """The value of a tensor that depends on no input, in the quantized model or another network; ``None`` for another one."""
     network = network or subject.network
     maker = network.producer.get(name or "")
@@ -108,7 +107,7 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
     return None if isinstance(made, Failed) else np.asarray(made[name])
 
 
-def stored_value(network: Network, name: str, folder: Path = Path()) -> NDArray[Any] | None:
+def stored_value(network: Network, name: str, folder: Path = Path()) -> Array | None:
     """The value of an initializer or of a Constant node; ``None`` for another tensor."""
     tensor = network.stored(name)
     return None if tensor is None else read_weight(tensor, folder)
@@ -160,7 +159,7 @@ def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
             value.name = name
 
 
-def _weight_of(network: Network, source: Network, name: str) -> NDArray[Any] | None:
+def _weight_of(network: Network, source: Network, name: str) -> Array | None:
     """The weight of the original in the place of a dequantized one: the same input of the same operator."""
     readers, seen = [(name, index) for index in network.consumers.get(name, ())], set[str]()
     names = {node.name: index for index, node in enumerate(source.nodes) if node.name}

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from bisect_trt.onnxlib.cleanup import remove_unread
@@ -31,9 +30,8 @@ from bisect_trt.onnxlib.nodes import (
     opset_of,
     rename_reads,
 )
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import Array, TensorInfo
 
-Array = NDArray[Any]
 _SMALL_BYTES = 1 << 20
 """The largest constant that a pattern reads, in bytes."""
 _COMMUTE = ("Add", "Mul")

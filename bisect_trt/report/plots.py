@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.errors import OutputFileError, PackageError
 from bisect_trt.options.shared import Plots
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.info import to_float
+from bisect_trt.tensors.info import Array, to_float
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +26,6 @@ _NAME_LENGTH = 100
 _EPSILON = 2.0**-52
 _KINDS = ("absolute", "relative")
 
-Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.targets.base import Target
-from bisect_trt.targets.messages import BuildError, Plain, RunError
+from bisect_trt.targets.messages import BuildError, Feed, Plain, RunError
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class EvaluatorRunner:
 
         self.facts = {"version": onnx.__version__}
 
-    def load(self, path: Path, feed: Mapping[str, Any], hints: Plain) -> EvaluatorSession:
+    def load(self, path: Path, feed: Feed, hints: Plain) -> EvaluatorSession:
         """Prepare a model.
 
         Raises:
@@ -76,7 +75,7 @@ class EvaluatorSession:
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=added)
         self.inputs, self.skipped = input_infos(Network(model)), dict[str, str]()
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> dict[str, Any]:
         """Return all outputs, by name.
 
         Raises:

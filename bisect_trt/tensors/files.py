@@ -30,19 +30,18 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
-from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, UsageError
-from bisect_trt.tensors.info import ByName, dtype_from_name, is_extension
+from bisect_trt.tensors.info import Array, ByName, dtype_from_name, is_extension
 
-Values = Mapping[str, NDArray[Any]]
-Arrays = dict[str, NDArray[Any]]
+Values = Mapping[str, Array]
+Arrays = dict[str, Array]
 """Arrays by the names of their tensors, to read and to change."""
 _KINDS = "biufcV"
 """Numbers, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
-def read_npy(stream: IO[bytes]) -> NDArray[Any]:
+def read_npy(stream: IO[bytes]) -> Array:
     """Return an array of numbers or raw bytes.
 
     Raises:
@@ -54,7 +53,7 @@ def read_npy(stream: IO[bytes]) -> NDArray[Any]:
     return values
 
 
-def viewed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def viewed(values: Array, dtype: np.dtype[Any]) -> Array:
     """Return stored elements in their true type.
 
     Raises:
@@ -150,7 +149,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from err
 
 
-class NpzFile(ByName[NDArray[Any]]):
+class NpzFile(ByName[Array]):
     """The tensors of an ``.npz`` file, each read on access.
 
     Raises:
@@ -162,7 +161,7 @@ class NpzFile(ByName[NDArray[Any]]):
         with _reading(path), _opened(path) as archive:
             self._index = {entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()}
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Array:
         entry = self._index[name]
         with _reading(self._path), _opened(self._path) as archive:
             return _read_entry(archive, entry)[1]
@@ -243,7 +242,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, NDArray[Any]]:
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, Array]:
     if not entry.filename.endswith(_SUFFIX):
         raise ValueError(f"its entry '{entry.filename}' is not an array")
     with archive.open(entry) as stream:
@@ -362,7 +361,7 @@ def read_json(path: Path) -> list[SavedRun]:
     return [SavedRun(name, samples) for name, samples in zip(names, found, strict=True)]
 
 
-def _encode(values: NDArray[Any]) -> dict[str, str]:
+def _encode(values: Array) -> dict[str, str]:
     values = np.asarray(values)
     extension = {"dtype": values.dtype.name} if is_extension(values.dtype) else {}
     stream = io.BytesIO()

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bisect_trt.tensors.info import Array
 from bisect_trt.tensors.inputs import Sample
 
-Array = NDArray[Any]
 _WAYS = (*["alike"] * 4, "permuted", "permuted", "rescaled", "renormed", "rows", "channels")
 """The variations of consecutive samples. Rows and channels differ in magnitude: one overflows or vanishes before others."""
 _STRETCH = 2.0

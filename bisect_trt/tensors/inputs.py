@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.errors import (
     ConflictError,
@@ -29,7 +28,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.files import Arrays, Values, load_runs
-from bisect_trt.tensors.info import TensorInfo, is_extension
+from bisect_trt.tensors.info import Array, TensorInfo, is_extension
 from bisect_trt.tensors.kernel import free_bytes
 
 Sample = Arrays
@@ -187,7 +186,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Values, source: str) ->
     return checked
 
 
-def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+def resized(value: Array, shape: Sequence[int]) -> Array:
     """Return the elements in another shape of the same rank: repeated along a longer axis, cut along a shorter one."""
     for axis, size in enumerate(shape):
         if size != value.shape[axis]:
@@ -197,7 +196,7 @@ def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
     return value
 
 
-def _misfit(info: TensorInfo, values: NDArray[Any]) -> list[str]:
+def _misfit(info: TensorInfo, values: Array) -> list[str]:
     problems = []
     if info.dtype != values.dtype:
         problems.append(f"'{info.name}' is {values.dtype.name} and must be {info.dtype.name}")
@@ -213,7 +212,7 @@ def _shape_text(shape: Sequence[int | str | None]) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
-def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _from_raw_bytes(values: Array, dtype: np.dtype[Any]) -> Array:
     raw = values.dtype.kind == "V" and not is_extension(values.dtype)
     return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
 
@@ -227,7 +226,7 @@ def of_width(infos: Sequence[TensorInfo], sample: Values) -> Sample:
     return {name: _as_wide(values, types.get(name, values.dtype)) for name, values in sample.items()}
 
 
-def _as_wide(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _as_wide(values: Array, dtype: np.dtype[Any]) -> Array:
     kinds = {values.dtype.kind, dtype.kind}
     if values.dtype == dtype or not (kinds == {"f"} or kinds <= {"i", "u"}):
         return values
@@ -283,7 +282,7 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
         )
 
 
-def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:
+def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> Array:
     """Return uniform values within [low, high] and the type's range."""
     shape = info.sizes or ()
     if info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):

@@ -15,11 +15,10 @@ from sys import intern
 from typing import IO, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.errors import RunFolderError
 from bisect_trt.tensors.files import cannot_write, replacing
-from bisect_trt.tensors.info import ByName, Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
+from bisect_trt.tensors.info import Array, ByName, Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
 from bisect_trt.tensors.kernel import free_bytes
 
 _SHARE = 8
@@ -82,7 +81,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         file.write(json.dumps({"schema": _SCHEMA, "bytes": size, **known}).encode())
 
 
-def _append(file: IO[bytes], given: NDArray[Any]) -> int:
+def _append(file: IO[bytes], given: Array) -> int:
     """Write the values of an array, and return the place of the first byte."""
     stored = storage_dtype(given.dtype)
     values = given.view(stored) if is_extension(given.dtype) else given.astype(stored, copy=False)
@@ -116,7 +115,7 @@ def _read(folder: Path) -> dict[str, Any]:
     return index
 
 
-class ActivationStore(ByName[NDArray[Any]]):
+class ActivationStore(ByName[Array]):
     """Tensors of :func:`write_store` by name in the order they were added, each read from the disk on access.
 
     Values are read-only: views of the file, up to 1 MiB copies.
@@ -145,7 +144,7 @@ class ActivationStore(ByName[NDArray[Any]]):
         self._file = os.open(folder / _DATA, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Array:
         info = self.info(name)
         place, size = self._places[self._index[name]], info.nbytes or 0
         content = self._data[place : place + size]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.info import finite_rms, is_floating
+from bisect_trt.tensors.info import Array, finite_rms, is_floating
 
 _TIES = 0.01
 """The share of elements of a quantized tensor that may be one step off. Truncation instead of rounding moves half of them."""
@@ -44,7 +44,7 @@ class Step:
     after: bool = False
     axis: int = 0
 
-    def ties(self, absolute: NDArray[Any], mismatch: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    def ties(self, absolute: Array, mismatch: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
         """Return the mismatching elements, all flat, that are one step off, unless so many are that it is systematic."""
         none = np.zeros_like(mismatch)
         if self.size is None:
@@ -106,7 +106,7 @@ class Tolerance:
     atol: float | None = None
     rtol: float | None = None
 
-    def resolve(self, reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
+    def resolve(self, reference: Array, precision: Precision) -> ResolvedTolerance:
         """Fill in a missing one from :func:`automatic_tolerance`; in fp32 Polygraphy's default if the other one is given."""
         if self.atol is not None and self.rtol is not None:
             return ResolvedTolerance(self.atol, self.rtol)
@@ -120,7 +120,7 @@ class Tolerance:
         )
 
 
-def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
+def automatic_tolerance(reference: Array, precision: Precision) -> ResolvedTolerance:
     """Return the tolerance of a tensor where the user gave none.
 
     A fixed absolute tolerance does not work: activations of one network range from 1e-4 to 1e4, and rounding to fp16 (unit

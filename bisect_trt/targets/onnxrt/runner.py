@@ -27,6 +27,7 @@ from bisect_trt.errors import (
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
+    Feed,
     Plain,
     RunError,
     clean_message,
@@ -84,7 +85,7 @@ class OrtRunner:
                 ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> OrtSession:
+    def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
         """Open a model; the hint ``content`` is the model itself where it has no file, ``weights`` the folder of its weights.
 
         Raises:
@@ -109,11 +110,11 @@ class OrtRunner:
                 model.flush()
                 return OrtSession(self._open(model.name))
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, list[str]]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, list[str]]:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
         return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
 
-    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
         """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes."""
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
             made, written = dict[str, list[str]](), f"{folder}/optimized.onnx"
@@ -207,7 +208,7 @@ class OrtSession:
             if found.raw:
                 self._raw_inputs[value.name] = found.element
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> dict[str, Any]:
         """All outputs that are tensors.
 
         Raises:
@@ -223,7 +224,7 @@ class OrtSession:
             raise RunError(str(error)) from error
         return dict(zip(self.names, values, strict=True))
 
-    def _run_with_values(self, inputs: Mapping[str, Any]) -> list[Any]:
+    def _run_with_values(self, inputs: Feed) -> list[Any]:
         """Run the model with inputs or outputs of types that are exchanged by their bits; returns the outputs."""
         # What an OrtValue is made of has to stay alive until the model has run.
         given = {name: np.asarray(values, order="C") for name, values in inputs.items()}

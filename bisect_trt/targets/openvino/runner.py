@@ -7,7 +7,7 @@ import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableErr
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
+    Feed,
     Plain,
     RunError,
     clean_message,
@@ -118,7 +119,7 @@ class OpenVinoRunner:
             self._core.compile_model, read, self._settings["device"], {HINT: precision, **dict(properties)}
         )
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> OpenVinoSession:
+    def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OpenVinoSession:
         """Compile a model, which is lowered already where the device does not do that.
 
         Raises:
@@ -138,7 +139,7 @@ class OpenVinoRunner:
                 written.unlink()
         return OpenVinoSession(compiled, list(hints.get("inputs", ())), names)
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
         """Return ``takes``: the properties that the device takes, with the value that each can be set to, whatever the model."""
         takes = {}
         for name, value in PROPERTIES:
@@ -147,7 +148,7 @@ class OpenVinoRunner:
                 takes[name] = value
         return {"takes": takes}
 
-    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
         """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs."""
         properties = [*self._settings["properties"], ("PERF_COUNT", "YES")]
         session = OpenVinoRunner({**self._settings, "properties": properties}).load(path, feed, hints)
@@ -206,7 +207,7 @@ class OpenVinoSession:
         names = ((op.get_friendly_name(), op.get_rt_info()["originalLayersNames"].astype(str)) for op in ops)
         return {name: origins.split(",") for name, origins in names}
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> dict[str, Any]:
         """Return all outputs that are tensors, by name.
 
         Raises:

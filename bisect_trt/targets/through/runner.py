@@ -9,10 +9,9 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 from bisect_trt.errors import RuntimeMissingError
-from bisect_trt.targets.messages import BuildError, Plain
+from bisect_trt.targets.messages import BuildError, Feed, Plain
 from bisect_trt.targets.onnxrt.runner import OrtRunner, OrtSession
 
 LAST_WORDS = 400
@@ -27,7 +26,7 @@ class ThroughRunner:
         self._settings, self._reference = settings, OrtRunner(settings)
         self.facts = self._reference.facts
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> OrtSession:
+    def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
         """Have the tool write its model, and open that.
 
         Raises:

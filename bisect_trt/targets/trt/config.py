@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
 from bisect_trt.errors import ConflictError, OutputFileError, UnknownNameError, ValueRefusedError
-from bisect_trt.targets.messages import Plain, set_option
+from bisect_trt.targets.messages import Feed, Plain, set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
@@ -130,7 +130,7 @@ def _constraints(trt: Any, settings: Plain, flags: Collection[Any]) -> list[Any]
     return [obey if settings["keep"] else prefer]
 
 
-def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: Mapping[str, Any]) -> None:
+def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: Feed) -> None:
     """Give a configuration an optimization profile, where dimensions vary: the ranges in the settings, else what is fed.
 
     Raises:

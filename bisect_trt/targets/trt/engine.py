@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.targets.messages import RunError, layer_times, profiled
+from bisect_trt.targets.messages import Feed, RunError, layer_times, profiled
 from bisect_trt.targets.trt.config import layer_parts
 from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
 from bisect_trt.targets.trt.process import UNNAMED_LAYER, Cuda, TensorRt
@@ -259,7 +259,7 @@ class TrtSession:
     def _dtype(self, name: str) -> Any:
         return to_dtype(self.engine.get_tensor_dtype(name))
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> dict[str, Any]:
         """Return all outputs, by name.
 
         Raises:
@@ -274,7 +274,7 @@ class TrtSession:
             outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
         return {name: outputs[name] for name in self._outputs}
 
-    def profile(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def profile(self, inputs: Feed) -> dict[str, Any]:
         """Return the time of each layer."""
         times = dict[str, list[float]]()
         report = {"report_layer_time": lambda _, name, ms: times.setdefault(name, []).append(ms)}
@@ -282,7 +282,7 @@ class TrtSession:
         profiled(lambda: self.run(inputs))
         return layer_times(times, {layer["name"]: layer["tensors"] for layer in self.layers()})
 
-    def _execute(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _execute(self, given: Feed) -> dict[str, Any]:
         """Return the outputs as the engine makes them."""
         context, cuda = self._context, self._cuda
         # An output whose size is not known before it runs reports it, and gets its memory then.
@@ -311,7 +311,7 @@ class TrtSession:
             late = {name: cuda.download(a.address, self._dtype(name), a.shape) for name, a in grown.items()}
         return {**made, **late}
 
-    def _fitted(self, name: str, inputs: Mapping[str, Any]) -> Any:
+    def _fitted(self, name: str, inputs: Feed) -> Any:
         """Return an input, contiguous and of the type that the engine takes."""
         if name not in inputs:
             raise RunError(f"the engine wants an input '{name}', and there is none of that name")

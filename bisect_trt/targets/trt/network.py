@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.targets.messages import BuildError, Plain
+from bisect_trt.targets.messages import BuildError, Feed, Plain
 from bisect_trt.targets.trt.config import (
     builder_flags,
     is_strongly_typed,
@@ -70,7 +70,7 @@ def parse(
     process: TensorRt,
     settings: Plain,
     path: pathlib.Path,
-    feed: Mapping[str, Any],
+    feed: Feed,
     hints: Plain,
 ) -> ParsedNetwork:
     """Parse a model.
@@ -157,7 +157,7 @@ def refusal(error: Any, nodes: Sequence[Sequence[Any]], names: Sequence[str]) ->
     )
 
 
-def _gives_shape(tensor: Any, feed: Mapping[str, Any]) -> bool:
+def _gives_shape(tensor: Any, feed: Feed) -> bool:
     return tensor.is_shape_tensor and tensor.name in feed and feed[tensor.name].dtype.name in _ELEMENTS
 
 

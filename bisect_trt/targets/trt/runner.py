@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import pathlib
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from bisect_trt.errors import (
@@ -19,7 +18,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, Plain, RunError, is_out_of_memory
+from bisect_trt.targets.messages import BuildError, Feed, Plain, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
     PIN_MISSED,
     add_profile,
@@ -56,7 +55,7 @@ class BuiltSession:
         """Return the layers of the network; if it is strongly typed, they run in these types."""
         return layers_of_network(self._parsed)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> dict[str, Any]:
         """Return no outputs."""
         return {}
 
@@ -99,7 +98,7 @@ class TrtRunner:
         free, total = self._process.cuda.memory()
         return int(total - free)
 
-    def load(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> TrtSession | BuiltSession:
+    def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> TrtSession | BuiltSession:
         """Build a model, or take the prebuilt engine.
 
         Raises:
@@ -112,7 +111,7 @@ class TrtRunner:
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
         """Return what the parser refuses, the choices of a build, and the switches of this version.
 
         Returns:
@@ -135,7 +134,7 @@ class TrtRunner:
                 found["tactics"] = self._build(path, feed, hints, record=True).took
         return found
 
-    def profile(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
         """Return the time of each layer (``IProfiler``)."""
         session = self.load(path, feed, hints)
         return {} if isinstance(session, BuiltSession) else session.profile(feed)
@@ -148,7 +147,7 @@ class TrtRunner:
         """
         return describe_engine(self._process.trt, self._prebuilt())
 
-    def _build(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Plain, *, record: bool = False) -> Built:
+    def _build(self, path: pathlib.Path, feed: Feed, hints: Plain, *, record: bool = False) -> Built:
         """Parse and build a model; ``record`` tactics in any case.
 
         Raises:
