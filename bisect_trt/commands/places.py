@@ -30,7 +30,7 @@ from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import TINY_MODEL
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import replacing, save_npz
+from bisect_trt.tensors.files import replacing, save_npz, shapes_of
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place, make_place, parse, slots
 from bisect_trt.worker.pool import WorkerPool
@@ -128,7 +128,7 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
         UsageError: It has no such option, or its profile does not fit the model.
     """
-    target.target.check_inputs(target, {name: value.shape for name, value in subject.samples[0].items()})
+    target.target.check_inputs(target, shapes_of(subject.samples[0]))
     look_around(subject, target)
     subject.about(target)
 

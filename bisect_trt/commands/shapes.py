@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_nodes
-from bisect_trt.onnxlib.shapes import element_type, fix_input_shapes, forget_shapes, free_inputs
+from bisect_trt.onnxlib.shapes import Shape, element_type, fix_input_shapes, forget_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import reconfirm
@@ -33,11 +33,10 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import ShapeRange
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.files import Values, shapes_of
 from bisect_trt.tensors.info import TensorInfo, count_nonfinite
 from bisect_trt.tensors.inputs import resized
 
-Shape = tuple[int | str | None, ...]
 Axis = tuple[str, int]
 """A tensor's name, and one of its dimensions."""
 MOST_PROBES = 40
@@ -219,7 +218,7 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
     names = ", ".join(_free_places(answer))
     console.step(f"Does it need its free dimensions ({names or 'none are left'})?")
     fixed = clone(answer.proto)
-    fix_input_shapes(fixed, {name: value.shape for name, value in subject.values(answer, answer.inputs).items()})
+    fix_input_shapes(fixed, shapes_of(subject.values(answer, answer.inputs)))
     fixed = with_output_shapes(fixed, subject.values(answer, answer.outputs))
     static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
     needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
@@ -300,7 +299,7 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
         if tensor.name in named:
             shorter = cut(tensor.name, numpy_helper.to_array(tensor))
             tensor.CopyFrom(numpy_helper.from_array(shorter, tensor.name))
-    shapes = {name: value.shape for name, value in inputs.items()}
+    shapes = shapes_of(inputs)
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     for value in proto.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):

@@ -16,13 +16,13 @@ from typing import Any, Generic, TypeVar
 import onnx
 
 from bisect_trt.commands.session import Session
-from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
+from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values, load_npz, save_npz
+from bisect_trt.tensors.files import Values, load_npz, save_npz, shapes_of
 from bisect_trt.worker.protocol import Failed
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Fed:
     def __init__(
         self,
         session: Session,
-        declared: Mapping[str, tuple[int | str | None, ...]],
+        declared: Mapping[str, Shape],
         likely: Callable[[], Iterable[Values]],
         *,
         forget: bool = False,
@@ -162,7 +162,7 @@ class Fed:
             whole, outputs = {**values, **load_npz(made)}, tuple(self._session.subject.network.outputs)
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
-            fix_input_shapes(proto, {name: value.shape for name, value in values.items()})
+            fix_input_shapes(proto, shapes_of(values))
         return Candidate(proto, tuple(values), outputs, title, values=whole, engine=engine, target=target)
 
     def engine(

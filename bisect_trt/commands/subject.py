@@ -36,7 +36,7 @@ from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.files import Values, shapes_of
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit
@@ -180,7 +180,7 @@ class Subject:
         if data.given:
             infos = input_infos(self.network)
             samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data, most)
-            shapes = {name: value.shape for name, value in samples[0].items()} | shapes
+            shapes = shapes_of(samples[0]) | shapes
         proto = self.network.proto
         known = {value.name: to_info(value) for value in proto.graph.input}
         self.declared = {

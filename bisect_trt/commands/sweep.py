@@ -40,7 +40,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values, save_npz
+from bisect_trt.tensors.files import Values, save_npz, shapes_of
 from bisect_trt.tensors.inputs import make_inputs, resized
 
 FAILING = "failing-inputs.npz"
@@ -88,7 +88,7 @@ class Sized:
         """Free the dimensions, and build one engine for all sizes if the target makes engines."""
         subject, asked = session.subject, check.target
         self.swept, self._session, self._asked = swept, session, asked
-        self._base = {name: value.shape for name, value in subject.samples[0].items()}
+        self._base = shapes_of(subject.samples[0])
         places = {place for each in swept for place in each.places}
         known = {name: subject.declared.get(name, shape) for name, shape in self._base.items()}
         free = {
@@ -233,7 +233,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     Raises:
         UsageError: An input does not exist or has another rank, or a dimension has different sizes in two places.
     """
-    base = {name: value.shape for name, value in subject.samples[0].items()}
+    base = shapes_of(subject.samples[0])
     declared = {(name, axis): dim for name in base for axis, dim in enumerate(subject.declared.get(name, ()))}
     symbols = {place: dim for place, dim in declared.items() if isinstance(dim, str)}
     sizes: dict[str, tuple[int, ...]] = {}

@@ -23,7 +23,7 @@ from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.tensors.files import Arrays, Values, load_npz, save_npz
+from bisect_trt.tensors.files import Arrays, Values, load_npz, save_npz, shapes_of
 from bisect_trt.tensors.info import TensorInfo, common, is_extension
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.worker.pool import WorkerPool
@@ -153,7 +153,7 @@ class InferredValues:
     def __init__(self, network: Network, inputs: Values, models: Models) -> None:
         """Infer the shapes, and compute what depends on them alone."""
         if not all(info.is_static for info in input_infos(network)):  # then they are those of the values
-            network = Network(free_inputs(network.proto, {name: value.shape for name, value in inputs.items()}))
+            network = Network(free_inputs(network.proto, shapes_of(inputs)))
         self.network = network
         self._shapes: Arrays = {
             name: value for name, value in inputs.items() if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE

@@ -41,6 +41,11 @@ _KINDS = "biufcV"
 """Numbers, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
+def shapes_of(values: Values) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of arrays by name."""
+    return {name: value.shape for name, value in values.items()}
+
+
 def read_npy(stream: IO[bytes]) -> Array:
     """Return an array of numbers or raw bytes.
 

@@ -26,7 +26,7 @@ from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.files import NpzFile, load_npz, save_npz
+from bisect_trt.tensors.files import NpzFile, load_npz, save_npz, shapes_of
 from bisect_trt.tensors.kernel import forget_peak
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.tensors.tolerance import Precision, Step
@@ -343,7 +343,7 @@ class Worker:
         feed = feed_of(request, first)
         if not request.same:
             return runtime.load(request.model, feed)
-        shapes = {name: value.shape for name, value in feed.items()}
+        shapes = shapes_of(feed)
         known = request.target, request.model.read_bytes(), shapes
         if self._last is None or self._last[0] != known:
             self._last = None  # it goes before the next one comes
