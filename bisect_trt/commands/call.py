@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bisect_trt.commands.checks import (
     CheckSettings,
@@ -27,7 +27,7 @@ from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionErro
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
-from bisect_trt.options.spec import Params, changed, written
+from bisect_trt.options.spec import Group, Params, changed, written
 from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
@@ -42,8 +42,6 @@ from bisect_trt.tensors.inputs import split_script
 from bisect_trt.tensors.metrics import find_metric, script_file
 from bisect_trt.worker.guard import claimed_path, claimed_run
 from bisect_trt.worker.place import Place
-
-Group = TypeVar("Group")
 
 
 @dataclass

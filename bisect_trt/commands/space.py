@@ -20,12 +20,11 @@ from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
-from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Result, Subset, Verdict, over_units
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, load_npz, save_npz, shapes_of
 from bisect_trt.worker.protocol import Failed
 
-T = TypeVar("T")
 Unit = TypeVar("Unit", bound=Hashable)
 
 
@@ -39,7 +38,7 @@ class Space:
 
     build: Callable[[Subset], Candidate]
 
-    def search(self, prober: Prober, strategy: Callable[[Ask], T]) -> T:
+    def search(self, prober: Prober, strategy: Callable[[Ask], Result]) -> Result:
         """Run a strategy over subsets.
 
         Raises:
@@ -65,7 +64,7 @@ class Series(Generic[Unit]):
     _keys: dict[Unit, str] = field(default_factory=dict)
     _refused: dict[Unit, str | None] = field(default_factory=dict)
 
-    def search(self, prober: Prober, strategy: Callable[[Callable[[Unit], Verdict]], T]) -> T:
+    def search(self, prober: Prober, strategy: Callable[[Callable[[Unit], Verdict]], Result]) -> Result:
         """Run a strategy that asks about one unit at a time.
 
         Raises:
@@ -75,7 +74,7 @@ class Series(Generic[Unit]):
         def built(subset: Subset) -> Candidate:
             return self._built([*self._numbers][next(iter(subset))])
 
-        def asking(ask: Ask) -> T:
+        def asking(ask: Ask) -> Result:
             def about(unit: Unit) -> Verdict:
                 self._refused[unit] = self.refuse(unit)
                 number = self._numbers.setdefault(unit, len(self._numbers))

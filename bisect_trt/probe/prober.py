@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from threading import Timer
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, NoisyMachineError, ResourceError
 from bisect_trt.probe.candidate import Candidate, Identity
@@ -22,13 +22,12 @@ from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.confirm import FLAKY
-from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
+from bisect_trt.search.oracle import Again, Oracle, Original, Question, Result, Search, Subset, Units, Verdict
 from bisect_trt.search.statistics import Flakiness, confirmations, expected_verdicts
 from bisect_trt.tensors.files import Values
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import LOST
 
-Result = TypeVar("Result")
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)
 
 

@@ -13,15 +13,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
 
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.search.oracle import Question, Search, Verdict
+from bisect_trt.search.oracle import Question, Result, Search, Verdict
 from bisect_trt.worker.process import Cancel
 
-Result = TypeVar("Result")
 _REMEMBERED = 16
 """The chance of a failure follows from so many of the last verdicts."""
 _PRIOR = 8

@@ -41,8 +41,6 @@ class Mode(str, Enum):
 
 
 Result = TypeVar("Result")
-
-
 Subset = frozenset[int]
 """Some of the units, by number."""
 

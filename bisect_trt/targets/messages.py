@@ -21,6 +21,8 @@ Plain = Mapping[str, Any]
 """Settings, hints or facts by name, of types that JSON has, as they go over to a place."""
 Feed = Mapping[str, Any]
 """Arrays by the name of their input."""
+Found = dict[str, Any]
+"""The outputs, layers or times that a runner returns, by name."""
 TINY_MODEL = (
     b'\x08\x07:<\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x04tinyZ\x10\n\x01x\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01n'
     b"b\x10\n\x01y\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\r"

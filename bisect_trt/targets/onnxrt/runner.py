@@ -28,6 +28,7 @@ from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
     Feed,
+    Found,
     Plain,
     RunError,
     clean_message,
@@ -114,7 +115,7 @@ class OrtRunner:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
         return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
 
-    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes."""
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
             made, written = dict[str, list[str]](), f"{folder}/optimized.onnx"
@@ -208,7 +209,7 @@ class OrtSession:
             if found.raw:
                 self._raw_inputs[value.name] = found.element
 
-    def run(self, inputs: Feed) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> Found:
         """All outputs that are tensors.
 
         Raises:
@@ -376,7 +377,7 @@ def heard(log: str) -> dict[str, list[str]]:
     return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed or name == unfinished]}
 
 
-def read_events(events: Iterable[Mapping[str, Any]], made: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def read_events(events: Iterable[Mapping[str, Any]], made: Mapping[str, Sequence[str]]) -> Found:
     """Return the profile in the events of ONNX Runtime's profiler; the time of a Loop includes its body."""
     times, ends, suffix = dict[str, list[float]](), dict[int, int](), "_kernel_time"
     runs = (each for each in events if each.get("cat") == "Node" and each["name"].endswith(suffix))

@@ -17,6 +17,7 @@ from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
     Feed,
+    Found,
     Plain,
     RunError,
     clean_message,
@@ -139,7 +140,7 @@ class OpenVinoRunner:
                 written.unlink()
         return OpenVinoSession(compiled, list(hints.get("inputs", ())), names)
 
-    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return ``takes``: the properties that the device takes, with the value that each can be set to, whatever the model."""
         takes = {}
         for name, value in PROPERTIES:
@@ -148,7 +149,7 @@ class OpenVinoRunner:
                 takes[name] = value
         return {"takes": takes}
 
-    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs."""
         properties = [*self._settings["properties"], ("PERF_COUNT", "YES")]
         session = OpenVinoRunner({**self._settings, "properties": properties}).load(path, feed, hints)
@@ -207,7 +208,7 @@ class OpenVinoSession:
         names = ((op.get_friendly_name(), op.get_rt_info()["originalLayersNames"].astype(str)) for op in ops)
         return {name: origins.split(",") for name, origins in names}
 
-    def run(self, inputs: Feed) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> Found:
         """Return all outputs that are tensors, by name.
 
         Raises:

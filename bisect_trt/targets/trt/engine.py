@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.targets.messages import Feed, RunError, layer_times, profiled
+from bisect_trt.targets.messages import Feed, Found, RunError, layer_times, profiled
 from bisect_trt.targets.trt.config import layer_parts
 from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
 from bisect_trt.targets.trt.process import UNNAMED_LAYER, Cuda, TensorRt
@@ -94,7 +94,7 @@ class Origins:
         return set(range(min(ends), max(ends) + 1)) if ends else set()
 
 
-def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> list[dict[str, Any]]:
+def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> list[Found]:
     """Return the layers in the inspector's JSON, which holds names alone without detailed verbosity.
 
     The name of a region has its first and last layer. A node between them that another layer names is that layer's.
@@ -125,7 +125,7 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
     return found
 
 
-def layers_of_network(parsed: ParsedNetwork) -> list[dict[str, Any]]:
+def layers_of_network(parsed: ParsedNetwork) -> list[Found]:
     """Return the layers of a network, as :func:`read_layers` does for an engine."""
     origins = Origins(parsed.nodes)
     found = []
@@ -149,7 +149,7 @@ def inspect_engine(trt: Any, engine: Any) -> str:
     return str(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
 
 
-def layers_in(inspected: str, origins: Origins) -> list[dict[str, Any]]:
+def layers_in(inspected: str, origins: Origins) -> list[Found]:
     """Return the layers of what :func:`inspect_engine` returned; none if it cannot be read, which is no failure of the model."""
     try:
         return read_layers(json.loads(inspected, strict=False).get("Layers", []), origins)
@@ -158,7 +158,7 @@ def layers_in(inspected: str, origins: Origins) -> list[dict[str, Any]]:
         return []
 
 
-def describe_engine(trt: Any, engine: Any) -> dict[str, Any]:
+def describe_engine(trt: Any, engine: Any) -> Found:
     """Return the inputs, outputs and layers of an engine.
 
     Returns:
@@ -166,7 +166,7 @@ def describe_engine(trt: Any, engine: Any) -> dict[str, Any]:
         and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
         order they run, as :func:`read_layers` returns them.
     """
-    tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
+    tensors: dict[str, list[Found]] = {"INPUT": [], "OUTPUT": []}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         shape = [int(dim) for dim in engine.get_tensor_shape(name)]
@@ -243,13 +243,13 @@ class TrtSession:
             for name in self._inputs
         ]
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[Found]:
         """Return the engine's layers in the order they run, with the tactics that can be pinned where those were recorded."""
         if self._origins is None:
             return []
         found = layers_in(inspect_engine(self._trt, self.engine), self._origins)
         took = {name: {"tactic": each[len(name) + 1 :], "pins": count > 1} for name, each, count in self._took}
-        plain: dict[str, Any] = {"kind": "", "precisions": [], "tensors": []}
+        plain: Found = {"kind": "", "precisions": [], "tensors": []}
         alone = [{"name": name, **plain, **each} for name, each in took.items()]
         known = {layer["name"] for layer in found}
         return [{**layer, **took.get(layer["name"], {})} for layer in found] + [
@@ -259,7 +259,7 @@ class TrtSession:
     def _dtype(self, name: str) -> Any:
         return to_dtype(self.engine.get_tensor_dtype(name))
 
-    def run(self, inputs: Feed) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> Found:
         """Return all outputs, by name.
 
         Raises:
@@ -274,7 +274,7 @@ class TrtSession:
             outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
         return {name: outputs[name] for name in self._outputs}
 
-    def profile(self, inputs: Feed) -> dict[str, Any]:
+    def profile(self, inputs: Feed) -> Found:
         """Return the time of each layer."""
         times = dict[str, list[float]]()
         report = {"report_layer_time": lambda _, name, ms: times.setdefault(name, []).append(ms)}
@@ -282,7 +282,7 @@ class TrtSession:
         profiled(lambda: self.run(inputs))
         return layer_times(times, {layer["name"]: layer["tensors"] for layer in self.layers()})
 
-    def _execute(self, given: Feed) -> dict[str, Any]:
+    def _execute(self, given: Feed) -> Found:
         """Return the outputs as the engine makes them."""
         context, cuda = self._context, self._cuda
         # An output whose size is not known before it runs reports it, and gets its memory then.

@@ -18,7 +18,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, Feed, Plain, RunError, is_out_of_memory
+from bisect_trt.targets.messages import BuildError, Feed, Found, Plain, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
     PIN_MISSED,
     add_profile,
@@ -51,11 +51,11 @@ class BuiltSession:
         self.inputs: list[Any] = []
         self.skipped, self._parsed = built.parsed.skipped, built.parsed
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[Found]:
         """Return the layers of the network; if it is strongly typed, they run in these types."""
         return layers_of_network(self._parsed)
 
-    def run(self, inputs: Feed) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> Found:
         """Return no outputs."""
         return {}
 
@@ -111,7 +111,7 @@ class TrtRunner:
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
-    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return what the parser refuses, the choices of a build, and the switches of this version.
 
         Returns:
@@ -122,7 +122,7 @@ class TrtRunner:
         trt, times = self._process.trt, not APIS[self._settings["runtime"]].portable
         config = make_config(trt, self._process.builder, self._settings)
         bits, sources = (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
-        found: dict[str, Any] = {
+        found: Found = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
             "flags": list(trt.BuilderFlag.__members__),
             "tactics": [],
@@ -134,12 +134,12 @@ class TrtRunner:
                 found["tactics"] = self._build(path, feed, hints, record=True).took
         return found
 
-    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
+    def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each layer (``IProfiler``)."""
         session = self.load(path, feed, hints)
         return {} if isinstance(session, BuiltSession) else session.profile(feed)
 
-    def describe_engine(self) -> dict[str, Any]:
+    def describe_engine(self) -> Found:
         """Return what the prebuilt engine consists of; see ``engine.describe_engine``.
 
         Raises:
