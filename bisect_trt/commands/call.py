@@ -12,11 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.checks import (
-    CheckSettings,
-    make_prober,
-    tolerance_options,
-)
+from bisect_trt.commands.checks import CheckSettings, make_prober, tolerance_options
 from bisect_trt.commands.places import open_places, require_fit
 from bisect_trt.commands.record import recorded
 from bisect_trt.commands.runs import Binding, bind_function

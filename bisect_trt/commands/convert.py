@@ -15,14 +15,7 @@ from bisect_trt.commands.call import Call
 from bisect_trt.commands.places import require_target
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError, WrongResultError
-from bisect_trt.onnxlib.cleanup import (
-    Folding,
-    constant_value,
-    fold_shapes,
-    remove_unread,
-    sort_nodes,
-    to_tensor,
-)
+from bisect_trt.onnxlib.cleanup import Folding, constant_value, fold_shapes, remove_unread, sort_nodes, to_tensor
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16

@@ -18,12 +18,7 @@ from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import share_names
-from bisect_trt.onnxlib.shapes import (
-    fix_input_shapes,
-    input_infos,
-    take_input_shapes,
-    to_info,
-)
+from bisect_trt.onnxlib.shapes import fix_input_shapes, input_infos, take_input_shapes, to_info
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate

@@ -169,7 +169,9 @@ def _weight_of(network: Network, source: Network, name: str) -> Array | None:
         if node.op_type in _MOVES and node.output[0] not in seen:
             seen.add(node.output[0])
             readers += [(node.output[0], other) for other in network.consumers.get(node.output[0], ())]
-        makers = [names.get(node.name), *(_maker_of(source, made) for made in node.output)]
+        # ONNX Runtime's quantizer renames an output that it quantizes.
+        outputs = [made for each in node.output for made in (each, each.removesuffix("_QuantizeLinear_Input"))]
+        makers = [names.get(node.name), *map(source.producer.get, outputs)]
         twins = [source.nodes[each] for each in makers if each is not None]
         twin = next((each for each in twins if each.op_type == node.op_type), None)
         place = list(node.input).index(read) if read in node.input else len(node.input)
@@ -178,11 +180,6 @@ def _weight_of(network: Network, source: Network, name: str) -> Array | None:
             if found is not None:
                 return found
     return None
-
-
-def _maker_of(original: Network, tensor: str) -> int | None:
-    """The node of the original that makes a tensor: ONNX Runtime's quantizer renames an output that it quantizes."""
-    return original.producer.get(tensor, original.producer.get(tensor.removesuffix("_QuantizeLinear_Input")))
 
 
 def _same(subject: Subject, one: Network, other: Network) -> bool:

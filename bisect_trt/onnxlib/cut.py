@@ -20,14 +20,7 @@ from onnx.helper import make_tensor_value_info
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.onnxlib.load import has_external_data, tensor_bytes
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import (
-    IR_WITHOUT_INITIALIZER_INPUTS,
-    clone,
-    free_name,
-    keep_only,
-    reads,
-    rename_reads,
-)
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, free_name, keep_only, reads, rename_reads
 from bisect_trt.onnxlib.shapes import value_info
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import TensorInfo

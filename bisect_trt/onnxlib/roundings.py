@@ -8,7 +8,7 @@ fp32 behind an fp32 node, at every optimization level.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -111,14 +111,10 @@ def _steps_made(node: NodeProto, steps: Mapping[str, Step], value: Values) -> di
         if (scale := value(node.input[1])) is not None:
             sizes = np.abs(scale.astype(np.float64)).reshape(-1) * first.size
             made = Step(sizes, after=after, axis=attribute(node, "axis", 1))
-    elif size is not None and size.size == 1 and _MOVE.fullmatch(node.op_type) and _equal(read):
-        made = Step(size, after=after)
+    elif size is not None and size.size == 1 and _MOVE.fullmatch(node.op_type):
+        alike = all(step.size is not None and np.array_equal(step.size, size) for step in read)
+        made = Step(size, after=after) if alike else made
     return dict.fromkeys(outputs, made)
-
-
-def _equal(steps: Sequence[Step]) -> bool:
-    sizes = [step.size for step in steps]
-    return all(size is not None and sizes[0] is not None and np.array_equal(size, sizes[0]) for size in sizes)
 
 
 def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:

@@ -19,17 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 
-from bisect_trt.search.oracle import (
-    Again,
-    Completion,
-    Minimum,
-    Oracle,
-    Subset,
-    Transcript,
-    Units,
-    Verdict,
-    about_units,
-)
+from bisect_trt.search.oracle import Again, Completion, Minimum, Oracle, Subset, Transcript, Units, Verdict, about_units
 from bisect_trt.search.statistics import Flakiness, confirmations
 from bisect_trt.search.strategy import make_minimal, neighbours
 

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.options.spec import entries
 from bisect_trt.targets.messages import Plain
-from bisect_trt.targets.runtime import (
-    ELSEWHERE,
-    Arrays,
-    Lowering,
-    Runtime,
-    RuntimeSession,
-)
+from bisect_trt.targets.runtime import ELSEWHERE, Arrays, Lowering, Runtime, RuntimeSession
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from onnx import ModelProto

@@ -32,16 +32,7 @@ from bisect_trt.targets.messages import BuildError, Plain, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Arrays, Values, replacing
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
-from bisect_trt.worker.channel import (
-    LAST,
-    Buffer,
-    Closed,
-    ConnectionLost,
-    ProcessDied,
-    receive,
-    send,
-    write_all,
-)
+from bisect_trt.worker.channel import LAST, Buffer, Closed, ConnectionLost, ProcessDied, receive, send, write_all
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import FIRST_LINE, GREETING, OLDEST, Place
 

@@ -18,12 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bisect_trt.errors import (
-    ConflictError,
-    RuntimeMissingError,
-    UnavailableError,
-    UnknownNameError,
-)
+from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableError, UnknownNameError
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.targets.messages import BuildError, Feed, Plain
-from bisect_trt.targets.trt.config import (
-    builder_flags,
-    is_strongly_typed,
-    network_inputs,
-)
+from bisect_trt.targets.trt.config import builder_flags, is_strongly_typed, network_inputs
 from bisect_trt.targets.trt.process import TensorRt, clean_parser, signature
 
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")

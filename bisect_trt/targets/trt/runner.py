@@ -11,12 +11,7 @@ import pathlib
 import re
 from typing import Any
 
-from bisect_trt.errors import (
-    OutputFileError,
-    RuntimeMissingError,
-    UnreadableFileError,
-    ValueRefusedError,
-)
+from bisect_trt.errors import OutputFileError, RuntimeMissingError, UnreadableFileError, ValueRefusedError
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
 from bisect_trt.targets.messages import BuildError, Feed, Found, Plain, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
@@ -29,13 +24,7 @@ from bisect_trt.targets.trt.config import (
     tactic_selector,
     write_file,
 )
-from bisect_trt.targets.trt.engine import (
-    Built,
-    TrtSession,
-    describe_engine,
-    inspect_engine,
-    layers_of_network,
-)
+from bisect_trt.targets.trt.engine import Built, TrtSession, describe_engine, inspect_engine, layers_of_network
 from bisect_trt.targets.trt.network import constrain, parse, partition
 from bisect_trt.targets.trt.process import APIS, describe, tensorrt
 
