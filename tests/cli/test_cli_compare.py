@@ -13,17 +13,7 @@ import onnxruntime
 import pytest
 from building import text_model
 from conftest import CommandLine
-from support import (
-    READ_NPZ,
-    SHAPE,
-    TARGET,
-    arrays,
-    chain,
-    command_lines,
-    node_names,
-    overflowing,
-    script,
-)
+from support import READ_NPZ, SHAPE, TARGET, arrays, chain, command_lines, node_names, overflowing, script
 
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.report import plots
