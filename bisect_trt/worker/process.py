@@ -209,14 +209,14 @@ class ProcessLimits:
         watched = [*fds, *([] if self.cancel is None else [self.cancel.read_fd])]
         return not {*fds}.isdisjoint(select.select(watched, [], [], max(min(most, looks, ends), 0))[0])
 
-    def passed(self, pid: int) -> Limit | None:
-        """Return the limit that a process exceeds, if any."""
+    def passed(self, pid: int, *, done: bool = False) -> Limit | None:
+        """Return the limit that a process exceeds, if any; where its work is ``done``, only memory counts."""
         now, self.past = time.monotonic(), None
-        if self.cancel is not None and self.cancel.is_set:
+        if not done and self.cancel is not None and self.cancel.is_set:
             self.past = "cancelled"
-        elif self._deadline is not None and now >= self._deadline:
+        elif not done and self._deadline is not None and now >= self._deadline:
             self.past = "time"
-        elif self._memory is not None and now >= self._next_look:
+        elif self._memory is not None and (done or now >= self._next_look):
             self.past = "memory" if holds_more(pid, self._memory) else None
             self._next_look = time.monotonic() + MEMORY_LOOK_SECONDS
         return self.past

@@ -151,7 +151,10 @@ class WorkerProcess:
                 if limits.passed(self._process.pid) is not None:
                     raise _PastLimit
 
-        return receive(self._reply_read, wait)
+        message = receive(self._reply_read, wait)
+        if limits.passed(self._process.pid, done=True) is not None:  # a short request ends between two looks
+            raise _PastLimit
+        return message
 
     def _ended(self, began: float, limit: Limit | None = None) -> ProcessEnd:
         """End it, because of a limit if any."""
