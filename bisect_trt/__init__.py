@@ -61,9 +61,10 @@ def __getattr__(name: str) -> object:
     if name not in {*__all__, "__version__"}:
         from bisect_trt.plugins import COMMANDS, installed  # noqa: PLC0415 - see above
 
-        if name not in installed(COMMANDS):
+        command = next((each for each in installed(COMMANDS) if each.replace("-", "_") == name), None)
+        if command is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return import_module(f"{__name__}.api").function_of(name)
+        return import_module(f"{__name__}.api").function_of(command)
     value: object = (
         _version() if name == "__version__" else getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
     )

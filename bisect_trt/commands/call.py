@@ -5,6 +5,7 @@ A command is a function of a :class:`Call`. It reads its options from the call, 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -190,6 +191,7 @@ class Call:
             files.append(check_script(compare.compare_func_script))
         if metric.metric is not None:
             files += script_file(metric.metric)
+        files += [] if self.oracle is None else [Path(inspect.getfile(type(self.oracle)))]
         words = CommandCheck.parse(check.check) if check.check else ()
         # Not Path.is_file: it raises where a word is longer than any file's name.
         return [*files, *(Path(word) for word in words if os.path.isfile(word)), *self[Target].files()]  # noqa: PTH113 - see above

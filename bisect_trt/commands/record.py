@@ -175,7 +175,8 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
-    if argv and result.status in ("interrupted", "inconclusive", "error") and result.probes["run"]:
+    unfinished = result.status in ("interrupted", "inconclusive", "error") and "--max-probes" not in str(result.why)
+    if argv and unfinished and result.probes["run"]:  # a resumed run has the same --max-probes
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:
         commands.append(("List the probes; add a number to see one in full", ["bisect-trt", "log", str(folder)]))

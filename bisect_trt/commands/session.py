@@ -125,9 +125,8 @@ class Session:
     @property
     def unreferenced(self) -> bool:
         """Whether the user's check runs without golden values, because the reference cannot run the model."""
-        if isinstance(self.prober.check, BuiltinCheck):
-            return False
-        return self.subject.reference.refused is not None or bool(self.subject.reference.missing)
+        reference = None if isinstance(self.prober.check, BuiltinCheck) else self.subject.reference
+        return reference is not None and (reference.refused is not None or bool(reference.missing))
 
     def probe_original(self, search: Search, candidate: Candidate | None = None) -> Record:
         """Probe the original model, or its substitute; with ``--repeat``, measure how often it fails.

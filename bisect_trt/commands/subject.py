@@ -42,7 +42,6 @@ from bisect_trt.worker.protocol import About, Failed
 if TYPE_CHECKING:
     from bisect_trt.commands.shapes import Freed
 
-
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
 _MADE = ("infos", "units", "constants", "original")

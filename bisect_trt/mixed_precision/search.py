@@ -384,8 +384,8 @@ def refusal(task: Task, units: Subset) -> DoesNotReproduce:
             f"no {space.noun} has to stay in {space.high}; try {data} the deployment{reference}, or a tighter tolerance."
         )
     log = shlex.join(["bisect-trt", "log", str(prober.workspace.folder), str(record.number)])
-    rest = f'It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
+    rest = f' It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
     return DoesNotReproduce(
-        f"the check fails {of_all} too: {record.reason}. {rest} So {space.cause} is not the reason, or not the only one; "
+        f"the check fails {of_all} too: {record.reason}.{rest} So {space.cause} is not the reason, or not the only one; "
         "`bisect-trt diagnose` or `reduce` without low precision finds what fails there."
     )

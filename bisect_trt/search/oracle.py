@@ -119,7 +119,6 @@ Question = Units | Original | Again
 Oracle = Callable[[Question], Verdict]
 """Says what a check says of the candidate that a question is about."""
 
-
 Search = Callable[[Oracle], Result]
 """A search: a plain function of an oracle. It may be called several times and must ask the same each time."""
 
@@ -159,7 +158,6 @@ def over_units(algorithm: Callable[[Ask], Result]) -> Search[Result]:
 
 Ask = Callable[[Subset], Verdict]
 """Says whether the candidate made of these units shows the failure."""
-
 
 Completion = Callable[[Subset], Subset]
 """Adds to a set of units what they cannot do without. ``frozenset`` adds nothing."""

@@ -47,6 +47,7 @@ def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
         assert status == 3
         assert (result["status"], result["minimality"]) == ("inconclusive", "unproven")
         assert result["why"] == f"the budget is spent (--max-probes {budget})."
+        assert not any("resume" in each["command"] for each in result["report"]["commands"])  # it would end at once
         assert result["probes"]["run"] == budget
         assert [node["name"] for node in result["culprits"]] == (best or [])
         assert result["artifacts"]["reduced"] == (None if best is None else "out.onnx")
