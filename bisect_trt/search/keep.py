@@ -134,7 +134,7 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
         return None if limited.best == whole else limited.best
     if size is None:
         return None
-    added = [unit for unit in reversed(order) if unit in kept.union(rest[:size]) - start]
+    added = [*filter((kept.union(rest[:size]) - start).__contains__, reversed(order))]
     fewest = Kept(added, enough)  # many of so few are needed, so no proof follows, as it does in find_keep
     with suppress(Enough):
         fewest.lower(added, Density(cold(len(added))), dirty=True)
