@@ -105,6 +105,7 @@ class Connection:
         """The place is started by the first call."""
         self.place, self.printed, self._in, self._out = place, "", -1, -1
         self.memory: Mapping[str, int] = dict.fromkeys(("host", "peak", "gpu"), 0)
+        self._calls = 0
         self._files: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._kept = contextlib.ExitStack()
@@ -127,16 +128,23 @@ class Connection:
         try:
             if self._process is None:
                 self._start()
-            send(self._in, {"call": method, **(arguments or {})}, payload)
-            header, content = receive(self._out)
+            self._calls += 1
+            send(self._in, {"call": method, "number": self._calls, **(arguments or {})}, payload)
+            died: int | None = None
+            answered = False
+            while not answered:
+                header, content = receive(self._out)
+                self.printed += header["printed"]
+                died = header.get("died", died)
+                # Of a process that died before it received this call, the next one answers: that answer must not stay in the pipe.
+                answered = "died" not in header or died in LAST or header["call"] == self._calls
         except Closed as error:
             raise self._lost(str(error)) from error
         self.memory = header.get("memory", self.memory)
-        self.printed += header["printed"]
-        if "died" in header:
-            if header["died"] in LAST:
+        if died is not None:
+            if died in LAST:
                 self.close()
-            raise ProcessDied(header["died"])
+            raise ProcessDied(died)
         if "error" in header:
             _raise_error(**header["error"])
         return {**header, "payload": content}

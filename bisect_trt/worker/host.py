@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,10 @@ _MOST_RUNTIMES = 16
 _OUTPUT_MOST = 32 << 20
 """Most bytes of the output of a call that are sent back."""
 _LOOK_SECONDS = 0.1
+_PROCESS = "process-"
+"""Start of the name of the folder of a process that runs models."""
+_CALL = "call"
+"""Name of the file that holds the number of the last call."""
 Call = dict[str, Any]
 Reply = dict[str, Any]
 """The headers of messages. A call has its ``payload``, and a reply if there is any."""
@@ -59,7 +64,9 @@ def main(own: str) -> NoReturn:
             _watch(child, source, sink)
             code, child = _end(child), 0
             crashed = code not in LAST
-            send(sink, {"died": code, "printed": printed(log)})
+            for folder in Path(own).glob(f"{_PROCESS}*"):
+                shutil.rmtree(folder, ignore_errors=True)
+            send(sink, {"died": code, "call": number_of_call(Path(own)), "printed": printed(log)})
     except (Closed, SystemExit):
         pass
     finally:
@@ -101,6 +108,12 @@ def printed(log: Path) -> str:
     return text.decode(errors="replace")
 
 
+def number_of_call(own: Path) -> int:
+    """The number of the call that a process in this folder received last; 0 where it received none."""
+    path = own / _CALL
+    return int(path.read_text()) if path.exists() else 0
+
+
 def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
     """Be the process that runs models, until the pipe is closed."""
     status = 1
@@ -112,10 +125,11 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
         output = os.open(log, os.O_WRONLY | os.O_APPEND)
         for fd in (1, 2):
             os.dup2(output, fd)
-        os.chdir(own)
         host = Host(own)
+        os.chdir(host.folder)
         while True:
             header, payload = receive(source)
+            Path(own, _CALL).write_text(str(header["number"]))
             reply = host.answer({**header, "payload": payload})
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -130,11 +144,16 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
 
 
 class Host:
-    """Answers calls, one method each; runtimes and the last model stay loaded between them."""
+    """Answers calls, one method each; runtimes and the last model stay loaded between them.
+
+    Attributes:
+        folder: Holds what this process writes: a process that starts after a crash must read nothing of the one that crashed.
+    """
 
     def __init__(self, own: Path) -> None:
-        """``own`` is a folder that no other process uses."""
-        self._own = own
+        """``own`` is the folder of the worker; the files that were sent, by their hashes, outlive this process there."""
+        self._files = own / "files"
+        self.folder = Path(tempfile.mkdtemp(prefix=_PROCESS, dir=own))
         self._runtimes: dict[str, Any] = {}
         self._session: Any = None
         self._models = 0
@@ -199,10 +218,10 @@ class Host:
         return {"trace": {} if trace is None else trace(path, unpack(call["payload"]), call["hints"])}
 
     def _file(self, digest: str) -> Path:
-        return self._own / "files" / digest
+        return self._files / digest
 
     def _back(self, name: str) -> Path:
-        return self._own / f"back-{name}"
+        return self.folder / f"back-{name}"
 
     def _runtime(self, call: Call) -> Any:  # noqa: ANN401 - of a runner module
         key = json.dumps([call["module"], call["settings"]], sort_keys=True)
@@ -218,7 +237,9 @@ class Host:
         if isinstance(value, dict) and "file_back" in value:
             return str(self._back(value["file_back"]))
         if isinstance(value, dict) and "sent_file" in value:
-            return str(self._link(value["sent_file"], self._own / "settings" / value["sent_file"][:16] / value["name"]))
+            return str(
+                self._link(value["sent_file"], self.folder / "settings" / value["sent_file"][:16] / value["name"])
+            )
         if isinstance(value, dict):
             return {name: self._settings(each) for name, each in value.items()}
         return [self._settings(each) for each in value] if isinstance(value, list) else value
@@ -236,9 +257,9 @@ class Host:
     def _written(self, call: Call) -> Path:
         """The model of a call as a file, with its weights beside it; the one before is removed."""
         self._session = None
-        shutil.rmtree(self._own / f"model-{self._models}", ignore_errors=True)
+        shutil.rmtree(self.folder / f"model-{self._models}", ignore_errors=True)
         self._models += 1
-        folder = self._own / f"model-{self._models}"
+        folder = self.folder / f"model-{self._models}"
         for name, digest in call["beside"].items():
             self._link(digest, folder / name)
         return self._link(call["model"], folder / "model.onnx")

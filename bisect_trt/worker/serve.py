@@ -170,6 +170,8 @@ class Worker:
             forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
+            if not (isinstance(order.request, Compare) and order.request.same):
+                self._last = None  # a place holds one model
             if isinstance(order.request, _RUN):
                 self._runtime(order.request.target)
                 self._ready()
@@ -182,6 +184,7 @@ class Worker:
             reply = (kind_of([each.__name__ for each in type(error).__mro__]) or BisectError)(str(error))
         except (ConnectionLost, ProcessDied) as error:
             self._runtimes.clear()
+            self._last = None
             reply = error
         except MemoryError:
             reply = Failed("run", "out of memory", "run: out of memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
 import json
 import os
@@ -31,11 +32,12 @@ from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.channel import ConnectionLost, ProcessDied
 from bisect_trt.worker.connection import Connection, RemoteRunner, application
 from bisect_trt.worker.place import OLDEST, Place, make_place
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import Failed, Look
+from bisect_trt.worker.protocol import Compare, Failed, Look, Sample
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
 HERE = f"python={sys.executable}"
@@ -159,6 +161,28 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
             assert death.value.code == -number
             assert "last words" in connection.printed
             assert connection.call("facts", {"packages": ["numpy"]})["facts"]["packages"]["numpy"] == np.__version__
+
+
+def test_nothing_of_a_process_that_crashed_is_read_by_the_next(connection: Connection) -> None:
+    """Neither its model, nor files beside it, nor what it left in its working folder or as a file to send back."""
+
+    def load(code: str, weights: str) -> dict[str, Any]:
+        digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in (code, weights)}
+        connection.has({digest: name.encode() for name, digest in digests.items()})
+        settings = {"code": "pass", "engine": {"file_back": "engine"}}
+        known = {"module": "trouble", "settings": settings, "hints": {}, "back": ["engine"]}
+        return connection.call("load", {**known, "model": digests[code], "beside": {"w.bin": digests[weights]}})
+
+    crash = "os.kill(os.getpid(), signal.SIGSEGV)"
+    leave = "Path('cache').touch(); Path(settings['engine']).touch()"
+    for number in range(3):
+        code = f"pass  # model {number}"
+        assert load(code, "weights")["skipped"] == {"model.onnx": code, "w.bin": "weights"}
+        with pytest.raises(ProcessDied):
+            load(f"{leave}; {crash}  # {number}", f"weights {number}")
+        loaded = load(code, f"weights of {number}")
+        assert loaded["skipped"] == {"model.onnx": code, "w.bin": f"weights of {number}"}
+        assert loaded["back"] == {}
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
@@ -293,6 +317,24 @@ def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
             reply = workers.ask(Look(TargetSettings(), (), start=False), on_place=seen.append)
             assert not isinstance(reply, Failed)
     assert seen == [gone, *[place()] * 3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
+def test_a_session_that_is_kept_goes_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, golden = (tmp_path / name for name in ("model.onnx", "inputs.npz", "golden.npz"))
+    onnx.save(text_model("(float[2] x) => (float[2] y)", "y = Neg(x)", opset=17), model)
+    np.savez(inputs, x=np.ones(2, np.float32))
+    np.savez(golden, y=-np.ones(2, np.float32))
+    request = Compare(TargetSettings("onnxrt"), model, (Sample(inputs, golden),), ToleranceOptions(), same=True)
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv("PLACE_TEST", mark)
+    with WorkerPool(tmp_path, places=(place(),)) as workers:
+        for _ in range(3):
+            reply = workers.ask(request)
+            assert not isinstance(reply, Failed)
+            assert all(each.passed for each in reply.comparisons)
+            running = max(pid for pid, words in marked(f"PLACE_TEST={mark}").items() if b"bisect-trt-worker" in words)
+            os.kill(running, signal.SIGSEGV)
 
 
 def test_a_place_is_for_something(failing: Path) -> None:
