@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -27,10 +28,11 @@ from bisect_trt.options.shared import CheckOptions, Oracle, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck, Scale
-from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck
-from bisect_trt.probe.prober import Check, Prober
+from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck, outcome_of_failure
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import Check, Prober, Vet
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
-from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
+from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -41,8 +43,8 @@ from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.process import workers_within
-from bisect_trt.worker.protocol import Collect, Failed
+from bisect_trt.worker.process import Cancel, workers_within
+from bisect_trt.worker.protocol import Collect, Compare, Failed
 
 FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 """The folders that files of probes go to, by verdict."""
@@ -281,7 +283,40 @@ def make_prober(
         check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     for entry in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, and probed again if needed: {entry['title']}")
-    return Prober(check, subject.workspace, activations, ledger, workers)
+    vet = make_vet(subject) if elsewhere is None and isinstance(check, BuiltinCheck) else None
+    return Prober(check, subject.workspace, activations, ledger, workers, vet=vet)
+
+
+def make_vet(subject: Subject) -> Vet:
+    """Return a function that runs a piece, which the target does not run, on the reference.
+
+    A piece that no runtime runs (an ``If`` cut off from its condition, say) shows no failure of the target. The reference has no
+    say where it does not run the original.
+    """
+    models = subject.models
+
+    @cache
+    def runs_original() -> bool:
+        reference = subject.reference
+        if reference.refused is not None or reference.missing:
+            return False
+        return not (
+            models.build_only and isinstance(models.run("whole", subject.network.proto, reference.inputs), Failed)
+        )
+
+    def vet(files: CandidateFiles, outcome: Outcome, cancel: Cancel | None) -> Outcome:
+        request = Compare(models.reference, files.model, files.samples[:1], ToleranceOptions())
+        reply = subject.workers.ask(request, cancel=cancel, here=True)
+        if not isinstance(reply, Failed):
+            return outcome
+        if reply.kind == "cancelled":
+            return outcome_of_failure(reply)
+        if reply.kind not in ("build", "run") or not runs_original():
+            return outcome
+        reason = f"{outcome.reason}; the reference does not run this piece either: {reply.message}"
+        return replace(outcome, ending=Ending.OTHER, reason=reason)
+
+    return vet
 
 
 def make_scale(subject: Subject, options: MetricOptions) -> Scale:

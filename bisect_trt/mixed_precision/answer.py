@@ -335,13 +335,14 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     alone = replace(case, title="the minimal case in fp32")
     nodes = case.proto.graph.node
     alone = replace(alone, keep=tuple(map(first_output, nodes))) if by_layer else marked(alone, precision)
+    part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is
     fix = None
     try:
         record = fixer.probe(alone)
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
-        task = Task(subject, console, session.result, fixer, make_nodes(subject, settings), settings)
+        task = Task(subject, console, part, fixer, make_nodes(subject, settings), settings)
         fix = Fix(task)
         fix.search()
         minimum = write_answer(fix)
@@ -352,13 +353,15 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
         session.result.suggest(command)
         return
     except BisectError as error:
-        if fix is None or not session.result.extra.get("keep_fp32"):
+        if fix is None or not part.extra.get("keep_fp32"):
             console.say(f"  no fix by precision: {error}")
         return
     finally:
         prober.wasted += fixer.wasted
-    use, kept = recommended(task.result), f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
+        session.result.extra |= part.extra
+        session.result.artifacts |= {name: file for name, file in part.artifacts.items() if file is not None}
+    use, kept = recommended(part), f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
     tell(task, None if use else f"No fix by precision: with {kept} nothing that was written passes.")
     if not minimum.proven:
         console.answer(f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}")
-        task.result.suggest(command)
+        session.result.suggest(command)

@@ -15,6 +15,7 @@ from threading import Timer
 from typing import Protocol
 
 from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, NoisyMachineError, ResourceError
+from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
@@ -29,6 +30,8 @@ from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import LOST
 
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)
+Vet = Callable[[CandidateFiles, Outcome, Cancel | None], Outcome]
+"""Returns the outcome of a piece that does not run; it is no failure if the reference does not run the piece either."""
 
 
 class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
@@ -69,6 +72,7 @@ class Prober:
         activations: The values of candidates that have none of their own.
         workers: How many probes may run at a time, if the check can.
         measured: Whether the failure rate of the original was asked for.
+        vet: Asks the reference about pieces that do not run; ``None`` where it has no say.
         wasted: Parallel probes that were ended because their answers were not needed any more.
     """
 
@@ -80,6 +84,7 @@ class Prober:
     flakiness: Flakiness = field(default_factory=Flakiness)
     measured: bool = False
     wasted: int = 0
+    vet: Vet | None = None
 
     def __post_init__(self) -> None:
         """Probe one candidate at a time where the check cannot do more."""
@@ -270,6 +275,9 @@ class Prober:
                 files.renew()
             began = time.monotonic()
             outcome = self.check.run(files, cancel)
+            refused = outcome.ending is Ending.BROKEN and outcome.signature.startswith(("build: ", "run: "))
+            if refused and self.vet is not None and (isinstance(candidate.made, Cut) or candidate.values is not None):
+                outcome = self.vet(files, outcome, cancel)
             # A command reports its own time, without what it waited for.
             yield replace(outcome, seconds=outcome.seconds or time.monotonic() - began)
 

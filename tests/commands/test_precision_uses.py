@@ -137,3 +137,19 @@ def test_a_diagnosis_recommends_only_what_passes_too(
     assert ("nodes in fp32 nothing that was written passes." in said) is not loads
     assert (f"seen to pass: {engine}: bisect-trt run" in said) is loads
     assert ("does not pass (" in said) is not loads  # the model with Casts is not built too
+
+
+@pytest.mark.parametrize("most", range(2, 24, 3))
+def test_the_search_for_a_fix_leaves_the_answer_of_the_diagnosis(tmp_path: Path, most: int) -> None:
+    """Whatever budget it has, and wherever in the search that ends."""
+    answer: dict[str, Any] = {
+        "status": "found",
+        "culprits": [{"name": "wrong"}],
+        "minimality": "1-minimal",
+        "why": "a remark",
+    }
+    with searching(TensorRt(), tmp_path, most) as task:
+        task.prober.probe_original(task.subject.original)
+        found = Session(task.subject, task.console, Result("diagnose", **answer), task.prober)
+        find_fix(found, CheckSettings(target=FP16), Search(workers=1), task.subject.original, tmp_path)
+        assert {name: getattr(found.result, name) for name in answer} == answer

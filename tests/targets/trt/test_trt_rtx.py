@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from building import save_proto, save_text, text_model
+from building import ort_run, save_proto, save_text, text_model
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing, reproduced
@@ -277,6 +277,22 @@ def test_a_diagnosis_leaves_a_script_that_builds(cli: CommandLine, here: Path) -
     assert result["fault"]["whose"] == "target"
     assert "REFUSED" in reproduced("case").out
     assert "tensorrt-rtx-cu12-libs" in (here / "case" / "ISSUE.md").read_text()
+
+
+def test_a_piece_that_the_reference_does_not_run_is_no_failure(cli: CommandLine, here: Path) -> None:
+    """Cut off from its condition, which is not computed here, the If takes the other branch, which no runtime can run."""
+    then = "then () => (float[1] taken) { taken = Det(square) }"
+    other = "other () => (float[1] gone) { last = ArgMax(x) far = Add(last, nine) gone = Gather(line, far) }"
+    branches = f"<then_branch = {then}, else_branch = {other}>"
+    body = f"square = Abs(x) sum = ReduceSum(square) yes = Greater(sum, zero) y = If(yes) {branches}"
+    weights = {"nine": np.array([9]), "zero": np.array(0, np.float32), "line": np.ones(3, np.float32)}
+    model = text_model("(float[1, 2, 2] x) => (float[1] y)", body, weights, opset=17)
+    onnx.save(model, here / "m.onnx")
+    words = ("--trt-rtx", "--build-only", "--json", "r.json")
+    result = cli("diagnose", "m.onnx", "-o", "case", *words).ended(0).result
+    assert {"If", "Greater"} <= {culprit["op"] for culprit in result["culprits"]}
+    assert result["fault"]["whose"] == "target"
+    ort_run(here / "case" / "model.onnx", dict(np.load(here / "case" / "inputs.npz")))
 
 
 @pytest.mark.parametrize(
