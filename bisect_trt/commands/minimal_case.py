@@ -232,7 +232,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def look_for_others(session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO) -> None:
-    """Probe the model without an answer; if it fails and all failures are wanted, search the rest.
+    """Probe the model without an answer; if it fails, in any way, and all failures are wanted, search the rest.
 
     Args:
         session: The answer is in its result; ``failures`` and ``more_failures`` are added.
@@ -243,61 +243,76 @@ def look_for_others(session: Session, case: Case, deliver: Delivery | None = Non
     Raises:
         BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
     """
-    console, result, searched = session.console, session.result, session.subject.units.searched
+    result = session.result
     if deliver is None and isinstance(session.prober.check, PromptCheck):
         return
     prepare_report()
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
     failures = [first | {"reduced": result.artifacts["reduced"]}]
     result.extra |= {"failures": failures, "more_failures": None}
-    taken = case.minimum.units.intersection(searched) or case.minimum.units  # else they only make weights
-    try:
-        while rest := _failing_rest(session, case, taken, sure=deliver is not None):
-            if deliver is None:
-                console.answer("Without these nodes the rest of the model still fails (--all finds each failure).")
-                return
-            if len(failures) == MOST_FAILURES:
-                console.answer(f"The rest of the model still fails; the search stops after {MOST_FAILURES} failures.")
-                return
-            console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
-            other = _search_rest(session, case, rest, mode)
-            if other is None:
-                return
-            failures.append(deliver(other, len(failures) + 1))
-            taken |= other.minimum.units.intersection(searched) or other.minimum.units
-    except BudgetSpent:
-        if deliver is not None:
-            raise
+    with session.prober.ledger.following():  # later steps are about the first failure again
+        try:
+            _search_others(session, case, failures, deliver, mode)
+        except BudgetSpent:
+            if deliver is not None:
+                raise
     if deliver is not None and result.extra["more_failures"] is False:
-        console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+        session.console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def _search_others(
+    session: Session, case: Case, failures: list[dict[str, Any]], deliver: Delivery | None, mode: Mode
+) -> None:
+    """Add to ``failures`` what fails without those before it."""
+    console, searched = session.console, session.subject.units.searched
+    taken = case.minimum.units.intersection(searched) or case.minimum.units  # else they only make weights
+    while rest := _failing_rest(session, case, taken, sure=deliver is not None):
+        if deliver is None:
+            console.answer("Without these nodes the rest of the model still fails (--all finds each failure).")
+            return
+        if len(failures) == MOST_FAILURES:
+            console.answer(f"The rest of the model still fails; the search stops after {MOST_FAILURES} failures.")
+            return
+        console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
+        other = _search_rest(session, case, rest, mode)
+        if other is None:
+            console.answer("The rest of the model failed, and passed when it was probed again.")
+            return
+        failures.append(deliver(other, len(failures) + 1))
+        taken |= other.minimum.units.intersection(searched) or other.minimum.units
 
 
 def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
     """Return the units that can be cut without the taken ones, if they fail; else none.
 
-    Sets ``more_failures`` in the result: ``None`` if the rest breaks in another way. A pass is confirmed by more probes if it has
-    to be ``sure``.
+    A failure of another kind (a refusal beside wrong values, a milder mismatch beside a NaN) is followed from here on. Sets
+    ``more_failures`` in the result: ``None`` if the rest cannot be judged. A pass is confirmed by more probes if it has to be
+    ``sure``.
     """
-    subject, extra = session.subject, session.result.extra
+    subject, extra, ledger = session.subject, session.result.extra, session.prober.ledger
     rest = subject.units.independent(taken)
     extra["more_failures"] = None if rest else False
     if not rest:
         return ()
-    if case.minimum.rest_passes and not sure:  # within more units, which passed
+    units = subject.units.with_weights(rest)
+    matched = (each.units for each in ledger.passed if ledger.ended(each, Ending.PASSED))
+    if case.minimum.rest_passes and not sure and any(units <= larger for larger in matched):
         extra["more_failures"] = False
         return ()
-    candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
+    candidate = subject.cut(units, held=case.held)
     candidate = replace(candidate, title=f"the rest: {candidate.title}")
     record = session.prober.probe(candidate)
+    outcome = session.outcome(record)
+    fails = isinstance(session.prober.check, BuiltinCheck) and outcome.ending in (Ending.BROKEN, Ending.MISMATCHED)
+    if fails and record.verdict is not Verdict.FAIL:
+        session.console.say("  it fails in another way, which is followed from here on")
+        ledger.follow(outcome)
+        record = session.prober.probe(candidate)
     if sure and record.verdict is Verdict.PASS:
         record = reconfirm(session.prober, subject.original, candidate).record
-    check, outcome = session.prober.check, session.outcome(record)
-    builds = isinstance(check, BuiltinCheck) and check.target.build_only
-    if sure and builds and record.verdict is Verdict.UNRESOLVED and outcome.ending is Ending.BROKEN:
-        session.console.say("  it cannot be built for another reason, which is searched for now")
-        session.prober.ledger.follow(outcome)
-        record = session.prober.probe(candidate)
-    if record.verdict is not Verdict.UNRESOLVED:
+    if record.verdict is Verdict.UNRESOLVED:
+        session.console.answer(f"Without these nodes the rest of the model cannot be judged: {record.reason}.")
+    else:
         extra["more_failures"] = record.verdict is Verdict.FAIL
     return rest if record.verdict is Verdict.FAIL else ()
 

@@ -9,14 +9,15 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import BisectError, OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import Identity
-from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Outcome
+from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.search.oracle import Verdict
 
 JOURNAL = "journal.jsonl"
@@ -141,6 +142,16 @@ class Ledger:
         self._decided.clear()
         self.akin, self.best = [], None
 
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Return to the failure of the original in the end, whatever was followed meanwhile."""
+        names = ("original", "severity", "best", "akin", "passed", "_decided")
+        before = {name: copy(getattr(self, name)) for name in names}
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
     @property
     def is_broken(self) -> bool:
         """Whether the original's failure is that it does not run: a crash, a time-out, a refused build."""
@@ -149,6 +160,11 @@ class Ledger:
     def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a candidate, if it was probed."""
         return self._outcomes.get(key)
+
+    def ended(self, candidate: Identity, ending: Ending) -> bool:
+        """Return whether a candidate was probed and ended so."""
+        outcome = self._outcomes.get(candidate.key)
+        return outcome is not None and outcome.ending is ending
 
     def start(self, candidate: Identity) -> None:
         """Note that a probe is about to run, within :meth:`check_budget`."""
