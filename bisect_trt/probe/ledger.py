@@ -145,12 +145,13 @@ class Ledger:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Return to the failure of the original in the end, whatever was followed meanwhile."""
-        names = ("original", "severity", "best", "akin", "passed", "_decided")
+        names = ("original", "severity", "best", "akin", "_decided")
         before = {name: copy(getattr(self, name)) for name in names}
         try:
             yield
         finally:
-            vars(self).update(before)
+            if (self.original, self.severity) != (before["original"], before["severity"]):
+                vars(self).update(before)
 
     @property
     def is_broken(self) -> bool:
