@@ -23,7 +23,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, first_output, free_name, keep_only, share_names
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model, share_weights
-from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
+from bisect_trt.onnxlib.shapes import fix_input_shapes
 from bisect_trt.options.commands import Convert, Extract, Sanitize
 from bisect_trt.options.shared import Data
 from bisect_trt.report.result import Result
@@ -100,8 +100,6 @@ def extract_run(call: Call) -> Result:
     call.model = replace(call.model, stays_free=not fixed)
     with call.examined(own.timeout) as session:
         subject, network = session.subject, session.subject.network
-        if subject.has_free_dimensions and not fixed:
-            network = Network(free_inputs(network.proto, subject.declared))
         starts, ends = _tensors(own.inputs, network), _tensors(own.outputs, network)
         piece, inputs = extract(network, starts, ends, network.infos)
         known = [info for name in inputs if (info := network.infos.get(name)) is not None and info.shape is not None]

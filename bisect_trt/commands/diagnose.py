@@ -32,7 +32,7 @@ from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.reproducer import Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.samples import keep_worst_samples
-from bisect_trt.commands.session import Case, Session, saving_best
+from bisect_trt.commands.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, tell_dynamic
 from bisect_trt.commands.workaround import (
     add_precision,
@@ -123,21 +123,23 @@ class Diagnosis:
         if case is None and amplified is not None and amplified["spread"]:
             self.stop_at_rounding(amplified)
         elif case is None:
-            case = self.reduce(suspects)
+            try:
+                case = self.reduce(suspects)
+            except RebuiltPasses:
+                if not free_where_needed(self.session):
+                    raise
+                case = extract_suspect(self.session, self.check.target, suspects) or self.reduce(suspects)
         return case, suspects
 
     def confirm(self) -> None:
-        """Probe the original: it must fail, with its dimensions fixed or free."""
+        """Probe the original: it must fail as it is in its file."""
         session = self.session
         nodes = len(session.subject.network.nodes)
         session.console.step(f"Does the target differ from the reference ({nodes} nodes)?")
         try:
             record = session.probe_original(self.search)
-            free_where_needed(session, passes=False)
         except DoesNotReproduce as error:
-            if not free_where_needed(session, passes=True):
-                raise self.advised(error) from error
-            record = session.probe_original(self.search)
+            raise self.advised(error) from error
         session.console.say(f"  yes: {record.reason}")
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:

@@ -128,7 +128,8 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
         UsageError: It has no such option, or its profile does not fit the model.
     """
-    target.target.check_inputs(target, shapes_of(subject.samples[0]))
+    for sample in subject.samples:
+        target.target.check_inputs(target, shapes_of(sample))
     look_around(subject, target)
     subject.about(target)
 

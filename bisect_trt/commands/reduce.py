@@ -17,8 +17,14 @@ from bisect_trt.commands.minimal_case import (
     find_suspects,
     look_for_others,
 )
-from bisect_trt.commands.session import Case, Session, saving_best
-from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, profile_of, shrink, target_of, tell_dynamic
+from bisect_trt.commands.session import Case, RebuiltPasses, Session, saving_best
+from bisect_trt.commands.shapes import (
+    free_where_needed,
+    needed_dimensions,
+    shrink,
+    target_of,
+    tell_dynamic,
+)
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.load import has_external_data
@@ -27,7 +33,6 @@ from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
@@ -75,13 +80,15 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
 
 def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
     """Find a minimal case with fixed shapes, or with free ones if the model fails only then, and deliver it."""
+    subject = session.subject
+    session.console.step(
+        f"Probe the original ({len(subject.network.nodes)} nodes), then search its {len(subject.units)} units for the fewest "
+        "that still fail"
+    )
     try:
-        if profile_of(target_of(session)):
-            session.probe_original(search)
-            free_where_needed(session, passes=False)
         case = _find_case(session, settings, search)
-    except DoesNotReproduce:
-        if not free_where_needed(session, passes=True):
+    except RebuiltPasses:
+        if not free_where_needed(session):
             raise
         case = _find_case(session, settings, search)
     for step in case.minimum.steps:
@@ -93,8 +100,7 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
 def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     """Find the fewest units that fail: a suspicious node if one fails alone, else by searching the whole model."""
     subject, console, check = session.subject, session.console, session.prober.check
-    nodes, units, target = len(subject.network.nodes), len(subject.units), target_of(session)
-    console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
+    target = target_of(session)
     # Marking all tensors takes one build; bisecting a thousand nodes takes nine or ten.
     looks = target is not None and target.target.compiles and settings.mode is Mode.AUTO and settings.both_ends
     if search.repeat is not None or looks:

@@ -30,7 +30,6 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import check_output, save_model
-from bisect_trt.onnxlib.shapes import free_inputs
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, Plots
@@ -135,11 +134,13 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
     """Parse and build the model, and report the precisions of its layers; nothing is run."""
     subject, console, result = session.subject, session.console, session.result
     console.step(f"{target.describe()}: parse and build")
-    inputs = subject.models.feed("inputs", subject.samples[0])
+    # One engine for all samples: where dimensions are free, its profile covers the shapes of each.
+    feeds = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
+    samples = tuple(Sample(feed, feed) for feed in feeds)
     model = subject.models.write("built", subject.network.proto)
-    reply = subject.workers.ask(Compare(target, model, (Sample(inputs, inputs),), tolerance, layers=True), timeout)
+    reply = subject.workers.ask(Compare(target, model, samples, tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
-        trace = subject.workers.ask(Trace(target, model, inputs), timeout) if reply.kind == "build" else reply
+        trace = subject.workers.ask(Trace(target, model, feeds[0]), timeout) if reply.kind == "build" else reply
         parts = None if isinstance(trace, Failed) else trace.get("partition")
         result.extra["partition"] = parts
         console.answer(f"It does not build: {reply.message}.{f' {describe_partition(parts)}' if parts else ''}")
@@ -232,14 +233,6 @@ class Table:
                 self.console.say(f"    {types[0]} is compared with {types[1]}, by value")
         if samples:
             draw_plots(self.plots, comparisons, samples, self.console, self.result)
-
-    def replace_if_failed(self, comparisons: Sequence[TensorComparison]) -> None:
-        """Show the comparisons of the model with free dimensions instead, if one of them does not match."""
-        if not all(comparison.passed for comparison in comparisons):
-            self.console.say("  These results are with fixed shapes. With the free dimensions of the file:")
-            self.comparisons.clear()
-            self.add(comparisons, [])
-            self.result.extra["free_dimensions"] = True
 
     def conclude(self) -> Result:
         """Print how many match, and return the result."""
@@ -336,11 +329,6 @@ def _compare_target(
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
     if options.save_outputs is not None:
         save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
-    passes = all(each.passed for each in table.comparisons)
-    if not runs and subject.has_free_dimensions and not target.target.compiles and passes:
-        freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
-        other = compare(models.write("compared-free", mark_outputs(freed, names, {})), golden[0][1])
-        table.replace_if_failed(() if isinstance(other, Failed) else other.comparisons)
     return table.conclude()
 
 

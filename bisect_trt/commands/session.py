@@ -214,8 +214,9 @@ class Session:
         if all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts) and self._passes_now():
             raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
         raise RebuiltPasses(
-            "Re-serializing the model makes the failure disappear, so it cannot be cut. Unused nodes and weights, metadata and "
-            "the order of nodes may be lost; check whether the model that `bisect-trt sanitize` writes still fails."
+            "Re-serializing the model makes the failure disappear, or breaks it in another way, so it cannot be cut. Unused "
+            "nodes and weights, metadata and the order of nodes may be lost; check whether the model that `bisect-trt sanitize` "
+            "writes still fails."
         )
 
     def _passes_now(self) -> bool:
@@ -349,7 +350,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
     A failing subset shows that the model can be cut, so this usually costs no question.
 
     Returns:
-        The result of the search; ``FAILURE_LOST`` if all units together pass.
+        The result of the search; ``FAILURE_LOST`` if all units together do not fail.
     """
     heard: set[Units] = set()
     patience, fails = len(everything).bit_length() + 1, False
@@ -360,7 +361,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         fails = fails or verdict is Verdict.FAIL
         if not fails and len(heard) < patience:
             heard.add(Units(units))
-            if len(heard) == patience and ask(everything) is Verdict.PASS:
+            if len(heard) == patience and ask(everything) is not Verdict.FAIL:
                 raise _Lost
         return verdict
 

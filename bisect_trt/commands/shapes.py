@@ -1,8 +1,9 @@
 """Shapes of candidates: dimensions that have to stay free for the failure, and tensors that can be smaller.
 
-Candidates have fixed shapes if the model fails with fixed shapes. If it passes with them, and fails as in its file, candidates
-keep the dimensions that depend on input dimensions. Reference runs at other sizes show which these are, one run for
-each dimension of the inputs, and their ranges over a target's profile. The tensors of the minimal case are made smaller last.
+The first probe is about the model as it is in its file. Candidates have fixed shapes if it fails with fixed shapes too. If it
+passes with them, candidates keep the dimensions that depend on input dimensions. Reference runs at other sizes show which
+these are, one run for each dimension of the inputs, and their ranges over a target's profile. The tensors of the minimal case
+are made smaller last.
 """
 
 from __future__ import annotations
@@ -117,38 +118,34 @@ def target_of(session: Session) -> TargetSettings | None:
     return check.target if isinstance(check, BuiltinCheck) else None
 
 
-def free_where_needed(session: Session, *, passes: bool) -> bool:
-    """Keep dimensions free from here on, if the model fails only with free dimensions.
+def free_where_needed(session: Session) -> bool:
+    """Probe a failing model with fixed shapes; unless it fails with these too, keep its dimensions free from here on.
+
+    It is asked where no candidate with fixed shapes fails: one that fails is proof enough.
 
     Returns:
         Whether they are kept.
     """
-    subject, console, prober, target = session.subject, session.console, session.prober, target_of(session)
-    symbols, profile = free_symbols(subject, target), profile_of(target)
+    subject, console, prober = session.subject, session.console, session.prober
+    target = target_of(session)
+    symbols = free_symbols(subject, target)
     if not symbols or subject.freed is not None or isinstance(prober.check, PromptCheck):
         return False
-    names, fixed = ", ".join(symbols), subject.original
-    if passes:
-        if target is not None and target.target.compiles:
-            return False  # it takes free dimensions with a profile only
-        console.step(f"It passes with fixed shapes: does it fail with free dimensions ({names}), as in its file?")
-        freed = free(subject, symbols, target if profile else None)
-        failing = replace(fixed, made=freed.network.proto, title="the original, with free dimensions")
-        failing = freed.dress(failing)
-        needed = prober.probe(failing).verdict is Verdict.FAIL
-    else:
-        if target is None or not profile:
-            return False
-        console.step(f"Does it fail with fixed shapes too, without a profile for {names}?")
-        spanned = target.target.spanning(target, {})
-        failing, fixed = fixed, replace(fixed, title="the original, with fixed shapes", target=spanned)
-        needed = prober.probe(fixed).verdict is not Verdict.FAIL
-    believed = reconfirm(prober, failing, fixed) if needed else None  # fixed shapes must pass each time
-    if believed is None or not believed.passes:
-        console.say(f"  inconclusive: {believed.record.reason}" if believed else "  free dimensions do not matter")
+    names = ", ".join(symbols)
+    console.step(f"It fails with free dimensions ({names}), as in its file: does it fail with fixed shapes?")
+    profile = profile_of(target)
+    fixed = subject.fixed
+    if target is not None and profile:
+        fixed = replace(fixed, target=target.target.spanning(target, {}))
+    record = prober.probe(fixed)
+    if record.verdict is Verdict.PASS:
+        record = reconfirm(prober, subject.original, fixed).record  # fixed shapes must pass each time
+    if record.verdict is Verdict.FAIL:
+        console.say("  yes, so candidates have fixed shapes")
         return False
-    console.say("  free dimensions matter, so candidates keep them")
-    subject.free(freed if passes else free(subject, symbols, target))
+    answer = "it passes" if record.verdict is Verdict.PASS else f"it breaks in another way ({record.reason})"
+    console.say(f"  no, {answer}: candidates keep the free dimensions")
+    subject.free(free(subject, symbols, target))
     return True
 
 

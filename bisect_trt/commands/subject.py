@@ -17,8 +17,15 @@ from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableEr
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import share_names
-from bisect_trt.onnxlib.shapes import fix_input_shapes, input_infos, take_input_shapes, to_info
+from bisect_trt.onnxlib.nodes import clone, share_names
+from bisect_trt.onnxlib.shapes import (
+    fix_input_shapes,
+    free_inputs,
+    input_infos,
+    input_sizes,
+    take_input_shapes,
+    to_info,
+)
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
@@ -31,9 +38,9 @@ from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values, shapes_of
+from bisect_trt.tensors.files import Values, common_shapes
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
+from bisect_trt.tensors.inputs import Sample, make_inputs
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker.place import Place, Seen
 from bisect_trt.worker.pool import WorkerPool, visible_gpus
@@ -53,7 +60,6 @@ class ModelSettings:
     """The model and its input data.
 
     Attributes:
-        any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
         stays_free: Whether the command keeps the file's free dimensions, so that no warning about their sizes is needed.
         older: Whether models are written with the lowest IR version that they need, for older runtimes.
     """
@@ -61,7 +67,6 @@ class ModelSettings:
     path: Path
     data: Data = field(default_factory=Data)
     most: int | None = None
-    any_shapes: bool = False
     stays_free: bool = False
     older: bool = False
 
@@ -87,7 +92,7 @@ class Subject:
 
     Attributes:
         settings: The model's path and input data.
-        network: Its graph, with fixed input shapes.
+        network: Its graph, with the free dimensions of the file.
         workspace: The run's folder.
         workers: Processes that run models.
         models: Runs models in them.
@@ -141,7 +146,7 @@ class Subject:
             self.network = Network(proto)
         except UnavailableError as error:
             raise ModelFileError(f"{settings.path}: {error}") from error
-        self.samples = self._fix_shapes()
+        self.samples = self._make_samples()
         self.truth = self.network
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Lowering] = {}
@@ -161,38 +166,49 @@ class Subject:
 
     def say_sizes(self) -> None:
         """Warn about free dimensions that were set to 1."""
-        for name, shape in self._taken.items():
+        for name, shape in self._assumed.items():
             self.console.warn(
                 f"the input '{name}' has free dimensions; {list(shape)} is used (--input-shapes sets them)"
             )
 
-    def _fix_shapes(self) -> list[Sample]:
-        """Fix the shapes of the inputs, and return their values; given values determine free shapes."""
-        data, most = self.settings.data, self.settings.most
-        shapes = dict(data.input_shapes)
-        samples = None
-        if data.given:
-            infos = input_infos(self.network)
-            samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data, most)
-            shapes = shapes_of(samples[0]) | shapes
+    def _make_samples(self) -> list[Sample]:
+        """Return the input values; ``network`` keeps the free dimensions of the file.
+
+        Only where the user's shapes contradict the file does the network declare other ones.
+        """
+        data = self.settings.data
         proto = self.network.proto
-        known = {value.name: to_info(value) for value in proto.graph.input}
-        self.declared = {
-            name: info.shape for name, info in known.items() if info is not None and info.shape is not None
-        }
-        before = [value.SerializeToString() for value in proto.graph.input]
-        self._taken = fix_input_shapes(proto, shapes)
+        infos = {value.name: info for value in proto.graph.input if (info := to_info(value)) is not None}
+        self.declared = {name: info.shape for name, info in infos.items() if info.shape is not None}
+        samples = None
+        shapes: Mapping[str, Sequence[int | None]] = data.input_shapes
+        if data.given:
+            samples = make_inputs(_resized(input_infos(self.network), shapes), data, self.settings.most)
+            shapes = common_shapes(samples)
+        sizes = input_sizes(proto, shapes, assume=not data.given)
+        self._assumed = sizes.assumed
         if not self.settings.stays_free:
             self.say_sizes()
-        if before != [value.SerializeToString() for value in proto.graph.input]:
-            self.network = Network(proto)
-        infos = input_infos(self.network)
+        if sizes.contradicted:
+            self.network = Network(free_inputs(proto, {name: sizes.shapes[name] for name in sizes.contradicted}))
         if samples is None:
-            return make_inputs(infos, data, most)
-        if self.settings.any_shapes:
-            return samples
-        # Shapes are fixed for a run, so all samples must have the shapes of the first.
-        return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
+            samples = make_inputs(_resized(input_infos(self.network), sizes.shapes), data, self.settings.most)
+        self._warn_of_names(samples)
+        return samples
+
+    def _warn_of_names(self, samples: Sequence[Sample]) -> None:
+        """Warn about a named dimension that has two sizes in one sample."""
+        for number, sample in enumerate(samples, 1):
+            seen: dict[str, tuple[str, int]] = {}
+            for name, value in sample.items():
+                for dim, size in zip(self.declared.get(name, ()), value.shape, strict=False):
+                    first, expected = seen.setdefault(dim, (name, size)) if isinstance(dim, str) else (name, size)
+                    if size != expected:
+                        self.console.warn(
+                            f"the dimension '{dim}' is {expected} in '{first}' and {size} in '{name}' of sample {number}; "
+                            "a runtime may require one size"
+                        )
+                        return
 
     def __enter__(self) -> Subject:
         return self
@@ -313,6 +329,13 @@ class Subject:
         original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
         return original if self.freed is None else self.freed.dress(original)
 
+    @property
+    def fixed(self) -> Candidate:
+        """The model with the input shapes of the samples; dimensions that differ between samples stay free."""
+        proto = clone(self.network.proto)
+        fix_input_shapes(proto, common_shapes(self.samples), assume=False)
+        return replace(self.original, made=proto, title="the original, with fixed shapes")
+
     def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
         """Return the candidate that consists of some units.
 
@@ -361,3 +384,8 @@ class Subject:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}
+
+
+def _resized(infos: Iterable[TensorInfo], shapes: Mapping[str, Sequence[int | str | None]]) -> list[TensorInfo]:
+    """Return inputs with other shapes, where these are given."""
+    return [replace(info, shape=tuple(shapes[info.name])) if info.name in shapes else info for info in infos]

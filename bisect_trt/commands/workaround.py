@@ -35,7 +35,7 @@ from bisect_trt.onnxlib.rewrites import (
     with_barriers,
 )
 from bisect_trt.onnxlib.save import said_beside, save_model
-from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
+from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
@@ -143,11 +143,7 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
     subject = session.subject
     save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
     proto = subject.workspace.read_back(output)
-    shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
-    if subject.freed is not None:  # it fails only with free dimensions
-        proto = free_inputs(proto, shapes, forget=False)
-    else:
-        fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
+    take_input_shapes(proto, subject.network)
     candidate = _candidate(session, proto, f"{output.name}, read back")
     tried = _confirmed(session, replace(way, file=str(output)), candidate)
     if tried.passes:

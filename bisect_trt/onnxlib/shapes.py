@@ -8,6 +8,7 @@ network is inferred in stretches, each with the types of those before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from sys import intern
@@ -203,24 +204,39 @@ def input_infos(network: Network) -> list[TensorInfo]:
 
 
 def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
-    """Give a model's inputs the shapes of another graph's inputs, with 1 for free dimensions."""
-    fix_input_shapes(model, {info.name: [int(dim or 1) for dim in info.shape or ()] for info in input_infos(network)})
+    """Declare a model's inputs with the shapes of another graph's inputs, free dimensions included."""
+    for info in input_infos(network):
+        for value in model.graph.input:
+            if value.name == info.name and info.shape is not None and to_info(value) != info:
+                _declare_input(value, info.shape)
 
 
-def fix_input_shapes(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], *, assume: bool = True
-) -> dict[str, Shape]:
-    """Give every graph input a fixed shape: the given one, and 1 for each free dimension.
+@dataclass(frozen=True)
+class InputSizes:
+    """The size of each dimension of a model's inputs.
+
+    Attributes:
+        shapes: The shape of each input, by name.
+        assumed: Those of them in which a free dimension without a given size became 1.
+        contradicted: The inputs for which the model declares another size than the given one.
+    """
+
+    shapes: Mapping[str, Shape]
+    assumed: Mapping[str, Shape]
+    contradicted: frozenset[str]
+
+
+def input_sizes(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], *, assume: bool = True
+) -> InputSizes:
+    """Return a size for each dimension of the inputs: the given one, and 1 for each other free dimension.
 
     A named dimension gets its size from the given shapes. An input of unknown rank gets one dimension.
 
     Args:
-        model: Changed in place.
-        shapes: By input name.
+        model: The model; it is not changed.
+        shapes: The given shapes, by input name; ``None`` keeps a dimension as it is declared.
         assume: Whether free dimensions without a given size become 1; else they stay free.
-
-    Returns:
-        The new shapes of inputs with dimensions that became 1.
 
     Raises:
         UsageError: A name is no input of the model, or a shape has another rank than the input.
@@ -228,34 +244,60 @@ def fix_input_shapes(
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name: value for value in model.graph.input if value.name not in weights}
     infos = {name: info for name, value in inputs.items() if (info := to_info(value)) is not None}
-    sizes: dict[int | str | None, int] = {}
-    for name, given in shapes.items():
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
         if name not in inputs:
             raise UnknownNameError(f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.")
-        known = infos[name].shape if name in infos else None
-        if known is not None and len(given) != len(known):
+        declared = infos[name].shape if name in infos else None
+        if declared is not None and len(shape) != len(declared):
             raise ValueRefusedError(
-                f"the input '{name}' has {len(known)} dimensions, but the shape {list(given)} has {len(given)}."
+                f"the input '{name}' has {len(declared)} dimensions, but the shape {list(shape)} has {len(shape)}."
             )
-        for dim, size in zip(known or (), given, strict=False):
-            sizes.setdefault(dim, size)
+        for dim, size in zip(declared or (), shape, strict=False):
+            if isinstance(dim, str) and size is not None:
+                sizes.setdefault(dim, size)
+    chosen: dict[str, Shape] = {}
     assumed: dict[str, Shape] = {}
-    contradicted = False
+    contradicted = set()
     for name, info in infos.items():
-        old: Shape = (None,) if info.shape is None else info.shape
-        sized: Shape = tuple(
-            shapes[name] if name in shapes else (sizes.get(d, d) if isinstance(d, str) else d for d in old)
-        )
-        new = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
-        if new == old:
-            continue
-        if new != sized:
-            assumed[name] = new
-        contradicted |= any(isinstance(was, int) and was != dim for was, dim in zip(old, new, strict=False))
-        _declare_input(inputs[name], new)
-    if contradicted:
+        declared = (None,) if info.shape is None and name not in shapes else info.shape
+        wanted = shapes.get(name) or [None] * len(declared or ())
+        known = [
+            dim if size is None else size for dim, size in zip(declared or [None] * len(wanted), wanted, strict=True)
+        ]
+        sized: Shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in known)
+        chosen[name] = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
+        if chosen[name] != sized:
+            assumed[name] = chosen[name]
+        pairs = zip(declared or (), chosen[name], strict=False)
+        if any(isinstance(dim, int) and dim != size for dim, size in pairs):
+            contradicted.add(name)
+    return InputSizes(chosen, assumed, frozenset(contradicted))
+
+
+def fix_input_shapes(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], *, assume: bool = True
+) -> None:
+    """Declare every graph input with the sizes of :func:`input_sizes`.
+
+    Args:
+        model: Changed in place. Where sizes contradict it, the declared shapes of inner tensors are dropped.
+        shapes: By input name.
+        assume: Whether free dimensions without a given size become 1; else they stay free.
+
+    Raises:
+        UsageError: As :func:`input_sizes`.
+    """
+    sizes = input_sizes(model, shapes, assume=assume)
+    for value in model.graph.input:
+        if (
+            value.name in sizes.shapes
+            and (info := to_info(value)) is not None
+            and info.shape != sizes.shapes[value.name]
+        ):
+            _declare_input(value, sizes.shapes[value.name])
+    if sizes.contradicted:
         forget_shapes(model.graph)
-    return assumed
 
 
 def _declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]) -> None:

@@ -85,13 +85,26 @@ class Runtime:
         changes = self._target.changes_model(self._settings, self.facts)
         return self._target.lower(self._settings, model, self.facts) if changes else None
 
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RuntimeSession:
-        """Prepare a model for the values that it will be fed, where known; a runtime that compiles may compile for them.
+    def load(
+        self,
+        model: Path,
+        feed: Mapping[str, NDArray[Any]] | None = None,
+        ranges: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
+    ) -> RuntimeSession:
+        """Prepare a model for the values that it will be fed; a runtime that compiles may compile for them.
+
+        Args:
+            model: The model's file.
+            feed: The first values that it will be fed, by input name, where known.
+            ranges: The smallest and the largest shape of each input, by name, where several samples will be fed.
 
         Raises:
             BuildError: The runtime refuses the model.
         """
-        session: RuntimeSession = self.runner.load(model, feed or {}, self._hints(model))
+        hints = self._hints(model)
+        if ranges:
+            hints["ranges"] = {name: [list(shape) for shape in shapes] for name, shapes in ranges.items()}
+        session: RuntimeSession = self.runner.load(model, feed or {}, hints)
         return session
 
     def trace(

@@ -46,6 +46,19 @@ def shapes_of(values: Values) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in values.items()}
 
 
+def common_shapes(samples: Sequence[Values]) -> dict[str, tuple[int | None, ...]]:
+    """Return the shape of each tensor by name; ``None`` for a dimension that is not the same in all samples.
+
+    A tensor whose samples differ in rank is left out.
+    """
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for name, value in samples[0].items():
+        sizes = [sample[name].shape for sample in samples]
+        if all(len(shape) == value.ndim for shape in sizes):
+            shapes[name] = tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*sizes, strict=True))
+    return shapes
+
+
 def read_npy(stream: IO[bytes]) -> Array:
     """Return an array of numbers or raw bytes.
 

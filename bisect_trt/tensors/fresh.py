@@ -62,7 +62,7 @@ class FreshSamples:
 
     @classmethod
     def like(cls, given: Sequence[Sample], sizes: Mapping[str, int], seed: int = 0) -> FreshSamples:
-        """Return samples with the properties of one or more given ones, all of the same shapes.
+        """Return samples with the properties of one or more given ones, each with the shapes of one of these.
 
         ``sizes`` has the number of entries of the table that an input of indices reads.
         """
@@ -74,8 +74,12 @@ class FreshSamples:
         """Return a sample; the same number, from 0, gives the same one."""
         rng = np.random.default_rng([self.seed, number])
         way = self.ways[number % len(self.ways)]
+        # Where samples differ in shape, all inputs take those of one of them: a mask is as long as its text.
+        shared = None
+        if any(len({value.shape for value in each.given}) > 1 for each in self.inputs.values()):
+            shared = int(rng.integers(len(next(iter(self.inputs.values())).given)))
         with np.errstate(over="ignore", invalid="ignore"):  # callers drop samples with Inf
-            return {name: _draw(each, way, rng) for name, each in self.inputs.items()}
+            return {name: _draw(each, way, rng, shared) for name, each in self.inputs.items()}
 
     @property
     def varies(self) -> bool:
@@ -148,6 +152,8 @@ def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> I
 def _uneven_axis(given: Sequence[Array]) -> int | None:
     """Return the axis along which values differ most in size, if they differ much."""
     values = given[0].astype(np.float64)
+    if any(each.shape != values.shape for each in given):
+        return None
     best, found = _UNEVEN, None
     for axis, length in enumerate(values.shape):
         if not 1 < length <= _LARGEST_AXIS or values.size // length < _FEW:
@@ -161,8 +167,8 @@ def _uneven_axis(given: Sequence[Array]) -> int | None:
     return found
 
 
-def _draw(each: Input, way: str, rng: np.random.Generator) -> Array:
-    base = each.given[int(rng.integers(len(each.given)))]
+def _draw(each: Input, way: str, rng: np.random.Generator, shared: int | None) -> Array:
+    base = each.given[int(rng.integers(len(each.given))) if shared is None else shared]
     if each.kind is Kind.FIXED:
         return base
     if each.kind is Kind.MASK:
@@ -242,7 +248,7 @@ def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
     apart = [given[..., None] if axis is None else np.moveaxis(given, axis, -1) for given in each.given]
     stacked = np.concatenate([values.reshape(-1, values.shape[-1]) for values in apart])
     count, length = stacked.shape
-    rows = rng.integers(count, size=apart[0].shape)
+    rows = rng.integers(count, size=(base[..., None] if axis is None else np.moveaxis(base, axis, -1)).shape)
     made = stacked[rows, np.arange(length)].astype(np.float64)
     spread = stacked.std(axis=0, dtype=np.float64)
     spread = np.where(np.isfinite(spread), spread, 0.0)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -342,16 +342,31 @@ class Worker:
         return seen
 
     def _prepare(self, request: Compare) -> RuntimeSession:
-        runtime, first = self._runtime(request.target), request.samples[0]
-        feed = feed_of(request, first)
+        runtime = self._runtime(request.target)
+        feed = feed_of(request, request.samples[0])
+        ranges = _ranges(request)
         if not request.same:
-            return runtime.load(request.model, feed)
-        shapes = shapes_of(feed)
-        known = request.target, request.model.read_bytes(), shapes
+            return runtime.load(request.model, feed, ranges)
+        known = request.target, request.model.read_bytes(), shapes_of(feed), ranges
         if self._last is None or self._last[0] != known:
             self._last = None  # it goes before the next one comes
-            self._last = known, runtime.load(request.model, feed)
+            self._last = known, runtime.load(request.model, feed, ranges)
         return self._last[1]
+
+
+def _ranges(request: Compare) -> dict[str, Sequence[tuple[int, ...]]]:
+    """Return the smallest and the largest shape of each input over the samples, where several are compared.
+
+    A runtime that compiles for a range of shapes needs them before it sees the second sample.
+    """
+    if len(request.samples) < 2 or not request.target.target.compiles:
+        return {}
+    shapes = [shapes_of(feed_of(request, sample)) for sample in request.samples]
+    return {
+        name: [tuple(map(pick, *(each[name] for each in shapes))) for pick in (min, max)]
+        for name, shape in shapes[0].items()
+        if all(len(each[name]) == len(shape) for each in shapes)
+    }
 
 
 def _layers(session: RuntimeSession, request: Compare | Score) -> tuple[dict[str, Any], ...]:

@@ -32,7 +32,7 @@ class StandInTensorRt:
         """It reports nothing."""
         return {}
 
-    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:
+    def load(self, model: Path, feed: Mapping[str, Any] | None = None, ranges: object = None) -> Any:  # noqa: ARG002 - as above
         """A session."""
         engine, to = (getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine"))
         if to is not None:  # the model as it is lowered

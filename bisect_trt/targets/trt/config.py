@@ -130,8 +130,16 @@ def _constraints(trt: Any, settings: Plain, flags: Collection[Any]) -> list[Any]
     return [obey if settings["keep"] else prefer]
 
 
-def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: Feed) -> None:
+def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: Feed, hints: Plain) -> None:
     """Give a configuration an optimization profile, where dimensions vary: the ranges in the settings, else what is fed.
+
+    Args:
+        builder: TensorRT's builder.
+        config: The configuration of the build; it is changed.
+        network: The parsed network.
+        settings: The fields of ``TrtSettings``.
+        feed: The values of the first sample, by input name.
+        hints: ``ranges`` has the smallest and the largest shape of each input, where there are several samples.
 
     Raises:
         UsageError: Neither has the range of an input.
@@ -148,7 +156,9 @@ def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: 
         if name in low:
             ranges = (low[name], (usual or high)[name], high[name])
         elif name in feed:
-            ranges = (feed[name].shape,) * 3
+            shape = feed[name].shape
+            least, greatest = hints.get("ranges", {}).get(name, (shape, shape))
+            ranges = (least, shape, greatest)
         else:
             raise ValueRefusedError(
                 f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."

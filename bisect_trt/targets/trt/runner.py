@@ -146,7 +146,7 @@ class TrtRunner:
         trt, log = process.trt, process.log
         parsed = parse(process, settings, path, feed, hints)
         config = make_config(trt, process.builder, settings, lowered=hints["lowered"])
-        add_profile(process.builder, config, parsed.network, settings, feed)
+        add_profile(process.builder, config, parsed.network, settings, feed, hints)
         if not is_strongly_typed(trt, settings, lowered=hints["lowered"]):
             constrain(trt, parsed, settings)
         set_ranges(trt, config, parsed.network, settings, process.cuda)

@@ -1,0 +1,118 @@
+"""Models with free dimensions: the first probe is about the user's file, and samples may differ in size."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from building import save_text
+from conftest import CommandLine
+
+SIZES = (6, 7)
+
+
+@pytest.fixture
+def samples(here: Path) -> list[str]:
+    """Texts of two lengths, a mask beside each."""
+    values = np.random.default_rng(0)
+    names = []
+    for size in SIZES:
+        names.append(f"{size}.npz")
+        np.savez(
+            here / names[-1], x=values.standard_normal((1, size, 4)).astype(np.float32), keep=np.ones((1, size), bool)
+        )
+    return names
+
+
+def write_text_model(path: Path, *, middle: str = "big = Mul(h, k) back = Div(big, k)") -> Path:
+    """A network over [1, n, 4] with a mask, in the middle of which fp16 overflows."""
+    body = f"""h = Relu(x) {middle} rows = Shape(back) axis = Constant<value_ints=[-1]>()
+        gone = Unsqueeze(keep, axis) zero = Constant<value_float=0.0>() masked = Where(gone, back, zero) y = Tanh(masked)"""
+    return save_text(path, "(float[1, n, 4] x, bool[1, n] keep) => (float[1, n, 4] y)", body, {"k": np.float32(1e5)})
+
+
+def test_samples_of_several_lengths_go_through_every_command(cli: CommandLine, here: Path, samples: list[str]) -> None:
+    model = write_text_model(here / "m.onnx")
+    data = ["--load-inputs", *samples, "--json", "r.json"]
+    ran = cli("run", model, "--onnxrt", *data).ended(0).result
+    assert [entry["sample"] for entry in ran["comparisons"]] == [1, 2]
+    cli("layerwise", model, "--onnxrt", "--fp16", *data).ended(0)
+    found = cli("diagnose", model, "-o", "case", "--onnxrt", "--fp16", *data).ended(0).result
+    assert {entry["op"] for entry in found["culprits"]} <= {"Mul", "Div"}
+    reduced = cli("reduce", model, "-o", "small.onnx", "--onnxrt", "--fp16", *data).ended(0).result
+    assert {entry["op"] for entry in reduced["culprits"]} <= {"Mul", "Div"}
+    mixed = cli("precision", model, "-o", "mixed.onnx", "--onnxrt", "--fp16", *data).ended(0).result
+    assert mixed["minimality"] == "1-minimal"
+    dims = [dim.dim_param for dim in onnx.load("mixed.onnx").graph.input[0].type.tensor_type.shape.dim]
+    assert dims == ["", "n", ""]
+
+
+def test_the_check_sees_the_file_first(cli: CommandLine, here: Path) -> None:
+    """A candidate of the search has fixed shapes; the first probe has the file's own dimensions."""
+    model = write_text_model(here / "m.onnx")
+    script = here / "check.py"
+    script.write_text(
+        "import sys, onnx\n"
+        "graph = onnx.load(sys.argv[1]).graph\n"
+        "names = [dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param]\n"
+        "open('seen.txt', 'a').write(','.join(names) + '\\n')\n"
+        "sys.exit(any(node.op_type == 'Div' for node in graph.node))\n"
+    )
+    cli(
+        "reduce",
+        model,
+        "-o",
+        "r.onnx",
+        "--input-shapes",
+        "x:[1,6,4]",
+        "--workers",
+        "1",
+        "--check",
+        sys.executable,
+        script,
+        "{model}",
+    ).ended(0)
+    first, *others = (here / "seen.txt").read_text().splitlines()
+    assert first == "n,n"
+    assert set(others) == {""}
+
+
+def test_a_copy_with_fixed_shapes_that_is_invalid_is_not_tested(cli: CommandLine, here: Path) -> None:
+    """Both branches are right for some length, so the file is right, and neither is with the length fixed to the other's."""
+    body = """n = Shape<start=1, end=2>(x) six = Constant<value_ints=[6]>() is_six = Equal(n, six) cond = Squeeze(is_six)
+        y = If(cond) <
+            then_branch = then() => (float[one, c] t) { w6 = Constant<value = float[6, 2] {1,2,3,4,5,6,7,8,9,1,2,3}>()
+                t = MatMul(x, w6) },
+            else_branch = other() => (float[one, d] e) { e = ReduceSum<keepdims = 1>(x) }
+        >"""
+    model = save_text(here / "m.onnx", "(float[1, n] x) => (float[one, m] y)", body, {}, opset=15)
+    for size in (6, 7):
+        np.savez(f"{size}.npz", x=np.ones((1, size), np.float32))
+        cli("run", model, "--onnxrt", "--load-inputs", f"{size}.npz").ended(0)
+    cli("run", model, "--onnxrt", "--load-inputs", "6.npz", "7.npz").ended(0)
+    fixed = onnx.load(str(model))
+    fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7
+    onnx.save(fixed, "fixed.onnx")
+    cli("run", "fixed.onnx", "--onnxrt", "--load-inputs", "7.npz").refused("BT2004", "MatMul")
+
+
+def test_two_sizes_of_one_name_are_named(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", "(float[n, 2] x, float[n, 2] z) => (float[p, 2] y)", "y = Concat<axis = 0>(x, z)", {})
+    np.savez("two.npz", x=np.ones((2, 2), np.float32), z=np.ones((3, 2), np.float32))
+    ran = cli("run", "m.onnx", "--onnxrt", "--load-inputs", "two.npz").ended(0)
+    assert "the dimension 'n' is 2 in 'x' and 3 in 'z' of sample 1" in ran.err
+
+
+def test_one_engine_has_a_profile_of_all_samples(cli: CommandLine, here: Path) -> None:
+    """A builder for which one dimension has two sizes refuses the file, which a copy with fixed shapes would hide."""
+    pytest.importorskip("tensorrt_rtx_bindings")
+    save_text(here / "m.onnx", "(float[n, 2] x, float[n, 2] z) => (float[p, 2] y)", "y = Concat<axis = 0>(x, z)", {})
+    for number, (one, two) in enumerate([(2, 2), (4, 4), (2, 3)]):
+        np.savez(f"{number}.npz", x=np.ones((one, 2), np.float32), z=np.ones((two, 2), np.float32))
+    words = ("run", "m.onnx", "--trt-rtx", "--build-only", "--load-inputs")
+    cli(*words, "0.npz", "1.npz").ended(0)
+    refused = cli(*words, "2.npz").ended(1)
+    assert "Input dimensions with this name" in refused.out + refused.err
