@@ -136,7 +136,7 @@ class Connection:
                 header, content = receive(self._out)
                 self.printed += header["printed"]
                 died = header.get("died", died)
-                # Of a process that died before it received this call, the next one answers: that answer must not stay in the pipe.
+                # If a process died before it received this call, the next one answers it: no answer may stay in the pipe.
                 answered = "died" not in header or died in LAST or header["call"] == self._calls
         except Closed as error:
             raise self._lost(str(error)) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def make(settings: dict[str, Any]) -> Any:
-    """Run ``settings["code"]``; a model that is loaded is code too, which sees the settings as ``settings``; it reports the files in reach."""
+    """Run ``settings["code"]``; a model that is loaded is code too, which sees ``settings`` and reports the files in reach."""
 
     def load(path: Path, *_: Any) -> Any:
         files = {each for folder in (path.parent, Path.cwd()) for each in folder.iterdir() if each.is_file()}
