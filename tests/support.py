@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import pytest
-from building import proto_of
+from building import proto_of, save_text
 from hypothesis import settings
 from onnx import TensorProto, helper
 
@@ -115,6 +115,14 @@ def compared(
     }
     options = ToleranceOptions(**known, check_error_stat={"": stat}, **more)
     return compare_tensor(name, reference, target, options, **given)
+
+
+def endless(path: Path, *, constant: bool = False) -> Path:
+    """A Loop that goes on for as long as a constant is true, over the input or over a constant."""
+    turn = "turn (int64 i, bool c, float[2, 3] v) => (bool d, float[2, 3] w) { d = Identity(c) w = Identity(v) }"
+    body = f"a = Neg(x) b = Loop<body = {turn}>(, true, {'k' if constant else 'a'}) y = Add(a, b)"
+    weights = {"true": np.array(True), "k": np.ones(SHAPE)}
+    return save_text(path, "(float[2, 3] x) => (float[2, 3] y)", body, weights, opset=17)
 
 
 def case_of(failure: str, **values: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.files import files_of
 from bisect_trt.tensors.inputs import split_script
 from bisect_trt.tensors.metrics import find_metric, script_file
+from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.guard import claimed_path, claimed_run
 from bisect_trt.worker.place import Place
 
@@ -53,6 +54,7 @@ class Call:
         kept: Context managers that end with the call: locks of the run's folder.
         places: Where targets run; none for this machine.
         fresh_process: Whether each probe gets a worker process of its own.
+        deadline: The end of the time that the run may take; it begins when the run is opened.
     """
 
     command: str
@@ -69,6 +71,7 @@ class Call:
     workspace: Workspace = field(init=False)
     places: tuple[Place, ...] = ()
     fresh_process: bool = False
+    deadline: Deadline = field(default_factory=Deadline)
 
     def __getitem__(self, group: type[Group]) -> Group:
         return self.options[group]
@@ -143,6 +146,7 @@ class Call:
             UnavailableError: A place is not available, or the model cannot be exported.
             UsageError: The folder cannot be created, the resumed run is bound to something else, or an option is wrong.
         """
+        self.deadline = Deadline(self[Search].max_time)
         conflict = conflicting_builds()
         if conflict is not None:
             self.console.warn(conflict)
@@ -208,6 +212,7 @@ class Call:
             timeout=timeout,
             target=target,
             places=self.places,
+            deadline=self.deadline,
         )
 
     @contextmanager

@@ -17,7 +17,6 @@ from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
@@ -25,6 +24,7 @@ from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
+from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import Failed, Trace
 
 _MOST_COSTLY = 8

@@ -275,7 +275,7 @@ def make_prober(
         workers = 1  # a fixed path holds one candidate at a time
     activations = subject.reference if fed else None
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
-    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, max_seconds=search.max_time)
+    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, deadline=subject.workers.deadline)
     if settings.limits is not None and elsewhere is None:  # releases run the original only
         from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - as above
 

@@ -56,6 +56,7 @@ from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Mode
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.place import rerun_command
 
 
@@ -104,6 +105,10 @@ class Diagnosis:
                 since = since_when(session, self.check, answer.whole, self.output, asked=self.own.releases)
             else:
                 session.console.say("The target is not wrong, so no workaround is needed.")
+        except BudgetSpent as error:
+            if self.own.find_all:  # others may be left
+                raise
+            session.console.say(f"  {error}")
         finally:  # the texts have the number of probes of the whole run
             left.finish(session, self.archive, cause, since)
             if self.archive is not None:

@@ -15,7 +15,6 @@ from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
@@ -24,6 +23,7 @@ from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.deadline import BudgetSpent
 
 if TYPE_CHECKING:
     from bisect_trt.commands.arbitration import Fault

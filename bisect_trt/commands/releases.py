@@ -36,7 +36,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent, Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check, DoesNotReproduce
@@ -51,6 +51,7 @@ from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy
 from bisect_trt.worker.environments import releases as list_index
 from bisect_trt.worker.place import make_place

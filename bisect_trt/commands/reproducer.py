@@ -29,6 +29,8 @@ from bisect_trt.worker.process import gate, run_to_end
 from bisect_trt.worker.protocol import Failed
 
 _GRACE_SECONDS = 120.0
+_LEAST_SECONDS = 10.0
+"""The time that the script gets where --max-time has none left."""
 """Added to ten times the time of a probe: a fresh process with TensorRT takes ten seconds to start."""
 _MOST_RUNS = 20
 """Runs of a script if the failure is flaky."""
@@ -242,6 +244,9 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
     """Run the script where the target runs, as often as a flaky failure needs."""
     limit, trial = 10 * seconds + _GRACE_SECONDS, Trial()
+    left = session.subject.workers.deadline.seconds_left()
+    if left is not None:
+        limit = min(limit, max(left, _LEAST_SECONDS))
     for _ in range(min(session.prober.flakiness.passes_needed, _MOST_RUNS)):
         trial = _run_script(session.subject, folder, limit)
         if trial.shows is not False:

@@ -16,7 +16,7 @@ from bisect_trt.errors import BisectError, ModelRefusedError
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
-from bisect_trt.probe.ledger import BudgetSpent, Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
@@ -39,6 +39,7 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.strategy import minimise
+from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
 Done = TypeVar("Done")
@@ -337,8 +338,8 @@ class Session:
         subject, best = self.subject, self.best
         if best is None:
             return
-        proto = subject.cut(best.units).proto
-        subject.workspace.save(proto, path)
+        with subject.workers.deadline.extended():
+            subject.workspace.save(subject.cut(best.units).proto, path)
         self.result.artifacts["reduced"] = str(path)
         self.result.culprits = subject.describe_searched(best.units)
         self.console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")

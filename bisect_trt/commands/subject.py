@@ -42,6 +42,7 @@ from bisect_trt.tensors.files import Values, common_shapes
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs
 from bisect_trt.tensors.store import swap_limit
+from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.place import Place, Seen
 from bisect_trt.worker.pool import WorkerPool, visible_gpus
 from bisect_trt.worker.protocol import About, Failed
@@ -118,8 +119,9 @@ class Subject:
         timeout: float | None = None,
         target: TargetSettings | None = None,
         places: tuple[Place, ...] = (),
+        deadline: Deadline | None = None,
     ) -> None:
-        """Read the model and make its inputs; any run may take ``timeout`` seconds, but at least 30.
+        """Read the model and make its inputs; any run may take ``timeout`` seconds, but at least 30, until the ``deadline``.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -137,6 +139,7 @@ class Subject:
             timeout=timeout,
             places=places,
             bring=workspace.weights.bring,
+            deadline=deadline,
         )
         self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.data.external_data_dir)

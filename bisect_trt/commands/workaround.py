@@ -38,7 +38,6 @@ from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
@@ -47,6 +46,7 @@ from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Mode, Subset, Verdict
 from bisect_trt.tensors.comparison import to_plain
+from bisect_trt.worker.deadline import BudgetSpent
 
 PATCHED = "patched.onnx"
 FRESH_INPUTS = 20

@@ -23,7 +23,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written as written_options
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.ledger import BudgetSpent, Record
+from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
@@ -35,6 +35,7 @@ from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within
 
 _SHOWN_SUSPECTS, _SHOWN = 5, 30
@@ -88,6 +89,11 @@ def deliver(fix: Fix) -> Result:
 
 def leave_best(fix: Fix) -> None:
     """Print the best set so far, where the search ends early; it is in the file."""
+    with fix.task.subject.workers.deadline.extended():
+        _leave_best(fix)
+
+
+def _leave_best(fix: Fix) -> None:
     task, space = fix.task, fix.task.space
     if fix.units is None and fix.written is not None:
         fix.units, fix.minimum = fix.written, Minimum(fix.written, proven=False)

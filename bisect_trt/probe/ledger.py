@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import BisectError, OutputFileError, RunFolderError
+from bisect_trt.errors import OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.worker.deadline import BudgetSpent, Deadline
 
 JOURNAL = "journal.jsonl"
 Entry = dict[str, Any]
@@ -68,12 +68,6 @@ class Watcher:
         return nullcontext()
 
 
-class BudgetSpent(BisectError):  # noqa: N818 - an ending, not an error
-    """No more probes may be made."""
-
-    code, remedy = "BT3002", "Resume the run, or start it with a larger budget."
-
-
 class Ledger:
     """Remembers outcomes and records decisions.
 
@@ -101,9 +95,9 @@ class Ledger:
         watchers: Sequence[Watcher] = (),
         *,
         max_probes: int | None = None,
-        max_seconds: float | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
-        """Read what an earlier session of the run has learned; the budget is ``max_probes`` candidates and ``max_seconds``.
+        """Read what an earlier session of the run has learned; the budget is ``max_probes`` candidates until the ``deadline``.
 
         Raises:
             UsageError: The journal cannot be written.
@@ -111,8 +105,8 @@ class Ledger:
         """
         self.watchers = tuple(watchers)
         self.apart = False
-        self._max_probes, self._max_seconds = max_probes, max_seconds
-        self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        self._max_probes = max_probes
+        self._deadline = deadline or Deadline()
         self.restart()
         self._path, self._turn = folder / JOURNAL, threading.Lock()
         self._outcomes, _, self.unfinished = read_probes(self._path)
@@ -179,8 +173,7 @@ class Ledger:
             BudgetSpent: No more probes may be made.
         """
         self._check_number()
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise BudgetSpent(f"the budget is spent (--max-time {self._max_seconds:g}).")
+        self._deadline.check()
 
     def _check_number(self) -> None:
         if self._max_probes is not None and len(self.records) >= self._max_probes:
@@ -188,7 +181,7 @@ class Ledger:
 
     def seconds_left(self) -> float | None:
         """Seconds left for probes; ``None`` without a limit."""
-        return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)
+        return self._deadline.seconds_left()
 
     def end(self, candidate: Identity, outcome: Outcome | None) -> None:
         """A probe has ended; without an outcome if its answer was not needed any more."""

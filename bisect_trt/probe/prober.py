@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Timer
 from typing import Protocol
 
@@ -111,8 +112,10 @@ class Prober:
         Raises:
             DoesNotReproduce: It does not fail.
         """
+        identity = candidate.identity
         outcome = self._outcome(
-            candidate.identity, lambda: self.measure(candidate, repeat or 1, self.ledger.check_budget)
+            identity,
+            lambda: self._bounded(identity, lambda cancel: self.measure(candidate, repeat or 1, cancel)),
         )
         self.flakiness = Flakiness(outcome.runs, outcome.failures, confidence, expected_verdicts(units))
         self.measured = repeat is not None
@@ -125,7 +128,8 @@ class Prober:
             BudgetSpent: No more probes may be made.
         """
         identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
-        return self.ledger.decide(identity, self._outcome(identity, lambda: self._run(candidate, identity)))
+        bounded = partial(self._bounded, identity, partial(self.run_check, candidate))
+        return self.ledger.decide(identity, self._outcome(identity, bounded))
 
     def _outcome(self, identity: Identity, run: Callable[[], Outcome]) -> Outcome:
         """Return the known outcome of a candidate, or run it and write the outcome to the journal."""
@@ -139,16 +143,16 @@ class Prober:
             self.ledger.end(identity, outcome)
         return outcome
 
-    def _run(self, candidate: Candidate, identity: Identity) -> Outcome:
-        """Run the check, but not for longer than the budget allows."""
+    def _bounded(self, identity: Identity, run: Callable[[Cancel | None], Outcome]) -> Outcome:
+        """Run the check of a candidate, but not for longer than the budget allows."""
         seconds = self.ledger.seconds_left()
         if seconds is None:
-            return self.run_check(candidate)
+            return run(None)
         cancel = Cancel()
         timer = Timer(seconds, cancel.set)
         timer.start()
         try:
-            outcome = self.run_check(candidate, cancel)
+            outcome = run(cancel)
         finally:
             timer.cancel()
             timer.join()
@@ -243,8 +247,8 @@ class Prober:
         number, last = len(outcomes), outcomes[-1]
         return _summed(last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"), outcomes, began)
 
-    def measure(self, candidate: Candidate, repeat: int, go_on: Callable[[], object] = bool) -> Outcome:
-        """Run the original ``repeat`` times, and call ``go_on``, which may raise, in between.
+    def measure(self, candidate: Candidate, repeat: int, cancel: Cancel | None = None) -> Outcome:
+        """Run the original ``repeat`` times.
 
         Returns:
             Its first failure, or its last pass, with the number of runs and of failures.
@@ -253,14 +257,14 @@ class Prober:
             UnavailableError: Another process ended it repeatedly.
         """
         began, outcomes = time.monotonic(), list[Outcome]()
-        for outcome in self._each(candidate, repeat):
+        for outcome in self._each(candidate, repeat, cancel):
+            if outcome.cancelled:
+                return outcome
             if outcome.signature == LOST:
                 raise ResourceError(
                     f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
                 )
             outcomes.append(outcome)
-            if len(outcomes) < repeat:
-                go_on()
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = replace((failures or outcomes[-1:])[0], failures=len(failures))
         if repeat > 1:

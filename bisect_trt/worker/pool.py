@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_trt.targets.messages import OUT_OF_MEMORY
+from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
 from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, OnModel, Order, R_co, Request
 from bisect_trt.worker.worker import WorkerDied, WorkerProcess, keep, take_spare
@@ -34,6 +35,7 @@ class WorkerPool:
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
         bounded: Whether the user limited the time of a run.
+        deadline: The end of the time for requests; one that has a ``cancel`` is ended by that instead.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class WorkerPool:
         timeout: float | None = None,
         places: Sequence[Place] = (),
         bring: Callable[[Path], object] = bool,
+        deadline: Deadline | None = None,
     ) -> None:
         """Start with no workers.
 
@@ -57,9 +60,11 @@ class WorkerPool:
             timeout: Seconds that a request may take; by default as the target needs.
             places: See the class.
             bring: Called with a model before a request to a target that needs its weights beside it.
+            deadline: See the class.
         """
         self.places = tuple(places)
         self.bounded = timeout is not None
+        self.deadline = deadline or Deadline()
         self.fresh_process = fresh_process
         self.memory_limit = memory_limit
         self._bring = bring
@@ -121,6 +126,7 @@ class WorkerPool:
         Raises:
             UsageError: The request named something that is wrong.
             UnavailableError: Something it needs is not there.
+            BudgetSpent: The deadline has passed.
         """
         # A worker may be older than this run, and its folder another.
         order = Order(request, log or self._log, Path.cwd())
@@ -133,6 +139,7 @@ class WorkerPool:
             self._bring(request.model)
         lost = damaged = 0
         while True:
+            allowed = self._until_deadline(allowed, cancel)
             with gate.turn(cancel, alone=lost > 0 and not away):
                 worker = self._take(away=away, fresh=lost + damaged > 0, place=place)
                 used = worker.served > 0
@@ -148,6 +155,8 @@ class WorkerPool:
                         self._lost[worker.place] += 1
                         self._make_room(worker)
                     again = lost < MOST_LOST if outside else damaged < 2 and (used or confirm)
+                    if death.end.limit == "time":
+                        self._until_deadline(allowed, cancel)
                     if death.end.limit is not None or not again:
                         by_default = "" if self.bounded else ", the most by default"
                         return _failed(death, "" if timeout is not None else f"{by_default}; --timeout allows more")
@@ -158,6 +167,14 @@ class WorkerPool:
                 damaged += 1
                 continue
             return reply  # type: ignore[no-any-return]
+
+    def _until_deadline(self, seconds: float, cancel: Cancel | None) -> float:
+        """Return the seconds that a request may take; one with a ``cancel`` is ended by that."""
+        left = self.deadline.seconds_left() if cancel is None else None
+        if left is None:
+            return seconds
+        self.deadline.check()
+        return min(seconds, left)
 
     def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new worker; ``fresh`` if it must not have served, ``away`` in a place, by default the least used."""

@@ -18,9 +18,9 @@ from pages import NOT_RUN, OF_EXAMPLES, ROOT, SHELLS, Reader, read_commands, rea
 from bisect_trt import errors
 from bisect_trt.cli.parser import parse
 from bisect_trt.options.spec import Params
-from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.targets.options import Target
+from bisect_trt.worker.deadline import BudgetSpent
 
 PACKAGE = ROOT / "bisect_trt"
 PATTERNS = ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md")

@@ -6,9 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import CommandLine
-from support import assert_gone, chain, has, node_names, pids, script
+from support import SHAPE, assert_gone, chain, endless, has, node_names, pids, script
+
+from bisect_trt.targets.settings import reference_settings
+from bisect_trt.worker.deadline import BudgetSpent, Deadline
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import About, Collect, Failed
 
 pytestmark = pytest.mark.any_version
 REQUIRED = ("<11>", "<30>")
@@ -61,6 +67,35 @@ def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
     # With enough for all, a budget has no say.
     status, result, nodes = reduced(cli, model, check, "--workers", "2", "--max-probes", str(whole["probes"]["run"]))
     assert (status, decided(result), nodes) == (0, decided(whole), list(REQUIRED))
+
+
+@pytest.mark.parametrize(
+    "words", ["reduce m.onnx -o r.onnx --onnxrt", "diagnose m.onnx --onnxrt", "cause m.onnx --onnxrt"]
+)
+def test_the_time_of_the_reference_counts(cli: CommandLine, here: Path, words: str) -> None:
+    """The reference never gets to the end of this model, and its own limit is ten minutes."""
+    endless(here / "m.onnx")
+    ran = cli(*words.split(), "--max-time", "4", "--json", "r.json").ended(3)
+    assert ran.result["why"] == "the budget is spent (--max-time 4)."
+
+
+def test_the_time_of_the_original_counts(cli: CommandLine, model: Path) -> None:
+    check = "./" + script(Path("check"), "sleep 600 & echo $$ $! >> pids; sleep 600")
+    for repeat in ([], ["--repeat", "3"]):
+        status, result, best = reduced(cli, model, check, "--max-time", "4", *repeat)
+        assert (status, result["why"], best) == (3, "the budget is spent (--max-time 4).", None)
+    assert_gone(pids(Path()))
+
+
+def test_no_request_begins_after_the_deadline_and_none_outlives_it(here: Path) -> None:
+    model, target = endless(here / "m.onnx"), reference_settings()
+    np.savez(here / "x.npz", x=np.ones(SHAPE, np.float32))
+    for seconds in (0.0, 4.0):
+        with WorkerPool(here, deadline=Deadline(seconds)) as workers, pytest.raises(BudgetSpent):
+            workers.ask(Collect(target, model, (here / "x.npz",), (here / "y.npz",)))
+    deadline = Deadline(0.0)
+    with WorkerPool(here, deadline=deadline) as workers, deadline.extended():
+        assert not isinstance(workers.ask(About(target)), Failed)
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])

@@ -13,19 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from building import save_text
 from conftest import CommandLine
-from support import SHAPE, marked, wait_for
+from support import SHAPE, endless, marked, wait_for
 
 from bisect_trt.worker import pool
-
-
-def endless(path: Path, *, constant: bool = False) -> Path:
-    """A Loop that goes on for as long as a constant is true, over the input or over a constant."""
-    turn = "turn (int64 i, bool c, float[2, 3] v) => (bool d, float[2, 3] w) { d = Identity(c) w = Identity(v) }"
-    body = f"a = Neg(x) b = Loop<body = {turn}>(, true, {'k' if constant else 'a'}) y = Add(a, b)"
-    weights = {"true": np.array(True), "k": np.ones(SHAPE)}
-    return save_text(path, "(float[2, 3] x) => (float[2, 3] y)", body, weights, opset=17)
 
 
 @pytest.mark.any_version
