@@ -19,6 +19,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import tried_of
 from bisect_trt.report.text import Entry
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Oracle, Subset, Transcript, Verdict, about_units
@@ -118,8 +119,23 @@ def suspected_operators(session: Session) -> frozenset[str]:
     return frozenset(network.nodes[index].op_type for index in around)
 
 
-def search_switches(session: Session, panel: Panel, most: int | None = None) -> tuple[Alternatives, int] | None:
-    """Find the fewest switches that fix the model, and alternatives; and how often it failed with none of these changed.
+@dataclass(frozen=True)
+class Answers:
+    """The switches that a search found.
+
+    Attributes:
+        alternatives: The sets of switches that fix the model.
+        failures: How often the model failed with none of these changed.
+        tried: The number of switches that were changed in a candidate, alone or with others.
+    """
+
+    alternatives: Alternatives
+    failures: int
+    tried: int
+
+
+def search_switches(session: Session, panel: Panel, most: int | None = None) -> Answers | None:
+    """Find the fewest switches that fix the model, and alternatives.
 
     Passes about single nodes come first, then options, then both together; switches of a whole kind are an answer only if
     nothing smaller is.
@@ -149,13 +165,15 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
         return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
 
-    def limited(oracle: Oracle) -> tuple[Alternatives, int] | None:
+    def limited(oracle: Oracle) -> Answers | None:
         heard = Transcript(oracle)
         try:
             found = story(Limited(about_units(heard), frozenset(weights), most))
         except Enough:
             return None
-        return found, sum(not any(each <= units for each in found.found) for units in heard.heard(Verdict.FAIL))
+        failing, asked = heard.heard(Verdict.FAIL), [units for verdict in Verdict for units in heard.heard(verdict)]
+        failures = sum(not any(each <= units for each in found.found) for units in failing)
+        return Answers(found, failures, len(frozenset().union(*asked)))
 
     return session.prober.search(limited, panel.candidate)
 
@@ -190,7 +208,7 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
             return []
-        detail = _confirm(session, panel, replace(panel, base=original, target=target), *found)
+        detail = _confirm(session, panel, replace(panel, base=original, target=target), found)
         known = result.extra["cause_detail"]
         result.extra["cause_detail"] = detail if detail["alternatives"] or not known else known
         if any(entry["whole"] for entry in detail["alternatives"]):
@@ -201,16 +219,14 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     return _print(session, detail)
 
 
-def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, failures: int) -> Entry:
-    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first.
-
-    What ``panel`` is a model of failed without them ``failures`` times during the search.
-    """
+def _confirm(session: Session, panel: Panel, whole: Panel, answers: Answers) -> Entry:
+    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first."""
     prober, entries, doubts, same = session.prober, list[Entry](), list[str](), whole.base is panel.base
+    found = answers.alternatives
     for units in found.found:
         passes = same or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
         on, names = whole if passes else panel, panel.names(units)
-        known = failures if on.base is panel.base else 0
+        known = answers.failures if on.base is panel.base else 0
         believed = reconfirm(prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known)
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
@@ -222,6 +238,7 @@ def _confirm(session: Session, panel: Panel, whole: Panel, found: Alternatives, 
         "target": panel.target.target.title,
         "on": "whole model" if same else "minimal case, confirmed on the whole model",
         "switches": len(panel.switches),
+        "tried": answers.tried,
         "alternatives": sorted(entries, key=lambda each: (not each["whole"], len(each["switches"]))),
         "complete": found.complete,
         "doubted": doubts,
@@ -233,7 +250,7 @@ def _print(session: Session, detail: Entry) -> list[str]:
     console = session.console
     if not detail["alternatives"]:
         why = "; ".join(detail["doubted"]) or (
-            f"none of the {detail['switches']} switches of {detail['target']} fixes it, nor do all of a kind together"
+            f"none of the {tried_of(detail)} of {detail['target']} fixes it, nor do all of a kind together"
         )
         console.answer(f"No cause among the switches: {why}.")
         return [f"{why[0].upper()}{why[1:]}."]

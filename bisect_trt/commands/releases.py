@@ -74,13 +74,15 @@ class ReleaseCheck:
         subject: The model.
         target: The runtime, if one is compared.
         failure: The failure to look for, if it is known.
+        network: The graph whose nodes messages name: of the model, or of the minimal case that is probed.
         newest: Whether this is the newest release, so that age is no explanation for a missing operator.
     """
 
     check: BuiltinCheck | CommandCheck
     subject: Subject
     target: TargetSettings | None
-    failure: Record | None = None
+    network: Network
+    failure: Outcome | Record | None = None
     newest: bool = False
 
     @property
@@ -114,8 +116,8 @@ class ReleaseCheck:
         """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""
         if outcome.ending is not Ending.BROKEN:
             return outcome
-        refusal = refusal_of(outcome, self.subject.network)
-        if self.failure is not None and refusal_of(self.failure, self.subject.network) == refusal:
+        refusal = refusal_of(outcome, self.network)
+        if self.failure is not None and refusal_of(self.failure, self.network) == refusal:
             return replace(outcome, signature=self.failure.signature)
         if self.target is not None and self.target.target.does_not_know(outcome.reason, newest=self.newest):
             return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {outcome.reason}")
@@ -135,9 +137,20 @@ def refusal_of(failure: Outcome | Record, network: Network) -> str:
 
 
 def in_releases(
-    check: Check, subject: Subject, target: TargetSettings | None, failure: Record | None = None
+    check: Check,
+    subject: Subject,
+    target: TargetSettings | None,
+    failure: Outcome | Record | None = None,
+    network: Network | None = None,
 ) -> ReleaseCheck:
     """Return the same check in the environment of a candidate.
+
+    Args:
+        check: The built-in comparison, or a command.
+        subject: The model.
+        target: The runtime, if one is compared.
+        failure: The failure to look for, if it is known.
+        network: The graph of the candidate; by default of the model.
 
     Raises:
         UsageError: It cannot run there.
@@ -151,7 +164,7 @@ def in_releases(
         raise MissingOptionError(
             "releases runs checks in other interpreters; give a target such as --onnxrt, or a --check command."
         )
-    return ReleaseCheck(check, subject, target, failure)
+    return ReleaseCheck(check, subject, target, network or subject.network, failure)
 
 
 @dataclass(frozen=True)
@@ -351,13 +364,15 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
         return None
     console.step(f"Which releases of {package.name} fail?")
     original, subject = prober.ledger.original, session.subject
-    failure = next((record for record in reversed(prober.ledger.records) if record.signature == original), None)
+    failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
+    failure = prober.ledger.outcome(case.key) or next(failing, None)
     known = [str(seen.found.get("packages", {}).get(package.name) or "") for seen in subject.seen.values()]
     if not known:
         with suppress(metadata.PackageNotFoundError):
             known = [metadata.version(package.name)]
     try:
-        beside = prober.beside(in_releases(prober.check, subject, target, failure))
+        # Other nodes of the whole model may have the names that a message about the case is made of.
+        beside = prober.beside(in_releases(prober.check, subject, target, failure, Network(case.proto)))
         pythons, case = list_releases(package.index_name, Range()), replace(case, runs=1)
         found = ask_releases(replace(session, probing=beside), package, pythons, case, failing="".join(known[:1]))
     except (BisectError, BudgetSpent) as error:

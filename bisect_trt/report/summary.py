@@ -185,10 +185,18 @@ def _cause(result: Json) -> Iterator[Row]:
         if entry["whole"]:
             yield "", _sentence(entry["seen"])
     if not detail["alternatives"]:
-        why = (
-            "; ".join(detail["doubted"]) or f"the failure stays with each of the {detail['switches']} switches changed"
-        )
+        why = "; ".join(detail["doubted"]) or f"the failure stays with each of the {tried_of(detail)} changed"
         yield "Cause", f"not found in {detail['target']}: {why}"
+
+
+def tried_of(detail: Json) -> str:
+    """The switches that were tried, in words: ``18 switches that were tried (of 82)``."""
+    tried = detail.get("tried", detail["switches"])
+    return (
+        f"{tried} switches"
+        if tried == detail["switches"]
+        else f"{tried} switches that were tried (of {detail['switches']})"
+    )
 
 
 def _releases(result: Json) -> Iterator[Row]:
@@ -196,7 +204,7 @@ def _releases(result: Json) -> Iterator[Row]:
     failing, package = result.get("failing"), result.get("package")
     if failing and package:
         first, fixed = result["first_failing"], result["first_passing"]
-        since = f"since {first}" if first else f"in {failing[0][0]}, the oldest release that was probed"
+        since = f"since {first}" if first else f"in {failing[0][0]}, the oldest release with a verdict"
         yield (
             "Since",
             f"fails {since}; {f'passes in {fixed}' if fixed else f'still fails in {failing[-1][-1]}'} ({package})",

@@ -23,6 +23,7 @@ from bisect_trt.commands.reproducer import carry
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
+from bisect_trt.report.summary import tried_of
 from bisect_trt.targets.base import Target
 from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
 from bisect_trt.targets.settings import TargetSettings
@@ -209,3 +210,8 @@ def test_a_script_that_does_not_show_the_failure_proves_nothing(
     ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").ended(3)
     assert "reproduce.py ends with status 0: other" in ran.out
     assert "Run here, it does not show the failure" in Path("out/ISSUE.md").read_text()
+
+
+@pytest.mark.parametrize(("tried", "words"), [(82, "82 switches"), (18, "18 switches that were tried (of 82)")])
+def test_only_what_was_tried_is_said_to_fail(tried: int, words: str) -> None:
+    assert tried_of({"switches": 82, "tried": tried}) == words

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from bisect_trt.targets.base import RuntimeSession, make_runtime
-from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings, runner
-from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.onnxrt import ALL, FIXED, OFF, OPTIMIZER, OnnxRuntimeSettings, runner
+from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers, listen
+from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
 
 FP16 = TargetSettings(fp16=True)
 X = np.full((2, 3), 900, np.float32)
@@ -209,3 +210,21 @@ def test_an_older_release_gets_a_model_beside_links_and_the_folder_of_its_weight
             tmp_path / "m.onnx", {}, {"content": b"model", "weights": str(tmp_path)}
         )
     assert not opened[0].parent.exists()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_all_optimizers_are_switches_where_a_session_is_refused(refused: bool) -> None:
+    """The one that throws has logged nothing."""
+
+    def load() -> None:
+        os.write(2, b"GraphTransformer ConstantSharing modified: 1 with status: OK\n")
+        os.write(2, b"GraphTransformer GeluFusion modified: 0 with status: OK\n")
+        if refused:
+            raise BuildError("Exception during initialization")
+
+    settings = TargetSettings()
+    switches = settings.target.switches(settings, Looked(listen(load), frozenset({"Add"})))
+    names = {each.name.removeprefix(OPTIMIZER + ":") for each in switches if each.name.startswith(OPTIMIZER)}
+    assert "ConstantSharing" in names
+    assert ({"ConstantFolding", "SimplifiedLayerNormFusion", "TransposeOptimizer"} <= names) is refused
+    assert not names & set(FIXED)

@@ -281,10 +281,11 @@ it, NumPy's arithmetic there with it. In a worker its effect would depend on the
 
 
 def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
-    """Those that changed the model, as far as that is known."""
+    """Those that changed the model, as far as that is known: a pass that throws does not say that it changed anything."""
     trace = looked.trace or {}
-    changed = trace["changed"] if trace.get("ran") else _PASSES
-    rules = any(_GROUP.fullmatch(name) for name in changed) or changed is _PASSES
+    complete = bool(trace.get("ran")) and not trace.get("refused")
+    changed = [*trace.get("changed", ()), *(() if complete else _PASSES)]
+    rules = any(_GROUP.fullmatch(name) for name in changed) or not complete
     applied = [name for name, operators in RULES.items() if rules and operators[0] in looked.operators]
     for name in dict.fromkeys([*changed, *applied]):
         if name not in (*own.disabled_optimizers, *FIXED) and not _GROUP.fullmatch(name):

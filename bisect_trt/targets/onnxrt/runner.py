@@ -106,7 +106,7 @@ class OrtRunner:
                 model.flush()
                 return OrtSession(self._open(model.name))
 
-    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, list[str]]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
         return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
 
@@ -342,20 +342,21 @@ def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(copy, np.uint8).view(dtype).reshape(shape)
 
 
-def listen(load: Callable[[], Any]) -> dict[str, list[str]]:
-    """Return the passes that are logged while a session is opened, also if it is refused; see :func:`heard`."""
+def listen(load: Callable[[], Any]) -> dict[str, Any]:
+    """Return the passes that are logged while a session is opened, and whether it is ``refused``; see :func:`heard`."""
+    refused = False
     with tempfile.TemporaryFile() as log:
         kept = os.dup(2)
         os.dup2(log.fileno(), 2)
         try:
             load()
         except BuildError:
-            pass
+            refused = True
         finally:
             os.dup2(kept, 2)
             os.close(kept)
         log.seek(0)
-        return heard(log.read().decode(errors="replace"))
+        return {**heard(log.read().decode(errors="replace")), "refused": refused}
 
 
 def heard(log: str) -> dict[str, list[str]]:
@@ -367,9 +368,7 @@ def heard(log: str) -> dict[str, list[str]]:
         ran[name] = ran.get(name, False) or changed == "1"
     if not ran:
         return {}
-    # The pass in which a model becomes invalid does not get so far as to say that it changed it.
-    unfinished = re.findall(r"Applying graph transformer (\S+) on|GraphTransformer \S+ modified", log)[-1]
-    return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed or name == unfinished]}
+    return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed]}
 
 
 def read_events(events: Iterable[Mapping[str, Any]], made: Mapping[str, Sequence[str]]) -> Found:
