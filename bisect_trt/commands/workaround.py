@@ -6,10 +6,10 @@ Each is written, read back and confirmed on the whole model before it is recomme
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import onnx
@@ -25,7 +25,9 @@ from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import (
+    ALL_RULES,
     RULES,
+    Barrier,
     Fragment,
     NetworkView,
     can_bar,
@@ -172,35 +174,42 @@ def turn(result: Result) -> list[Way]:
 
 
 def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool) -> Way:
-    """Find the fewest fusion barriers: Max nodes, which compute nothing and which no runtime removes."""
+    """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes."""
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
     ordered = sorted(nodes, key=network.rank.__getitem__)
     made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
     read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
     near = [*(name for name in made if name in set(read)), *read, *made]
-    asked = 0
-    for names in (near, [*near, *network.computed] if everywhere else []):
-        can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset)]
+    asked, tried = 0, Way("barrier", "barriers around the culprit", False, why="it fails with them too")
+    far = [*near, *network.computed] if everywhere else []
+    kinds: tuple[Barrier, ...] = ("Max", "Einsum")
+    for op, names in product(kinds, (near, far)):
+        can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]
         if not can:
             continue
-        space = Space(partial(_barred, session, can))
+        ranks = None if op == "Max" else {name: len(subject.infos[name].shape or ()) for name in can}
+        space = Space(partial(_barred, session, can, ranks))
         minimum = space.search(session.prober, partial(keep_if_enough, len(can), most - asked))
         asked += 1
         if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
             chosen = _some(can, minimum.units)
-            words = f"a barrier (a Max node, which prevents fusions) after {quoted(chosen, _SHOWN)}"
-            return _written(session, Way("barrier", words, None), partial(with_barriers, names=chosen), output)
-    return Way("barrier", "barriers around the culprit", False, why="it fails with them too")
+            node = "a Max node" if op == "Max" else "an Einsum node that keeps each dimension"
+            words = f"a barrier ({node}, which prevents fusions) after {quoted(chosen, _SHOWN)}"
+            change = partial(with_barriers, names=chosen, ranks=ranks)
+            tried = _written(session, Way("barrier", words, None), change, output)
+            if tried.passes:
+                break
+    return tried
 
 
 def _some(names: Sequence[str], units: Subset) -> list[str]:
     return [names[place] for place in sorted(units)]
 
 
-def _barred(session: Session, names: Sequence[str], units: Subset) -> Candidate:
+def _barred(session: Session, names: Sequence[str], ranks: Mapping[str, int] | None, units: Subset) -> Candidate:
     """Return the model with barriers after some of the tensors."""
-    model = with_barriers(session.subject.network, _some(names, units))
+    model = with_barriers(session.subject.network, _some(names, units), ranks)
     return _candidate(session, model, f"{len(units)} barriers")
 
 
@@ -211,7 +220,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
     """
     subject = session.subject
     view = NetworkView(Network(subject.settings.load()))
-    found = {name: matches(view, name) for name in RULES}
+    found = {name: matches(view, name) for name in (RULES if ranged else ALL_RULES)}
     near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
     if not near:
         return Way("rewrite", "an equivalent form of the culprit", None, why="none is known for these operators")
@@ -233,7 +242,7 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
             anchors = [view.network.describe(fragment.anchor) for fragment in some]
             few = len(anchors) <= _SHOWN
             places = first_few(anchors, _SHOWN) if few else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
-            words = RULES[name][0] if name in RULES else "in other forms"
+            words = ALL_RULES[name][0] if name in ALL_RULES else "in other forms"
             return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
     return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
 

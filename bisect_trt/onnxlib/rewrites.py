@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from typing import Any
+from string import ascii_lowercase
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -223,23 +224,39 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
     return model
 
 
-def can_bar(info: TensorInfo | None, opset: int) -> bool:
+Barrier = Literal["Max", "Einsum"]
+"""The operator of a barrier. ONNX Runtime's TransposeOptimizer moves a Transpose through ``Max``, and not through ``Einsum``."""
+
+
+def can_bar(info: TensorInfo | None, opset: int, op: Barrier = "Max") -> bool:
     """Return whether a tensor of this type can have a barrier: not all runtimes have ``Max`` of 8- and 16-bit integers."""
     kind, size = ("", 0) if info is None else (info.dtype.kind, info.dtype.itemsize)
+    if op == "Einsum":
+        rank = len(info.shape) if info is not None and info.shape is not None else 0
+        return 0 < rank <= len(ascii_lowercase) and opset >= 12 and kind in ("f", "i") and size >= 4
     return (kind == "f" and opset >= 8) or (kind in ("i", "u") and size >= 4 and opset >= 12)
 
 
-def with_barriers(network: Network, names: Collection[str]) -> onnx.ModelProto:
-    """Return the model with a barrier ``Max(t, t)`` behind each of some tensors ``t``, which their readers read instead.
+def with_barriers(network: Network, names: Collection[str], ranks: Mapping[str, int] | None = None) -> onnx.ModelProto:
+    """Return the model with a barrier behind each of some tensors ``t``, which their readers read instead.
 
-    The maximum of a value and itself is that value, NaN too, in any precision, and no runtime removes it. Names of tensors do
-    not change.
+    The maximum of a value and itself, ``Max(t, t)``, is that value, NaN too, in any precision, and no runtime removes it. Names
+    of tensors do not change.
+
+    Args:
+        network: The model.
+        names: The tensors.
+        ranks: Their numbers of dimensions, for barriers ``Einsum(t)`` that keep each dimension; ``None`` for ``Max(t, t)``.
     """
     barred = {name: free_name(f"{name}/barrier", network.names) for name in names}
 
     def barriers(made: Iterable[str]) -> Iterator[onnx.NodeProto]:
         for name in made:
-            if name in barred:
+            if name in barred and ranks is not None:
+                same = ascii_lowercase[: ranks[name]]
+                equation = f"{same}->{same}"
+                yield helper.make_node("Einsum", [name], [barred[name]], name=barred[name], equation=equation)
+            elif name in barred:
                 yield helper.make_node("Max", [name, name], [barred[name]], name=barred[name])
 
     model = clone(network.proto)
@@ -257,6 +274,7 @@ _FP16_MAX, _MASKED = 65504.0, 6e4
 """fp16's largest number, and the replacement of a larger constant, with room for an added value."""
 _SMALLEST = 2.0**-14
 """fp16's smallest normal number: values scaled to 1 by less could overflow."""
+_NORMS = ("LayerNormalization", "InstanceNormalization")
 _BROADCAST_SINCE = 7
 """The first opset with NumPy's broadcasting, which the rules need."""
 _SQUARE = "(Mul(v, v) | Pow(v, 2))"
@@ -354,13 +372,69 @@ def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
     return fragment
 
 
-RULES: dict[str, tuple[str, Callable[[NetworkView, int], Fragment | None]]] = {
+def _power(view: NetworkView, index: int) -> Fragment | None:
+    """Replace a power by a constant by products or roots, which no pattern for ``Pow`` matches."""
+    match = view.match(index, "Pow(x, k)")
+    if match is None or not view.is_float(match["x"]) or len(view.shape(match["k"]) or ()) > 1:
+        return None
+    fragment, base, by = Fragment(view, index), match["x"], view.scalar(match["k"])
+    if by == 2:
+        fragment.op("Mul", base, base, last=True)
+    elif by == 3:
+        fragment.op("Mul", fragment.op("Mul", base, base), base, last=True)
+    elif by == 0.5:
+        fragment.op("Sqrt", base, last=True)
+    elif by == -0.5:
+        fragment.op("Reciprocal", fragment.op("Sqrt", base), last=True)
+    elif by == -1:
+        fragment.op("Reciprocal", base, last=True)
+    else:
+        return None
+    return fragment
+
+
+def _normalized(fragment: Fragment, value: str, axes: Sequence[int], epsilon: float) -> str:
+    """Add ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + e)`` to a fragment; the mean is subtracted before it is squared."""
+    centred = fragment.op("Sub", value, fragment.reduce("ReduceMean", value, axes))
+    variance = fragment.reduce("ReduceMean", fragment.op("Mul", centred, centred), axes)
+    return fragment.op("Div", centred, fragment.op("Sqrt", fragment.op("Add", variance, epsilon)))
+
+
+def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
+    """Replace ``LayerNormalization`` and ``InstanceNormalization`` by the operators that they are made of."""
+    node = view.network.nodes[index]
+    shape = view.shape(node.input[0]) if node.input else None
+    if node.op_type not in _NORMS or shape is None or not view.is_float(node.input[0]):
+        return None
+    if any(view.network.consumers.get(name) or name in view.network.returned for name in node.output[1:] if name):
+        return None  # the mean and the deviation are read too
+    fragment, rank = Fragment(view, index), len(shape)
+    start = attribute(node, "axis", -1) % rank if node.op_type == "LayerNormalization" else 2
+    normed = _normalized(fragment, node.input[0], range(start, rank), float(attribute(node, "epsilon", 1e-5)))
+    scale, *bias = [name for name in node.input[1:3] if name]
+    if node.op_type == "InstanceNormalization":  # a scale and a bias for each channel
+        by_channel = np.array([-1, *[1] * (rank - 2)], np.int64)
+        scale, *bias = [fragment.op("Reshape", name, by_channel) for name in (scale, *bias)]
+    scaled = fragment.op("Mul", normed, scale, last=not bias)
+    if bias:
+        fragment.op("Add", scaled, *bias, last=True)
+    return fragment
+
+
+Rule = Callable[[NetworkView, int], Fragment | None]
+RULES: dict[str, tuple[str, Rule]] = {
     "layer-norm": ("as LayerNormalization", _layer_norm),
     "mask": ("with its constant within fp16's range", _mask),
     "mean-of-parts": ("divided before it is summed", _mean_of_parts),
     "scaled-square": ("with their input scaled by its largest value before the square", _scaled_square),
 }
 """The change in words, and the function that returns the replacement of a match that ends at a node; the cheapest form first."""
+ALL_RULES: dict[str, tuple[str, Rule]] = {
+    **RULES,
+    "norm-in-parts": ("in the operators that they are made of", _norm_in_parts),
+    "power": ("as products or roots", _power),
+}
+"""Those above, which keep values in the range of fp16, and those that only have other operators."""
 
 
 def matches(view: NetworkView, name: str) -> list[Fragment]:
@@ -370,7 +444,7 @@ def matches(view: NetworkView, name: str) -> list[Fragment]:
     network = view.network
     searched = (index for index in network.order if not network.constant[index])
     standard = (index for index in searched if network.nodes[index].domain in DEFAULT_DOMAINS)
-    _, rule = RULES[name]
+    _, rule = ALL_RULES[name]
     return [found for index in standard if (found := rule(view, index)) is not None]
 
 
