@@ -183,7 +183,8 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
     near = [*(name for name in made if name in set(read)), *read, *made]
     asked, tried = 0, Way("barrier", "barriers around the culprit", False, why="it fails with them too")
     far = [*near, *network.computed] if everywhere else []
-    kinds: tuple[Barrier, ...] = ("Max", "Einsum")
+    transposes = any(node.op_type == "Transpose" for node in network.nodes)
+    kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
     for op, names in product(kinds, (near, far)):
         can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]
         if not can:
