@@ -19,11 +19,12 @@ import pytest
 from browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[2]
-RELEASED = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
-"""The newest release."""
 FALLBACK = re.findall(
     r'^fallback-version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
 )[0]
+RELEASES = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+VERSION = RELEASES[0] if RELEASES else FALLBACK
+"""The newest release; before the first, what the package calls itself."""
 STRANGER = '''"""What somebody types who knows the documentation alone."""
 
 import bisect_trt
@@ -150,7 +151,7 @@ def test_its_types_hold_for_a_stranger(clean: Path, tmp_path: Path) -> None:
 
 def test_a_tag_says_the_version_that_it_tags() -> None:
     tags = run("git", "tag", "--points-at", "HEAD", "--list", "v*", cwd=ROOT).split()
-    assert tags in ([], [f"v{RELEASED}"])
+    assert tags in ([], [f"v{VERSION}"])
 
 
 def test_a_version_is_that_of_the_tag_or_a_step_past_it(tmp_path: Path) -> None:
@@ -187,8 +188,9 @@ def test_a_checkout_that_is_installed_keeps_its_version_while_it_is_worked_on(tm
 
 
 def test_the_changelog_and_the_citation_know_the_version() -> None:
-    assert f"version: {RELEASED}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f'default="{RELEASED}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert [f"version: {VERSION}"] * bool(RELEASES) == re.findall(r"^version: .*$", citation, re.MULTILINE)
+    assert f'default="{VERSION}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)")
@@ -229,7 +231,7 @@ import pathlib, sys, rattler_build
 (variant,) = rattler_build.Stage0Recipe.from_yaml(pathlib.Path(sys.argv[1]).read_text()).render(rattler_build.VariantConfig())
 print(variant)
 """
-    assert f"version='{RELEASED}'" in run(sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT)
+    assert f"version='{VERSION}'" in run(sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT)
     check: list[str | Path] = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
     run(*check, "vendor.github-actions", ROOT / "action.yml", cwd=ROOT)
     run(*check, "vendor.github-workflows", *sorted((ROOT / ".github" / "workflows").iterdir()), cwd=ROOT)
