@@ -97,7 +97,7 @@ def score(session: Session, target: TargetSettings, metric: MetricOptions, timeo
         UnavailableError: The reference or a target cannot run the model.
     """
     subject, console, result = session.subject, session.console, session.result
-    model = subject.models.write("measured", subject.network.proto)
+    model = subject.models.write("measured", subject.as_in_file(subject.network.proto))
     scale = make_scale(subject, metric)
     console.step(f"{target.describe()}, on all {scale.data.count} samples")
     measured = session.answered(subject.workers.ask(Score(target, model, scale.scoring()), timeout))
@@ -137,7 +137,7 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
     # One engine for all samples: where dimensions are free, its profile covers the shapes of each.
     feeds = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     samples = tuple(Sample(feed, feed) for feed in feeds)
-    model = subject.models.write("built", subject.network.proto)
+    model = subject.models.write("built", subject.as_in_file(subject.network.proto))
     reply = subject.workers.ask(Compare(target, model, samples, tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
         trace = subject.workers.ask(Trace(target, model, feeds[0]), timeout) if reply.kind == "build" else reply
@@ -304,14 +304,16 @@ def _compare_target(
     runs = [run for path in options.load_outputs for run in load_runs(path)]
     against = ", ".join(run.name for run in runs) or "the reference"
     console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
-    model = models.write("compared", mark_outputs(subject.network, names, {}))
+    marked = mark_outputs(subject.network, names, {})
+    model = models.write("compared", subject.as_in_file(marked))
     inputs = [models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     outputs = tuple(subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1))
     golden = [(f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)]
     if not runs:
         golden.append(("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]))
+        expected = models.write("expected", marked)
         for fed, file in zip(inputs, golden[0][1], strict=True):
-            session.answered(models.collect(model, fed, file), "the reference")
+            session.answered(models.collect(expected, fed, file), "the reference")
     _save_lowered(session, model, target, options.save_onnx)
 
     def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:

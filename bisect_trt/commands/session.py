@@ -120,7 +120,9 @@ class Session:
         """
         if isinstance(reply, Failed):
             subject = self.subject
-            raise ModelRefusedError(f"{who} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}")
+            raise ModelRefusedError(
+                f"{who} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}{subject.lowering}"
+            )
         return reply
 
     @property
@@ -217,7 +219,7 @@ class Session:
         raise RebuiltPasses(
             "Re-serializing the model makes the failure disappear, or breaks it in another way, so it cannot be cut. Unused "
             "nodes and weights, metadata and the order of nodes may be lost; check whether the model that `bisect-trt sanitize` "
-            "writes still fails."
+            f"writes still fails.{subject.lowering}"
         )
 
     def _passes_now(self) -> bool:

@@ -108,6 +108,7 @@ class Subject:
 
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
+    _probes_file = False  # whether the first probe has the IR version of the file, and not that of candidates
 
     def __init__(
         self,
@@ -156,16 +157,27 @@ class Subject:
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
         """Give a model the lowest IR version that it needs, if a runtime may refuse its own."""
-        own, needed = proto.ir_version, needed_ir_version(proto)
-        if needed == own or not (self.settings.older or own > _KNOWN_IR):
+        declared = proto.ir_version
+        needed = needed_ir_version(proto)
+        if needed == declared or not (self.settings.older or declared > _KNOWN_IR):
             return
-        self.settings = replace(self.settings, older=True)
         proto.ir_version = needed
-        self.ir_version = {"file": own, "written": needed}
+        self.ir_version = {"file": declared, "written": needed}
+        first = "" if self.settings.older else "; the first probe is about your file as it is"
+        self.settings = replace(self.settings, older=True)
+        self._probes_file = bool(first)
         self.console.warn(
-            f"Older runtimes reject IR version {own}, and the model needs only {needed}. Models are run and written with "
-            f"version {needed}; your file does not change."
+            f"Older runtimes reject IR version {declared}, and the model needs only {needed}. Models are written with version "
+            f"{needed}{first}."
         )
+
+    def as_in_file(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Return a form of the model with the IR version of its file, for the first question about it."""
+        if self.ir_version is None or not self._probes_file:
+            return model
+        model = clone(model)
+        model.ir_version = self.ir_version["file"]
+        return model
 
     def say_sizes(self) -> None:
         """Warn about free dimensions that were set to 1."""
@@ -300,6 +312,15 @@ class Subject:
         return first
 
     @property
+    def lowering(self) -> str:
+        """How to lower the IR version of the file, a sentence after a space; empty if it is the lowest that the model needs."""
+        if self.ir_version is None:
+            return ""
+        path = self.settings.path
+        command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-ir.onnx"])
+        return f" `{command}` writes it with IR version {self.ir_version['written']}."
+
+    @property
     def renaming(self) -> str:
         """The command that renames nodes with the same name, a sentence after a space; empty if names are unique."""
         if not share_names(self.network.proto):
@@ -329,7 +350,9 @@ class Subject:
         """The model itself."""
         network, units = self.network, self.units.everything
         title = "the original" if self.freed is None else "the original, its dimensions free"
-        original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
+        original = Candidate(
+            self.as_in_file(network.proto), tuple(network.inputs), tuple(network.outputs), title, units
+        )
         return original if self.freed is None else self.freed.dress(original)
 
     @property

@@ -50,6 +50,22 @@ def test_the_model_that_runs(cli: CommandLine, here: Path) -> None:
     matches(cli, "half.onnx", "--onnxrt", "--validate", status=1)  # it overflows on its own
 
 
+def test_the_target_is_given_the_ir_version_of_the_file(cli: CommandLine, here: Path) -> None:
+    """A runtime that refuses the file is never said to match, though it runs a copy of a lower IR version."""
+    model = overflowing(here / "m.onnx")
+    proto = onnx.load(str(model))
+    proto.ir_version = onnx.IR_VERSION
+    onnx.save(proto, str(model))
+    try:
+        onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    except Exception:
+        refused = cli("run", model, "--onnxrt")
+        assert (refused.status, "IR version" in refused.err, "sanitize" in refused.err) == (4, True, True)
+        cli("sanitize", model, "-o", "lower.onnx").ended(0)
+        model = here / "lower.onnx"
+    matches(cli, model, "--onnxrt")
+
+
 def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     values = np.arange(3000, dtype=np.float32).reshape(1000, 3)
     model = text_model(
