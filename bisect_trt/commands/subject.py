@@ -313,7 +313,7 @@ class Subject:
 
     @property
     def lowering(self) -> str:
-        """How to lower the IR version of the file, a sentence after a space; empty if it is the lowest that the model needs."""
+        """The command that lowers the IR version, a sentence after a space; empty if the file has the lowest one."""
         if self.ir_version is None:
             return ""
         path = self.settings.path

@@ -217,7 +217,7 @@ class InputSizes:
 
     Attributes:
         shapes: The shape of each input, by name.
-        assumed: Those of them in which a free dimension without a given size became 1.
+        assumed: The shapes in which a free dimension without a given size became 1.
         contradicted: The inputs for which the model declares another size than the given one.
     """
 

@@ -49,7 +49,7 @@ def shapes_of(values: Values) -> dict[str, tuple[int, ...]]:
 def common_shapes(samples: Sequence[Values]) -> dict[str, tuple[int | None, ...]]:
     """Return the shape of each tensor by name; ``None`` for a dimension that is not the same in all samples.
 
-    A tensor whose samples differ in rank is left out.
+    A tensor with samples of different ranks is left out.
     """
     shapes: dict[str, tuple[int | None, ...]] = {}
     for name, value in samples[0].items():
