@@ -74,7 +74,7 @@ class ReleaseCheck:
         subject: The model.
         target: The runtime, if one is compared.
         failure: The failure to look for, if it is known.
-        network: The graph whose nodes messages name: of the model, or of the minimal case that is probed.
+        network: The graph with the nodes that messages name: of the model, or of the minimal case that is probed.
         newest: Whether this is the newest release, so that age is no explanation for a missing operator.
     """
 
