@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from building import save_text
 from conftest import CommandLine
+from onnx import helper, numpy_helper
 
 SIZES = (6, 7)
 
@@ -78,6 +80,46 @@ def test_the_check_sees_the_file_first(cli: CommandLine, here: Path) -> None:
     first, *others = (here / "seen.txt").read_text().splitlines()
     assert first == "n,n"
     assert set(others) == {""}
+
+
+def unsorted(model: onnx.ModelProto) -> None:
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def same_names(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        node.name = "same"
+
+
+CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
+    "free dimensions": lambda _: None,
+    "a newer IR version": lambda model: setattr(model, "ir_version", 11),
+    "unsorted nodes": unsorted,
+    "nodes of one name": same_names,
+    "unused weights": lambda model: model.graph.initializer.append(numpy_helper.from_array(np.ones(3), "unused")),
+    "metadata": lambda model: model.metadata_props.add(key="author", value="me"),
+    "documentation": lambda model: setattr(model.graph, "doc_string", "what it is"),
+    "a producer": lambda model: setattr(model, "producer_name", "exporter"),
+    "inner types": lambda model: model.graph.value_info.append(helper.make_tensor_value_info("h", 1, [1, None, 4])),
+}
+"""What a tool that rewrites models before it tests them would drop, by name."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_first_probe_is_about_the_file(cli: CommandLine, here: Path, change: str) -> None:
+    proto = onnx.load(str(write_text_model(here / "m.onnx")))
+    CHANGES[change](proto)
+    onnx.save(proto, "m.onnx")
+    (here / "check.py").write_text(
+        "import os, shutil, sys\n"
+        "os.path.exists('first.onnx') or shutil.copyfile(sys.argv[1], 'first.onnx')\n"
+        "sys.exit(b'Div' in open(sys.argv[1], 'rb').read())\n"
+    )
+    words = ("reduce", "m.onnx", "-o", "r.onnx", "--workers", "1", "--max-probes", "1")
+    cli(*words, "--check", sys.executable, "check.py", "{model}")
+    assert onnx.load("first.onnx") == proto
 
 
 def test_a_copy_with_fixed_shapes_that_is_invalid_is_not_tested(cli: CommandLine, here: Path) -> None:
