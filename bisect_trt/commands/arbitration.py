@@ -24,7 +24,9 @@ from bisect_trt.commands.rounding import (
     is_continuous,
     mark_decisions,
     perturb,
-    tied_decision,
+    rounding_turns,
+    turned_decision,
+    with_decision,
 )
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
@@ -127,6 +129,7 @@ class Opinions:
         target_name: The target in sentences.
         reference_name: The reference in sentences.
         run: Runs another model on the reference.
+        marked_target: The outputs of the target with the tensors of deciding nodes among them, which may hide the failure.
     """
 
     model: onnx.ModelProto
@@ -139,6 +142,7 @@ class Opinions:
     target_name: str
     reference_name: str
     run: Run
+    marked_target: Values = field(default_factory=dict)
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
@@ -147,7 +151,7 @@ class Opinions:
         """Decide which side is wrong: the first rule that applies decides."""
         if isinstance(self.target, str):
             return self._refused(self.target)
-        rules = (self._drawn, self._tied, self._passes, self._rounded, self._reference_is_off)
+        rules = (self._drawn, self._turned, self._passes, self._rounded, self._reference_is_off)
         return next((fault for rule in rules if (fault := rule()) is not None), None) or self._target_is_off()
 
     @cached_property
@@ -239,20 +243,46 @@ class Opinions:
         )
         return Fault("random", sentence, {"node": label(node), "op": node.op_type})
 
-    def _tied(self) -> Fault | None:
-        """The first node that decided otherwise was so close that both results are right."""
+    def _turned(self) -> Fault | None:
+        """Decisions explain the difference: a tie if fp32 turns them too, else the fault of the target's low precision."""
         precision = Precision(self.low) if self.low else self.tolerance.precision
-        others = [self._made] if isinstance(self.right, str) else [self._made, self.right]
-        node = tied_decision(self.model, self.inputs, self.reference, others, precision, self.run)
-        if node is None:
+        right = [] if isinstance(self.right, str) else [self.right]
+        hides = not self.marked_target or self._error(self.reference, self.marked_target).passed
+        made = self._made if hides else self.marked_target
+        model, inputs, values = self.model, dict(self.inputs), self.reference
+        first, count, is_tie = None, 0, True
+        while (node := turned_decision(model, values, made)) is not None:
+            low = precision is not Precision.FP32
+            sides = [values, *right] if low else [values, made, *right]
+            turned = rounding_turns(node, model, inputs, sides, made, Precision.FP32, self.run)
+            if not turned and low:
+                is_tie = False
+                sides = [values, made, *right]
+                turned = rounding_turns(node, model, inputs, sides, made, precision, self.run)
+            if not turned:
+                return None
+            first = first or node
+            one, other = values[node.output[-1]], made[node.output[-1]]  # TopK: the indices
+            count += int(np.count_nonzero(one != other)) if one.shape == other.shape else 1
+            # What follows the decision is computed again from the target's: another difference may be left.
+            decided = {name: made[name] for name in node.output if name in made}
+            model, inputs = with_decision(model, node, decided), inputs | decided
+            following = self.run(model, inputs) if model.graph.output else {}
+            if isinstance(following, str):
+                return None
+            values, right = {**values, **decided, **following}, []  # the evaluator decided otherwise before
+        if first is None or not self._error(values, made).passed:
             return None
-        one, other = self.reference[node.output[-1]], self._made[node.output[-1]]  # TopK: the indices
-        count = int(np.count_nonzero(one != other)) if one.shape == other.shape else 1
-        differ = (
-            f"decision{'s' if count > 1 else ''} of {node.op_type} '{label(node)}' differ{'' if count > 1 else 's'}"
+        differ = f"{count} decision{'s' if count > 1 else ''} of {first.op_type} '{label(first)}'"
+        figures: Entry = {"op": first.op_type, "node": label(first), "decisions": count}
+        if is_tie:
+            differ += f" differ{'' if count > 1 else 's'}"
+            return Fault("tie", f"A tie: {differ}, within the rounding of its inputs. Neither side is wrong.", figures)
+        sentence = (
+            f"Rounding to {precision.value} turns {differ}, which fp32 decides clearly. This is not a bug in "
+            f"{self.target_name}: keep the nodes that compute its inputs in a wider precision."
         )
-        sentence = f"A tie: {count} {differ}, within the rounding of its inputs. Neither side is wrong."
-        return Fault("tie", sentence, {"op": node.op_type, "node": label(node), "decisions": count})
+        return self._fault("precision", sentence, **figures)
 
     def _passes(self) -> Fault | None:
         """The target makes no error any more."""
@@ -331,17 +361,19 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     def run(model: onnx.ModelProto, values: Values = inputs, on: TargetSettings | None = None) -> Computed:
         return _run(subject, model, values, on)
 
-    def with_decisions(made: Computed, on: TargetSettings | None = None) -> Computed:
-        """Add the tensors that decisions read; marking them may change what the target computes, so its outputs stay."""
-        inner = run(marked, on=on) if marked is not answer.proto and not isinstance(made, str) else {}
-        return made if isinstance(made, str) or isinstance(inner, str) else {**inner, **made}
+    def with_decisions(made: Values, on: TargetSettings | None = None) -> Values:
+        """Return the outputs with the tensors that decisions read marked; none if that model does not run."""
+        shown = run(marked, on=on) if marked is not answer.proto else made
+        return {} if isinstance(shown, str) else shown
 
-    made = refusal or with_decisions(run(answer.proto, on=settings), settings)
+    made = refusal or run(answer.proto, on=settings)
+    shown = {} if isinstance(made, str) else with_decisions(made, settings)
+    # Marking may change what the target computes, so its outputs stay.
+    made = made if isinstance(made, str) else {**shown, **made}
     ignored = next(filter(None, map(_ignored, marked.graph.node)), None)
     exact = ignored or _attempt(lambda: _in_float64(subject, marked, inputs))
     low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
-    reference_values = with_decisions(golden)
-    assert not isinstance(reference_values, str)
+    reference_values = {**with_decisions(golden), **golden}
     return Opinions(
         marked,
         tuple(each for each in answer.outputs if each in golden),
@@ -353,6 +385,7 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
         name,
         reference,
         run,
+        shown,
         not isinstance(exact, str),
         rounded,
         low,

@@ -26,7 +26,7 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import Array, TensorInfo, finite_rms
-from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
+from bisect_trt.tensors.tolerance import Precision, automatic_tolerance, coarser, precision_of
 from bisect_trt.worker.protocol import Failed
 
 Computed = Values | str
@@ -48,6 +48,8 @@ _DECIDING = {
     "NonMaxSuppression", "NonZero", "QuantizeLinear", "Round", "Sign",
 }  # fmt: skip
 """Operators with results that change completely for the smallest change of their inputs."""
+_MONOTONIC = {"Cast", "Ceil", "Floor", "QuantizeLinear", "Round", "Sign"}
+"""Deciding operators that keep the order of their inputs, so that two results explain each result between them."""
 _DISCONTINUOUS = {*_DECIDING, "DynamicQuantizeLinear", "GridSample", "Mod", "Resize", "RoiAlign", "Upsample"}
 _INTEGERS = {kind for name, kind in onnx.TensorProto.DataType.items() if "INT" in name or name == "BOOL"}
 _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = {
@@ -236,57 +238,106 @@ def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
     return marked
 
 
-def tied_decision(
-    model: onnx.ModelProto,
-    inputs: Values,
-    reference: Values,
-    others: Sequence[Values],
-    precision: Precision,
-    run: Run,
-) -> onnx.NodeProto | None:
-    """Return the first node that decided otherwise on the target, if the difference of its inputs explains that.
-
-    The node is run alone on the reference with its inputs moved as far as any two sides differ. A decision that this cannot turn
-    is wrong; among equals, either choice is right.
-    """
-    target = others[0]
+def turned_decision(model: onnx.ModelProto, reference: Values, target: Values) -> onnx.NodeProto | None:
+    """Return the first node that decided otherwise on the target."""
 
     def differs(node: onnx.NodeProto) -> bool:
         names = [name for name in node.output if name in reference and name in target]
         return _decides(node) and not all(np.array_equal(reference[name], target[name]) for name in names)
 
-    node: onnx.NodeProto | None = next(filter(differs, model.graph.node), None)
-    if node is None:
-        return None
+    return next(filter(differs, model.graph.node), None)
+
+
+def rounding_turns(
+    node: onnx.NodeProto,
+    model: onnx.ModelProto,
+    inputs: Values,
+    sides: Sequence[Values],
+    decided: Values,
+    precision: Precision,
+    run: Run,
+) -> bool:
+    """Return whether the rounding of what a node reads can turn its decision.
+
+    The node is run alone on the reference with its inputs moved as far as any two sides differ. Among equals that were computed,
+    either choice is right; among equals that the node is fed, the ONNX standard says which.
+
+    Args:
+        node: The node that decided otherwise.
+        model: The model that it is in.
+        inputs: The input values of the model, which no side computes.
+        sides: The tensors of the reference, then of other computations, which differ by rounding.
+        decided: The tensors of the target, with the decision.
+        precision: The precision that the inputs of the model are rounded to, and that bounds the differences.
+        run: Runs a model on the reference.
+    """
+    reference = sides[0]
     names = [name for name in node.input if name]
     stored = (each for each in model.graph.initializer if each.name in names and not each.external_data)
     weights = {each.name: np.asarray(numpy_helper.to_array(each)) for each in stored}
     known, decisive = {**reference, **inputs, **weights}, node.input[0]
     if any(name not in known for name in names) or known[decisive].dtype.kind != "f" or not known[decisive].size:
-        return None
+        return False
     fed = {name: known[name] for name in names}
     unit = UNITS.get(precision, 0.0)
-    moved = max(
-        _difference(value, other.get(name), unit if name in inputs else None)
-        for name, value in fed.items()
-        if name not in weights
-        for other in others
-    )
-    resolved = automatic_tolerance(fed[decisive], precision)
-    slack = 2 * np.minimum(moved, resolved.atol + resolved.rtol * np.abs(fed[decisive]))
+    moved: Array = np.zeros(fed[decisive].shape)
+    if decisive in inputs and unit:
+        least = float(np.finfo(np.float16).smallest_subnormal) if precision is Precision.FP16 else 0.0
+        moved = np.maximum(np.abs(fed[decisive]) * unit, least)
+    for name in fed.keys() - weights.keys() - ({decisive} if decisive in inputs else set()):
+        apart = [_difference(fed[name], side.get(name), unit if name in inputs else None) for side in sides]
+        moved = np.maximum(moved, max(apart))
+
+    def slack_of(value: Array) -> Array:
+        resolved = automatic_tolerance(value, coarser(precision, precision_of(value.dtype)) or precision)
+        return np.asarray(
+            2
+            * np.minimum(
+                moved if value is fed[decisive] else moved.max(), resolved.atol + resolved.rtol * np.abs(value)
+            )
+        )
+
+    def limited(value: Array, other: Array | None) -> Array:
+        """Return another side's value as far as rounding explains it: what it reads may be wrong itself."""
+        if other is None or other.shape != value.shape or value.dtype.kind != "f":
+            return value
+        slack = slack_of(value)
+        return np.clip(other, value - slack, value + slack).astype(value.dtype)
+
+    slack = slack_of(fed[decisive])
     ways = [{**fed, decisive: (fed[decisive] + way * slack).astype(fed[decisive].dtype)} for way in (0, -1, 1)]
-    ways.append({name: np.asarray(target.get(name, value)) for name, value in fed.items()})
+    ways += [{name: limited(value, side.get(name)) for name, value in fed.items()} for side in sides[1:]]
     alone = _alone(node, model, fed, reference)
     made = [each for each in (run(alone, values) for values in ways) if not isinstance(each, str)]
     if node.op_type in _CHOICES:
-        indices = node.output[-1]  # TopK returns the values first
-        same = any(_equal_choice(node, fed[decisive], slack, each[indices], target[indices]) for each in made)
-        return node if same else None
-    for name in filter(None, node.output):
-        equal = [each[name] == target[name] for each in made if each[name].shape == target[name].shape]
-        if not equal or not np.logical_or.reduce(equal).all():
-            return None
-    return node
+        indices, is_exact = node.output[-1], decisive in inputs  # TopK returns the values first
+        return any(
+            _equal_choice(node, fed[decisive], slack, each[indices], decided[indices], is_exact=is_exact)
+            for each in made
+        )
+    return all(_explains(node, [each[name] for each in made], decided[name]) for name in filter(None, node.output))
+
+
+def _explains(node: onnx.NodeProto, results: Sequence[Array], decided: Array) -> bool:
+    """Return whether each element of a decision is among the results of moved inputs, or between them."""
+    alike = [each for each in results if each.shape == decided.shape]
+    if not alike:
+        return False
+    if node.op_type in _MONOTONIC:
+        between = (np.min(alike, 0) <= decided) & (decided <= np.max(alike, 0))
+        return bool(between.all())
+    return bool(np.any([each == decided for each in alike], 0).all())
+
+
+def with_decision(model: onnx.ModelProto, node: onnx.NodeProto, target: Values) -> onnx.ModelProto:
+    """Return the model without a node, with the target's results of that node as inputs."""
+    taken = clone(model)
+    keep_only(taken.graph.node, [each for each in taken.graph.node if each.output != node.output])
+    keep_only(taken.graph.output, [each for each in taken.graph.output if each.name not in node.output])
+    decided = {name: target[name] for name in node.output if name in target}
+    for name, value in decided.items():
+        taken.graph.input.append(helper.make_tensor_value_info(name, element_type(value.dtype), value.shape))
+    return taken
 
 
 def _difference(one: Array, other: Array | None, unit: float | None) -> float:
@@ -311,8 +362,19 @@ def _alone(node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Valu
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def _equal_choice(node: onnx.NodeProto, values: Array, slack: Array, right: Array, chosen: Array) -> bool:
-    """Return whether the values at two sets of indices differ by rounding at most."""
+def _equal_choice(
+    node: onnx.NodeProto, values: Array, slack: Array, right: Array, chosen: Array, *, is_exact: bool
+) -> bool:
+    """Return whether the values at two sets of indices differ by rounding at most.
+
+    Args:
+        node: The choosing node.
+        values: What it reads.
+        slack: How far rounding moves each value.
+        right: The indices that it chooses.
+        chosen: The indices to judge, of the same shape.
+        is_exact: Whether both sides read the same values, so that the standard decides among equal ones.
+    """
     axis = attribute(node, "axis", -1 if node.op_type == "TopK" else 0) % values.ndim
     if node.op_type != "TopK" and not attribute(node, "keepdims", 1):
         right, chosen = np.expand_dims(right, axis), np.expand_dims(chosen, axis)
@@ -322,4 +384,5 @@ def _equal_choice(node: onnx.NodeProto, values: Array, slack: Array, right: Arra
         np.take_along_axis(each, index.astype(np.int64), axis)
         for each, index in ((values, right), (values, chosen), (slack, right))
     )
-    return bool((np.abs(best - taken) <= most).all())
+    undecided = (right == chosen) | (best != taken) if is_exact else np.True_
+    return bool((undecided & (np.abs(best - taken) <= most)).all())

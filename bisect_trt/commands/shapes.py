@@ -34,6 +34,7 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import ShapeRange
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.tensors.files import Values, shapes_of
 from bisect_trt.tensors.info import TensorInfo, count_nonfinite
 from bisect_trt.tensors.inputs import resized
@@ -347,7 +348,7 @@ def _parameters_fit(network: Network) -> bool:
 
 
 def shrink(session: Session, answer: Candidate) -> Candidate:
-    """Return the smallest form of a candidate that still fails with the same signature.
+    """Return the smallest form of a candidate that still fails with the same signature, and as severely.
 
     Outputs are dropped, then axes shortened (batch, channels, height, width, sequence). A model that ONNX's checker refuses costs
     no probe, nor does one on which the reference fails or gives new NaN or Inf.
@@ -372,6 +373,11 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
     return shrinker.best
 
 
+def _distance(comparisons: Sequence[TensorComparison]) -> float:
+    """Return how far the worst output is off; infinite where no outputs were compared."""
+    return max((each.distance for each in comparisons if not each.passed), default=math.inf)
+
+
 class _Shrinker:
     """Tries smaller pieces one after the other, each made from the last one that failed in the same way."""
 
@@ -388,6 +394,8 @@ class _Shrinker:
         self._golden: Values = {name: values[name] for name in answer.outputs if name in values}
         self._finite = {name for name, value in self._golden.items() if not any(count_nonfinite(value))}
         self._seen = session.outcome(record).comparisons
+        # A case that is off by 30 quantization steps must not end as one that is off by a tie.
+        self._least = required_severity(_distance(self._seen))
 
     def _try(self, piece: Piece, title: str) -> bool:
         """Keep a smaller piece if it fails in the same way."""
@@ -403,10 +411,11 @@ class _Shrinker:
         candidate = candidate if freed is None else freed.dress(candidate)
         self.probes += 1
         record = self._session.prober.probe(candidate)
-        if record.verdict is not Verdict.FAIL or record.signature != self._signature:
+        seen = self._session.outcome(record).comparisons
+        is_same = record.verdict is Verdict.FAIL and record.signature == self._signature
+        if not is_same or _distance(seen) < self._least:
             return False
-        self.piece, self.best, self._golden = replace(piece, proto=proto), candidate, golden
-        self._seen = self._session.outcome(record).comparisons
+        self.piece, self.best, self._golden, self._seen = replace(piece, proto=proto), candidate, golden, seen
         return True
 
     def _expected(self, piece: Piece) -> Values | None:

@@ -201,6 +201,11 @@ class TensorComparison:
             return math.inf
         return self.past_tolerance
 
+    @property
+    def distance(self) -> float:
+        """The largest error in steps, where the tensor is quantized; else the severity."""
+        return self.max_abs / self.step if self.step and self.max_abs is not None else self.severity
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps(allow_nan=False)``; see :func:`to_plain`."""
         plain: dict[str, Any] = to_plain(self)  # asdict() copies all first; a model may have 200,000 tensors

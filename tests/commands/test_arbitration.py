@@ -77,11 +77,67 @@ def tied(path: Path) -> Path:
     return save_text(path, "(float[16, 64] x) => (int64[16, 1] choice)", body, {"w": columns})
 
 
-def test_a_choice_among_equals_is_a_tie(cli: CommandLine) -> None:
+def test_a_choice_that_fp16_turns_is_the_fault_of_fp16(cli: CommandLine) -> None:
     fault = fault_of(cli, "diagnose", tied(Path("model.onnx")), "--fp16")
-    assert (fault["whose"], fault["op"], fault["node"]) == ("tie", "ArgMax", "choice")
+    assert (fault["whose"], fault["op"], fault["node"]) == ("precision", "ArgMax", "choice")
     assert 0 < fault["decisions"] <= 16
-    assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** A tie")
+    assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** Rounding to fp16 turns")
+    assert read_json(Path("r.json"))["keep_fp32"]
+
+
+TOOL = """
+import sys, onnx
+from onnx import helper, numpy_helper
+import numpy as np
+model = onnx.load(sys.argv[1])
+graph, nodes = model.graph, []
+rounded = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+for node in graph.node:
+    if node.op_type == "ArgMax":
+        node.attribute.append(helper.make_attribute("select_last_index", 1))
+    nodes.append(node)
+    if node.op_type == "MatMul" and node.output[0] in rounded:
+        made = node.output[0]
+        node.output[0] = made + "_sum"
+        graph.initializer.append(numpy_helper.from_array(np.float32(LIMIT), made + "_limit"))
+        nodes.append(helper.make_node("Min", [node.output[0], made + "_limit"], [made]))
+del graph.node[:]
+graph.node.extend(nodes)
+onnx.save(model, sys.argv[2])
+"""
+"""Chooses the last of equal values, and saturates sums that are quantized next."""
+
+
+def fault_of_tool(cli: CommandLine, model: Path, limit: float, *options: str) -> dict[str, Any]:
+    Path("tool.py").write_text(TOOL.replace("LIMIT", str(limit)))
+    through = f"{sys.executable} tool.py {{model}} {{out}}"
+    cli("diagnose", model, "--through", through, *options, "-o", "out", "--json", "r.json").ended(0)
+    fault: dict[str, Any] = read_json(Path("r.json"))["fault"]
+    return fault
+
+
+def test_a_case_stays_as_severe_as_it_was_found(cli: CommandLine) -> None:
+    """Sums of 64 products saturate by tens of steps, those of a few by one or two, as a tie is."""
+    rng = np.random.default_rng(0)
+    body = """q = QuantizeLinear(x, xs, zero) d = DequantizeLinear(q, xs, zero) sum = MatMul(d, w)
+        out = QuantizeLinear(sum, ys, zero) y = DequantizeLinear(out, ys, zero)"""
+    weights = {"xs": 0.02, "ys": 0.3, "zero": np.zeros((), np.uint8), "w": rng.uniform(0.5, 1, (64, 32))}
+    model = save_text(Path("model.onnx"), "(float[16, 64] x) => (float[16, 32] y)", body, weights)
+    fault = fault_of_tool(cli, model, 11.4)
+    assert fault["whose"] == "target"
+    assert fault["target_error"] >= 5  # in quantization steps
+    left = onnx.load("out/model.onnx")
+    assert len(left.graph.node) == 2
+    assert left.graph.initializer[0].dims[0] < 64  # smaller all the same
+
+
+@pytest.mark.parametrize("before", ["Identity", "Relu"])
+def test_the_standard_decides_among_equal_values(cli: CommandLine, before: str) -> None:
+    body = f"r = {before}(x) i = ArgMax<axis = 1, keepdims = 0>(r) y = Cast<to = 1>(i)"
+    rows = np.array([[1, 3, 3, 0, 3], [2, 2, 1, 2, 2], [5, 4, 5, 5, 1]], np.float32)
+    model = save_text(Path("model.onnx"), "(float[3, 5] x) => (float[3] y)", body)
+    np.savez("rows.npz", x=rows)
+    assert fault_of_tool(cli, model, 0, "--load-inputs", "rows.npz")["whose"] == "target"
 
 
 RIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -161,7 +217,8 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
     values = ["v"] if op == "TopK" else []
     inputs = {"x": reads} | ({"k": np.array([1])} if values else {})
     made = {"y": (decided, other)} | ({"v": (reads[decided], reads[other])} if values else {})
-    node = helper.make_node(op, list(inputs), [*values, "y"], name="n")
+    more: dict[str, Any] = {"to": TensorProto.INT64} if op == "Cast" else {}
+    node = helper.make_node(op, list(inputs), [*values, "y"], name="n", **more)
     right, wrong = ({name: each[side] for name, each in made.items()} for side in (0, 1))
     types = {name: helper.np_dtype_to_tensor_dtype(each.dtype) for name, each in (inputs | right).items()}
     fed, returned = ({name: each.shape for name, each in some.items()} for some in (inputs, right))
@@ -172,22 +229,58 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
 @pytest.mark.parametrize(
     ("op", "reads", "decided", "other", "whose"),
     [
-        ("ArgMax", [1.0, 1.0002, -3], [1], [0], "tie"),
+        ("ArgMax", [1.0, 1.0002, -3], [1], [0], "precision"),
         ("ArgMax", [1.0, 1.7, -3], [1], [0], "target"),
-        ("TopK", [1.0, 1.0002, -3], [1], [0], "tie"),
-        ("Floor", [0.9999, 0.5, 3.0001], [0, 0, 3], [1, 0, 2], "tie"),
+        ("ArgMax", [1.0, 1.0, -3], [0], [1], "target"),
+        ("TopK", [1.0, 1.0002, -3], [1], [0], "precision"),
+        ("TopK", [1.0, 1.0, -3], [0], [1], "target"),
+        ("Cast", [2049.0, 3000.0], [2049, 3000], [2048, 3000], "precision"),
+        ("Floor", [0.9999, 0.5, 3.0001], [0, 0, 3], [1, 0, 2], "precision"),
         ("Floor", [0.9999, 0.5, 3.3], [0, 0, 3], [1, 0, 2], "target"),
-        ("Sign", [1e-4, -2], [1, -1], [-1, -1], "tie"),
+        ("Sign", [1e-4, -2], [1, -1], [-1, -1], "target"),  # fp16 has 1e-4
+        ("Sign", [1e-9, -2], [1, -1], [0, -1], "precision"),
     ],
 )
-def test_a_decision_is_a_tie_as_far_as_rounding_turns_it(
+def test_a_decision_is_the_precisions_fault_as_far_as_rounding_turns_it(
     op: str, reads: list[float], decided: list[int], other: list[int], whose: str
 ) -> None:
     values = np.array(reads, np.float32)
-    one, two = (np.array(each, np.int64 if op in ("ArgMax", "TopK") else np.float32) for each in (decided, other))
+    integers = op in ("ArgMax", "TopK", "Cast")
+    one, two = (np.array(each, np.int64 if integers else np.float32) for each in (decided, other))
     case = deciding(op, values, one, two)
     assert verdict(replace(case, rounded={"y": one}), Precision.FP16) == whose
     assert verdict(replace(case, low=None, rounded=""), Precision.FP32) != "tie"  # fp32 reads the very same
+
+
+def computed_decision(gap: float, target: list[int], off: float = 0.0) -> Opinions:
+    """An ArgMax of computed values that are so far apart, and a Mul behind it; the target's last value is off."""
+    body = "a = Add(x, one) i = ArgMax<axis = 0>(a) f = Cast<to = 1>(i) y = Mul(f, f)"
+    ends = "(float[3] x) => (float[1] y, float[3] a, int64[1] i, float[1] f)"
+    model, x = text_model(ends, body, {"one": 1.0}), np.array([1, 1 + gap, 0], np.float32)
+    reference = evaluate(model, {"x": x})
+    chosen = np.array(target)
+    made: dict[str, Any] = {
+        "a": reference["a"] + np.array([1e-6, 0, 0], np.float32),
+        "i": chosen,
+        "f": chosen.astype(np.float32),
+    }
+    made["y"] = made["f"] ** 2 + np.float32(off)
+    return Opinions(model, ("y",), {"x": x}, reference, made, reference, **SIDES)
+
+
+@pytest.mark.parametrize(("gap", "off", "whose"), [(1e-6, 0, "tie"), (0.1, 0, "target"), (1e-6, 3, "target")])
+def test_a_tie_has_to_explain_all_of_the_difference(gap: float, off: float, whose: str) -> None:
+    assert verdict(computed_decision(gap, [0], off)) == whose
+
+
+def test_wrong_values_do_not_explain_the_decision_on_them() -> None:
+    """The target's rounding is right for what it read, and that is far off."""
+    model = text_model("(float[2] x) => (uint8[2] y, float[2] s)", "s = Tanh(x) y = QuantizeLinear(s, step, zero)",
+                       {"step": 0.01, "zero": np.zeros((), np.uint8)})  # fmt: skip
+    x = np.array([0.3, 0.9], np.float32)
+    right = evaluate(model, {"x": x})
+    wrong: dict[str, Any] = {"s": right["s"] - np.float32(0.06), "y": right["y"] - np.uint8(6)}
+    assert verdict(Opinions(model, ("y",), {"x": x}, right, wrong, right, **SIDES)) == "target"
 
 
 def test_a_widened_model_computes_in_float64() -> None:
