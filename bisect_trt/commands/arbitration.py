@@ -29,6 +29,7 @@ from bisect_trt.commands.rounding import (
     with_decision,
 )
 from bisect_trt.commands.session import Session
+from bisect_trt.commands.standing import objection
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.lower import LOW_TYPES
@@ -52,8 +53,6 @@ _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
 _NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
-_EVALUATOR_IGNORES = {"clip", "input_forget"}
-"""Attributes of recurrent nodes that ONNX's evaluator silently ignores."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class Opinions:
 
     def _no_arbiter(self) -> str:
         line = " ".join(str(self.right).split())
-        return f"{self.arbiter} does not run the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
+        return f"{self.arbiter} has no vote on the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
 
     def _refused(self, message: str) -> Fault:
         """The target does not run the case."""
@@ -370,8 +369,8 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
     shown = {} if isinstance(made, str) else with_decisions(made, settings)
     # Marking may change what the target computes, so its outputs stay.
     made = made if isinstance(made, str) else {**shown, **made}
-    ignored = next(filter(None, map(_ignored, marked.graph.node)), None)
-    exact = ignored or _attempt(lambda: _in_float64(subject, marked, inputs))
+    objected = objection(marked)
+    exact = objected or _attempt(lambda: _in_float64(subject, marked, inputs))
     low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
     reference_values = {**with_decisions(golden), **golden}
     return Opinions(
@@ -380,7 +379,7 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
         inputs,
         reference_values,
         made,
-        run(marked, on=_EVALUATOR) if isinstance(exact, str) and not ignored else exact,
+        run(marked, on=_EVALUATOR) if isinstance(exact, str) and not objected else exact,
         tolerance,
         name,
         reference,
@@ -436,9 +435,3 @@ def _run(subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettin
     except BisectError as error:
         return str(error)
     return made.message if isinstance(made, Failed) else made
-
-
-def _ignored(node: onnx.NodeProto) -> str:
-    """Return why the evaluator has no opinion on a node; empty if it has one."""
-    ignored = [each.name for each in node.attribute if each.name in _EVALUATOR_IGNORES]
-    return f"it ignores '{ignored[0]}' of {node.op_type}" if ignored and node.op_type in ("GRU", "LSTM", "RNN") else ""

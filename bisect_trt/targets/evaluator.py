@@ -56,23 +56,62 @@ class EvaluatorRunner:
             raise BuildError(f"{type(error).__name__}: {error}") from error
 
 
+def _mended(opset: int) -> list[type[Any]]:
+    """Return implementations in place of the evaluator's own ones that are wrong in an opset."""
+    import numpy as np  # noqa: PLC0415 - as above
+    import onnx  # noqa: PLC0415 - as above
+    from onnx.reference.op_run import OpRun  # noqa: PLC0415 - as above
+    from onnx.reference.ops._op_list import load_op  # noqa: PLC0415 - as above
+
+    newest = onnx.defs.onnx_opset_version()
+
+    def along_axis(name: str, compute: Any) -> type[Any]:  # noqa: ANN401 - of NumPy's arrays
+        """Return an operator; before opset 13 all dimensions from its axis on, by default 1, count as one."""
+
+        def run(op: OpRun, x: Any, axis: int = -1) -> tuple[Any]:  # noqa: ANN401 - as above
+            if opset >= 13:
+                return (compute(x, axis),)
+            # The evaluator fills in the default of the newest version.
+            first = axis if any(each.name == "axis" for each in op.onnx_node.attribute) else 1
+            rows = x.reshape(*x.shape[: first % max(x.ndim, 1)], -1)
+            return (compute(rows, -1).reshape(x.shape),)
+
+        return type(name, (OpRun,), {"op_domain": "", "_run": run})
+
+    def softmax(x: Any, axis: int) -> Any:  # noqa: ANN401 - as above
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return powers / powers.sum(axis, keepdims=True)
+
+    def log_softmax(x: Any, axis: int) -> Any:  # noqa: ANN401 - as above
+        less = x - x.max(axis, keepdims=True)
+        return less - np.log(np.exp(less).sum(axis, keepdims=True))
+
+    def hardmax(x: Any, axis: int) -> Any:  # noqa: ANN401 - as above
+        places = np.arange(x.shape[axis]).reshape(-1, *[1] * (x.ndim - 1 - axis % x.ndim))
+        return (places == np.expand_dims(x.argmax(axis), axis)).astype(x.dtype)
+
+    mended = [along_axis("LogSoftmax", log_softmax)]  # its own is the logarithm of numbers that are 0 already
+    if opset < 13:
+        mended += [along_axis("Softmax", softmax), along_axis("Hardmax", hardmax)]
+    # Newer versions compute the same. DequantizeLinear: the older refuses types and shapes of scales. BatchNormalization: the
+    # older normalizes with the statistics of its input, as in training.
+    newer = {"DequantizeLinear": 19, "BatchNormalization": 14}
+    used = [name for name, since in newer.items() if opset < since]
+    return mended + [type(name, (load_op("", name, newest),), {"op_domain": ""}) for name in used]
+
+
 class EvaluatorSession:
     """A loaded model; it returns all outputs."""
 
     def __init__(self, model: ModelProto) -> None:
         """``model`` has its weights inside."""
-        import onnx  # noqa: PLC0415 - as above
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - as above
-        from onnx.reference.ops._op_list import load_op  # noqa: PLC0415 - as above
 
         from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
-        # Newer versions of DequantizeLinear take more types and shapes of scales, and compute the same of the older's.
-        older = any(opset.domain in ("", "ai.onnx") and opset.version < 19 for opset in model.opset_import)
-        newest = load_op("", "DequantizeLinear", onnx.defs.onnx_opset_version())
-        added = [type("DequantizeLinear", (newest,), {"op_domain": ""})] if older else None
-        self._evaluator: Any = ReferenceEvaluator(model, new_ops=added)
+        opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+        self._evaluator: Any = ReferenceEvaluator(model, new_ops=_mended(opset))
         self.inputs, self.skipped = input_infos(Network(model)), dict[str, str]()
 
     def run(self, inputs: Feed) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import model_of, overflowing, read_json, save
 
-from bisect_trt.commands.arbitration import Fault, Opinions, _ignored
+from bisect_trt.commands.arbitration import Fault, Opinions
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.rounding import is_continuous, perturb, rounding_alone
 from bisect_trt.commands.subject import ModelSettings, Subject
@@ -202,14 +202,6 @@ def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
     assert verdict(opinions(target="no such layer", reference=RIGHT + 1)) == "unknown"
     assert verdict(replace(opinions(target="no such opset"), outputs=(), reference={})) == "unknown"
     assert "crashes" in judged(opinions(target="the target crashed (SIGSEGV)")).sentence
-
-
-def test_an_evaluator_that_ignores_an_attribute_has_no_opinion() -> None:
-    """OpenVINO ignores it too, so the two would agree."""
-    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)
-    assert not _ignored(lstm)
-    lstm.attribute.append(helper.make_attribute("input_forget", 1))
-    assert _ignored(lstm) == "it ignores 'input_forget' of LSTM"
 
 
 def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray) -> Opinions:
