@@ -28,10 +28,11 @@ from bisect_trt.commands.minimal_case import (
     tell_modules,
 )
 from bisect_trt.commands.reduce import deliver, smallest
-from bisect_trt.commands.releases import since_when
+from bisect_trt.commands.releases import newest_passes, since_when
 from bisect_trt.commands.reproducer import Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding import rounding_alone
 from bisect_trt.commands.samples import keep_worst_samples
+from bisect_trt.commands.second_opinion import right_here, wrong_reference
 from bisect_trt.commands.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.commands.shapes import free_where_needed, needed_dimensions, shrink, tell_dynamic
 from bisect_trt.commands.workaround import (
@@ -97,12 +98,17 @@ class Diagnosis:
         since: Since | None = None
         try:
             if answer.fault.is_bug:
+                since = right_here(session, self.check, answer.whole)
+                if since is not None:
+                    result.extra["upgrade"] = since.fixed
+                    session.console.answer(f"Fix: {since.fixed}.")
                 cause = name_cause(session, self.check, answer.whole)
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
                 find_fix(session, self.check, self.search, answer.whole, self.output)
                 after_diagnosis(session, self.check, case, answer.fault, self.output, steady=left.steady)
-                since = since_when(session, self.check, answer.whole, self.output, asked=self.own.releases)
+                boundary = since_when(session, self.check, answer.whole, self.output, asked=self.own.releases)
+                since = boundary or since
             else:
                 session.console.say("The target is not wrong in this failure, so no workaround is needed.")
         except BudgetSpent as error:
@@ -144,8 +150,24 @@ class Diagnosis:
         try:
             record = session.probe_original(self.search)
         except DoesNotReproduce as error:
-            raise self.advised(error) from error
+            raise self.advised(self.doubted(error)) from error
         session.console.say(f"  yes: {record.reason}")
+
+    def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
+        """Return the error; the result says if ONNX's evaluator differs from the reference, which the target matches."""
+        session = self.session
+        doubt = wrong_reference(session.subject)
+        if doubt is None:
+            return error
+        session.result.extra["reference_doubt"] = doubt.sentence
+        session.console.answer(doubt.sentence)
+        since = None if self.own.no_other_release else newest_passes(session, self.check, doubt)
+        if since is not None:
+            session.result.extra["upgrade"] = since.fixed
+            session.console.answer(f"Fix: {since.fixed}.")
+        return DoesNotReproduce(
+            f"{error}\n  - `{session.command('releases', self.check)}`: finds the releases that are right"
+        )
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with what to try next, one a line."""

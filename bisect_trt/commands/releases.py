@@ -20,6 +20,7 @@ from packaging.version import InvalidVersion, Version
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.minimal_case import named_nodes
+from bisect_trt.commands.second_opinion import Disagreement, wrong_reference
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
@@ -384,6 +385,31 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     return found.tell(console)
 
 
+def newest_passes(session: Session, check: CheckSettings, doubt: Disagreement) -> Since | None:
+    """Run the original in the newest release on the index, compared with ONNX's evaluator.
+
+    Returns:
+        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, or the index does not answer.
+    """
+    subject, target = session.subject, check.target
+    package = None if target is None else target.target.package(target)
+    if target is None or package is None:
+        return None
+    session.console.step(f"Is the newest release of {package.name} right?")
+    try:
+        release, python = [*list_releases(package.index_name, Range()).items()][-1]
+        environment = Environment(with_numpy(package.requirements(release)), python, alone=bool(package.parts))
+        candidate = replace(subject.original, values=doubt.values, title=release, packages=str(environment))
+        outcome = in_releases(session.prober.check, subject, target).run(session.prober.write(candidate))
+    except BisectError as error:
+        session.console.say(f"  not found: {error}")
+        return None
+    session.console.say(f"  {release}: {outcome.reason}")
+    if outcome.ending is not Ending.PASSED:
+        return None
+    return Since(f"{package.name} {release} passes.", f"upgrade to {package.name} {release} or later")
+
+
 def run(call: Call) -> Result:
     """Find the releases in which a failure appeared and was fixed, for a model or the folder of a reproducer.
 
@@ -420,6 +446,11 @@ def run(call: Call) -> Result:
         console.step(f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}")
         console.step("Probe each release" if own.find_all else "Bisect the releases")
         model = replace(subject.original, runs=call[Search].repeat or 1)
+        doubt = None if check.argv or len(subject.samples) > 1 else wrong_reference(subject)
+        if doubt is not None:
+            console.answer(f"{doubt.sentence} Releases are compared with the evaluator.")
+            call.result.extra["reference_doubt"] = doubt.sentence
+            model = replace(model, values=doubt.values)
         found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
         if own.find_all:
             console.table(("release", "verdict", "reason"), found.rows(), len(pythons))

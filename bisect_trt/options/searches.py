@@ -36,6 +36,9 @@ class Diagnose:
     releases: Annotated[
         bool, switch("Also find since which release it fails; installs releases from the package index.")
     ] = False
+    no_other_release: Annotated[
+        bool, option("--no-other-release", help="Do not install the newest release where the reference may be wrong.")
+    ] = False
     overwrite: Overwrite = False
 
 

@@ -168,6 +168,8 @@ def _why(result: Json) -> Iterator[Row]:
         yield "Why", fault["sentence"]
     elif amplified := result.get("amplified"):
         yield "Why", amplified["sentence"]
+    elif doubt := result.get("reference_doubt"):
+        yield "Why", doubt
     if proof := (result.get("report") or {}).get("proof"):
         yield "Proof", proof["command"]
         if proof["why"]:
@@ -215,6 +217,9 @@ def _releases(result: Json) -> Iterator[Row]:
 
 def _fixes(result: Json) -> Iterator[Row]:
     """Yield the models that pass, with their cost and the number of fresh samples that they pass on."""
+    upgrade = None if result.get("first_passing") else result.get("upgrade")
+    if upgrade:
+        yield "Fix", upgrade
     kept, file = result.get("keep_fp32"), result["artifacts"].get("mixed")
     if kept is not None and file:
         yield from _mixed(result, kept, file)
@@ -227,7 +232,7 @@ def _fixes(result: Json) -> Iterator[Row]:
         yield "Fix", f"{way['file']}{low}: {way['what']}"
         if way["why"]:
             yield "", _sentence(way["why"])
-    if tried and not ways and not kept:
+    if tried and not ways and not kept and not upgrade:
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from building import save_text
 from conftest import CommandLine
 from support import arrays, bisect_trt, chain, rest_slow
 from wheels import Index
 
 import bisect_trt as api
+from bisect_trt.commands import second_opinion
 from bisect_trt.commands.releases import refusal_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -63,7 +65,14 @@ def InferenceSession(*_, **__):
         "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Fused(VERSION) node with name ''"
     )
 """
+SIGNED = """
+class InferenceSession(InferenceSession):
+    def run(self, outputs, fed, *arguments):
+        (x,) = fed.values()
+        return [x / x.sum(1, keepdims=True)]
+"""
 KINDS = {
+    "E": SIGNED,
     "N": LACKS,
     "P": "",
     "F": WRONG,
@@ -221,6 +230,42 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     issue = (here / "out" / "ISSUE.md").read_text()
     assert issue.startswith("> **Fixed in a newer release**")
     assert "fixed in a newer release?** " in issue
+
+
+def test_the_newer_release_of_this_environment_is_the_fix(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases(here, "F").tell(monkeypatch)
+    chain(here / "model.onnx", 1)
+    words = ["model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.0", "--json", "result.json", "-o", "out"]
+    result = cli("diagnose", *words).ended(0).result
+    assert result["upgrade"].startswith("upgrade to ONNX Runtime ")
+    assert (here / "out" / "ISSUE.md").read_text().startswith("> **Fixed in a newer release**: upgrade to ONNX Runtime")
+
+
+@pytest.fixture
+def doubted(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A model and inputs of which ONNX's evaluator, with a vote here, and this ONNX Runtime compute different values."""
+    monkeypatch.setattr(second_opinion, "objection", lambda _: "")
+    releases(here, "PE").tell(monkeypatch)
+    path = save_text("lp.onnx", "(float[2, 3] x) => (float[2, 3] y)", "y = LpNormalization<p = 1, axis = 1>(x)")
+    np.savez(here / "x.npz", x=np.array([[1, -2, 4], [3, -1, -1]], np.float32))
+    return [str(path), "--onnxrt", "--load-inputs", "x.npz", "--json", "result.json"]
+
+
+def test_a_release_is_not_blamed_for_the_error_of_the_reference(cli: CommandLine, doubted: list[str]) -> None:
+    result = cli("releases", *doubted).ended(0).result
+    assert "LpNormalization" in result["reference_doubt"]
+    assert (result["releases"], result["first_passing"]) == ({"1.0": "FAIL", "1.1": "PASS"}, "1.1")
+
+
+@pytest.mark.parametrize("forbids", [False, True])
+def test_the_same_error_on_both_sides_is_seen(cli: CommandLine, doubted: list[str], *, forbids: bool) -> None:
+    options = ["--no-other-release"] if forbids else []
+    ran = cli("diagnose", *doubted, "-o", "out", *options)
+    assert ran.status == 1
+    assert "differ first in LpNormalization 'y'" in ran.result["reference_doubt"]
+    assert ran.result.get("upgrade") == (None if forbids else "upgrade to onnxruntime 1.1 or later")
 
 
 def test_an_index_without_such_releases(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,113 @@
+"""Asks others where the reference and the target may be wrong together, or where a newer release may be right.
+
+The reference is the ONNX Runtime of this environment, so a wrong kernel of that release is in both. ONNX's reference evaluator
+shares no code with it; the release of this environment may be newer than the one in a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from packaging.version import Version
+
+from bisect_trt.commands.checks import CheckSettings
+from bisect_trt.commands.layerwise import Marking, compare_layers
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.standing import objection
+from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.nodes import drawing_nodes
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.reproducer import Since
+from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import Failed
+
+EVALUATOR = TargetSettings("onnx")
+EVALUATOR_SECONDS = 120.0
+"""The evaluator is written for clarity, not for speed."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A node of which ONNX's evaluator computes other values than the reference.
+
+    Attributes:
+        node: Its operator and name.
+        difference: The comparison of its output, in words.
+        values: The inputs of the model, and the evaluator's outputs.
+    """
+
+    node: str
+    difference: str
+    values: Values
+
+    @property
+    def sentence(self) -> str:
+        """The finding."""
+        return (
+            f"The reference may be wrong: {reference_settings().target.title} of this environment and ONNX's reference "
+            f"evaluator differ first in {self.node} ({self.difference})."
+        )
+
+
+def wrong_reference(subject: Subject) -> Disagreement | None:
+    """Compare the reference with ONNX's evaluator, tensor by tensor; ``None`` where they match or the evaluator has no vote."""
+    network = subject.network
+    if (
+        subject.truth is not network
+        or objection(network.proto)
+        or drawing_nodes(network.proto)
+        or subject.reference.lost
+    ):
+        return None
+    layers = compare_layers(Marking(subject, EVALUATOR, ToleranceOptions(nonfinite_equal=True), EVALUATOR_SECONDS))
+    if layers.refused or not layers.outputs_fail or not layers.origins:
+        return None
+    first = layers.origins[0]
+    differing = next(layers.tensors[name] for name in network.made(first) if not layers.tensors[name].passed)
+    fed = subject.values(subject.original, subject.original.inputs)
+    outputs = subject.models.run("fault", network.proto, fed, EVALUATOR, EVALUATOR_SECONDS)
+    if isinstance(outputs, Failed):
+        return None
+    return Disagreement(network.describe(first), differing.describe(), {**fed, **outputs})
+
+
+def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since | None:
+    """Run the minimal case on the newer release of this environment, where the target ran on an older one in a place.
+
+    Returns:
+        The upgrade, if the case passes here; ``None`` where the release is not newer, or fails too.
+    """
+    subject, target = session.subject, check.target
+    check_here = session.prober.check
+    if target is None or not isinstance(check_here, BuiltinCheck) or not subject.workers.places:
+        return None
+    failing = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
+    try:
+        here = max(map(Version, _versions(target)))
+        if not all(Version(each) < here for each in failing):
+            return None
+    except ValueError:  # nothing is installed here, or a version is unknown
+        return None
+    title = target.target.title
+    files = session.prober.write(replace(case, title=f"{title} {here}"))
+    with WorkerPool(subject.workspace.folder, timeout=check_here.timeout) as pool:
+        outcome = replace(check_here, workers=pool).run(files)
+    if outcome.ending is not Ending.PASSED:
+        return None
+    older = ", ".join(sorted(failing))
+    return Since(f"{title} {older} fails, {here} passes.", f"upgrade to {title} {here} or later")
+
+
+def _versions(target: TargetSettings) -> Iterator[str]:
+    """Yield the versions of the target's packages in this environment."""
+    for package in target.target.packages:
+        with suppress(metadata.PackageNotFoundError):
+            yield metadata.version(package.name)
